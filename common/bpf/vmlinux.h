@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The kernel's types, as far as the stages read them; x86-64 and arm64.
+ *
+ * A struct here names only the members that a program uses. Where a member really lies, the
+ * running kernel's BTF says, and libbpf corrects every access when it loads the program
+ * (preserve_access_index, "CO-RE"). So one file serves all kernels, and `bpftool btf dump file
+ * /sys/kernel/btf/vmlinux format c` prints the whole one. A name that ends in ___old is a
+ * flavour: libbpf drops the suffix, so that an older shape of the same struct can stand here too.
+ */
+#ifndef __VMLINUX_H__
+#define __VMLINUX_H__
+
+typedef unsigned char __u8;
+typedef signed char __s8;
+typedef unsigned short __u16;
+typedef short __s16;
+typedef unsigned int __u32;
+typedef int __s32;
+typedef unsigned long long __u64;
+typedef long long __s64;
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __s32 s32;
+typedef __u64 u64;
+typedef __s64 s64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u64 __be64;
+typedef __u16 __sum16;
+typedef __u32 __wsum;
+typedef u64 sector_t; /* 512 bytes, whatever the disk's own block size */
+typedef u32 dev_t; /* major << 20 | minor */
+typedef _Bool bool;
+
+enum { false, true };
+
+/* The values of <linux/bpf.h>, which are the same for all kernels. */
+enum { BPF_ANY, BPF_NOEXIST, BPF_EXIST };
+
+enum bpf_map_type {
+	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_HASH = 5,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_STACK_TRACE = 7,
+};
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+/* What BPF_KPROBE() reads a function's arguments from. */
+struct pt_regs {
+	unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di;
+	unsigned long orig_ax, ip, cs, flags, sp, ss;
+};
+
+struct user_pt_regs {
+	u64 regs[31], sp, pc, pstate;
+};
+
+/* include/linux/blk_types.h: a disk or a partition. */
+struct block_device {
+	dev_t bd_dev;
+};
+
+/* include/linux/bvec.h: how far a bio has come. */
+struct bvec_iter {
+	sector_t bi_sector;
+	unsigned int bi_size; /* bytes left */
+};
+
+/* include/linux/blk_types.h: one I/O, as a file system asks for it. */
+struct bio {
+	struct block_device *bi_bdev;
+	unsigned short bi_flags;
+	struct bvec_iter bi_iter;
+};
+
+/* Before 5.12 a bio named the disk and the number of the partition on it. */
+struct device___old {
+	dev_t devt;
+};
+
+struct hd_struct___old {
+	struct device___old __dev;
+};
+
+struct disk_part_tbl___old {
+	struct hd_struct___old *part[1];
+};
+
+struct gendisk___old {
+	struct disk_part_tbl___old *part_tbl;
+};
+
+struct bio___old {
+	struct gendisk___old *bi_disk;
+	u8 bi_partno;
+};
+
+/* include/linux/blk-mq.h: one I/O, as a driver gets it: one bio, a part of one, or several. */
+struct request_queue;
+struct request {
+	unsigned int __data_len; /* bytes left */
+};
+
+#pragma clang attribute pop
+
+#endif /* __VMLINUX_H__ */

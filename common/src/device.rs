@@ -1,0 +1,55 @@
+//! The names of disks and partitions.
+
+use std::{fmt, fs, path::PathBuf};
+
+/// A disk or a partition, by its kernel `dev_t`: major << 20 | minor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device(pub u32);
+
+impl Device {
+    fn sysfs(self) -> PathBuf {
+        format!("/sys/dev/block/{}:{}", self.0 >> 20, self.0 & 0xfffff).into()
+    }
+
+    /// Name in /dev: `vda1`, `dm-0`; `None` for one that is gone.
+    pub fn name(self) -> Option<String> {
+        let path = fs::canonicalize(self.sysfs()).ok()?;
+        Some(path.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// For a partition, its disk's name and the sector (512 bytes) of the disk where it starts.
+    pub fn partition_of(self) -> Option<(String, u64)> {
+        let path = fs::canonicalize(self.sysfs()).ok()?;
+        let start = fs::read_to_string(path.join("start")).ok()?;
+        let disk = path.parent()?.file_name()?.to_string_lossy().into_owned();
+        Some((disk, start.trim().parse().ok()?))
+    }
+
+    /// `Sector (N) of vda1 (254:1), sector A of vda`: relative to the device named first, and, for
+    /// a partition, absolute.
+    pub fn sector(self, sector: u64) -> String {
+        let relative = format!("Sector ({sector}) of {self}");
+        match self.partition_of() {
+            Some((disk, start)) => format!("{relative}, sector {} of {disk}", start + sector),
+            None => relative,
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let name = self.name().unwrap_or_else(|| "a device that is gone".into());
+        write!(f, "{name} ({}:{})", self.0 >> 20, self.0 & 0xfffff)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_gone_keeps_its_numbers() {
+        let device = Device(4095 << 20 | 7);
+        assert_eq!(device.sector(8), "Sector (8) of a device that is gone (4095:7)");
+    }
+}

@@ -1,0 +1,20 @@
+//! What every stage shares, and nothing that teaches: the command line and its exit codes, the
+//! checks before loading, loading itself, the trace pipe, symbols, the names of disks.
+
+mod cli;
+mod device;
+mod load;
+mod preflight;
+mod results;
+mod symbols;
+mod trace_pipe;
+
+pub use cli::{
+    Cli, NoOptions, Options, Quiet, QuietCli, Unsupported, deadline, main, stopped, wait,
+};
+pub use device::Device;
+pub use load::{btf_enumerator, load, missed};
+pub use preflight::similar;
+pub use results::{per_cpu, print_total};
+pub use symbols::print_stack;
+pub use trace_pipe::{lost_events, print_trace_pipe};

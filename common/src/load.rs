@@ -1,0 +1,119 @@
+//! From a skeleton to running programs.
+
+use std::{
+    mem::MaybeUninit,
+    os::fd::AsFd,
+    sync::{Mutex, PoisonError},
+};
+
+use anyhow::{Context, Result, anyhow};
+use libbpf_rs::{
+    Object, OpenObject, PrintLevel, Program,
+    btf::{Btf, types::Enum},
+    query::ProgInfoIter,
+    set_print,
+    skel::{OpenSkel, Skel, SkelBuilder},
+};
+
+use crate::{Cli, Options, preflight};
+
+/// Checks the machine, opens the skeleton in `object`, lets `configure` set its constants, loads
+/// and attaches it.
+///
+/// A hook that this kernel lacks, a user who is not root, a kernel without BTF: [`Unsupported`]
+/// (exit code 3). A refusal by the verifier or by libbpf becomes one message; `--verbose` shows all
+/// that they said.
+///
+/// [`Unsupported`]: crate::Unsupported
+pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
+    builder: B,
+    object: &'obj mut MaybeUninit<OpenObject>,
+    cli: &Cli<Own>,
+    configure: impl FnOnce(&mut B::Output) -> Result<()>,
+) -> Result<<B::Output as OpenSkel<'obj>>::Output> {
+    preflight::root_and_btf()?;
+    set_print(Some(if cli.verbose {
+        (PrintLevel::Debug, |_, line| eprint!("{line}"))
+    } else {
+        (PrintLevel::Warn, |_, line| lock_log().push_str(&line))
+    }));
+    let mut open = builder.open(object).map_err(|error| explain("opened", error))?;
+    configure(&mut open)?;
+    for program in open.open_object().progs().filter(|program| program.autoload()) {
+        preflight::hook(&program.section().to_string_lossy())?;
+    }
+    let mut skel = open.load().map_err(|error| explain("loaded", error))?;
+    skel.attach().map_err(|error| explain("attached", error))?;
+    Ok(skel)
+}
+
+static LOG: Mutex<String> = Mutex::new(String::new());
+
+fn lock_log() -> std::sync::MutexGuard<'static, String> {
+    LOG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn explain(what: &str, error: libbpf_rs::Error) -> anyhow::Error {
+    let reason = reason(&lock_log()).unwrap_or_else(|| format!("{error:#}"));
+    anyhow!(
+        "the BPF program could not be {what}: {reason}\n  --verbose shows all that libbpf and the kernel said"
+    )
+}
+
+/// The line of libbpf's log that tells most: the verifier's last word, else libbpf's first warning.
+fn reason(log: &str) -> Option<String> {
+    let verifier = log.split_once("-- BEGIN PROG LOAD LOG --").and_then(|(before, rest)| {
+        let program = before.rsplit("prog '").next()?.split('\'').next()?;
+        let (said, _) = rest.split_once("-- END PROG LOAD LOG --").unwrap_or((rest, ""));
+        let last = said
+            .lines()
+            .rfind(|line| !line.trim().is_empty() && !line.starts_with("processed "))?;
+        Some(format!("the verifier refused {program}(): {}", last.trim()))
+    });
+    let warning = || log.lines().next().map(|line| line.trim_start_matches("libbpf: ").to_owned());
+    verifier.or_else(warning)
+}
+
+/// How often the kernel skipped one of the object's programs because an interrupt had caught the
+/// same program at work on the same CPU. The kernel counts it from 5.12 on; 0 before.
+pub fn missed(object: &Object) -> Result<u64> {
+    let ids: Vec<u32> = object
+        .progs()
+        .map(|program| Program::id_from_fd(program.as_fd()))
+        .collect::<libbpf_rs::Result<_>>()
+        .context("a loaded program has no id")?;
+    let ours = ProgInfoIter::default().filter(|program| ids.contains(&program.id));
+    Ok(ours.map(|program| program.recursion_misses).sum())
+}
+
+/// The value of an enumerator of the running kernel, from its BTF: flags move between versions.
+pub fn btf_enumerator(name: &str) -> Result<u32> {
+    let btf = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
+    let value = btf.type_by_kind::<Enum>().find_map(|an_enum| {
+        an_enum.iter().find(|value| value.name.is_some_and(|n| n == name)).map(|v| v.value)
+    });
+    let value = value.with_context(|| format!("this kernel has no enumerator {name}"))?;
+    value.try_into().with_context(|| format!("{name} is {value}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_is_the_verifiers_last_word() {
+        let log = "libbpf: prog 'submit_bio_entry': BPF program load failed: Permission denied\n\
+                   libbpf: prog 'submit_bio_entry': -- BEGIN PROG LOAD LOG --\n\
+                   0: R1=ctx(off=0,imm=0)\nR2 invalid mem access 'scalar'\n\
+                   processed 12 insns (limit 1000000)\n-- END PROG LOAD LOG --\n";
+        assert_eq!(
+            reason(log).unwrap(),
+            "the verifier refused submit_bio_entry(): R2 invalid mem access 'scalar'"
+        );
+        assert_eq!(
+            reason("libbpf: failed to find BTF\nlibbpf: more\n").unwrap(),
+            "failed to find BTF"
+        );
+        assert_eq!(reason(""), None);
+    }
+}

@@ -1,0 +1,117 @@
+//! What must be there before a program is loaded, said in one sentence where it is not.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use libbpf_rs::btf::{Btf, types::Typedef};
+
+use crate::cli::Unsupported;
+
+/// Fails, with exit code 3, where this is not root or the kernel describes no types (BTF).
+pub fn root_and_btf() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return unsupported(
+            "only root may load BPF programs: start it with sudo, or in the VM with cargo vm run",
+        );
+    }
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        return unsupported(
+            "this kernel has no BTF, the description of its types: /sys/kernel/btf/vmlinux is missing. \
+             A kernel built with CONFIG_DEBUG_INFO_BTF=y has it (Debian from 11, Fedora, Ubuntu from 20.10); \
+             so has the VM's: cargo vm run",
+        );
+    }
+    tracefs()?;
+    Ok(())
+}
+
+/// Where tracefs is mounted. Fails, with exit code 3, where it is not.
+pub fn tracefs() -> Result<PathBuf> {
+    ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
+        .map(PathBuf::from)
+        .into_iter()
+        .find(|path| path.join("trace_pipe").exists())
+        .map_or_else(
+            || unsupported("tracefs is not mounted: mount -t tracefs tracefs /sys/kernel/tracing"),
+            Ok,
+        )
+}
+
+/// Fails, with exit code 3, where the running kernel has no such hook; `section` is the ELF section
+/// that names it: `kprobe/submit_bio`, `fentry/bio_endio`, `tp_btf/block_rq_issue`.
+pub fn hook(section: &str) -> Result<()> {
+    let Some((kind, name)) = section.split_once('/') else { return Ok(()) };
+    match kind {
+        "kprobe" | "kretprobe" | "fentry" | "fexit" => function(name),
+        "tp_btf" => {
+            let btf = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
+            match btf.type_by_name::<Typedef>(&format!("btf_trace_{name}")) {
+                Some(_) => Ok(()),
+                None => unsupported(format!(
+                    "this kernel has no tracepoint {name}: ls /sys/kernel/tracing/events/* shows those it has"
+                )),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+fn function(name: &str) -> Result<()> {
+    let list = tracefs()?.join("available_filter_functions");
+    let text = fs::read_to_string(&list)
+        .with_context(|| format!("{} could not be read", list.display()))?;
+    let names = || text.lines().filter_map(|line| line.split_whitespace().next());
+    if names().any(|known| known == name) {
+        return Ok(());
+    }
+    let known = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let present = known.lines().any(|line| line.split_whitespace().nth(2) == Some(name));
+    let why = if present {
+        "has it, but does not let it be traced"
+    } else {
+        "has none: it was renamed, inlined or removed"
+    };
+    let like = similar(name, names());
+    let like =
+        if like.is_empty() { "nothing there is named alike".into() } else { like.join(", ") };
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    unsupported(format!(
+        "the kernel function {name}() cannot be hooked: this kernel ({}) {why}.\n  \
+         Named alike, and traceable: {like}\n  All of them: {}",
+        release.trim(),
+        list.display()
+    ))
+}
+
+/// The names most like `name`, the best first, at most five: how to find the successor of a
+/// function that is gone. `blk_start_request` gives `blk_mq_start_request`.
+pub fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut scored: Vec<(f64, &str)> = names
+        .map(|candidate| (strsim::sorensen_dice(name, candidate), candidate))
+        .filter(|(score, _)| *score > 0.6)
+        .collect();
+    scored.sort_by(|(a, left), (b, right)| b.total_cmp(a).then(left.cmp(right)));
+    scored.dedup();
+    scored.truncate(5);
+    scored.into_iter().map(|(_, name)| name).collect()
+}
+
+fn unsupported<T>(message: impl Into<String>) -> Result<T> {
+    Err(Unsupported(message.into()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_successor_of_a_vanished_hook_is_named() {
+        let names =
+            ["blk_mq_start_request", "blk_mq_end_request", "vfs_read", "blk_mq_start_request"];
+        assert_eq!(similar("blk_start_request", names.into_iter())[0], "blk_mq_start_request");
+        assert!(similar("blk_start_request", ["vfs_read"].into_iter()).is_empty());
+    }
+}

@@ -1,0 +1,42 @@
+//! What a stage has counted, from the maps to the screen.
+
+use anyhow::{Context, Result, ensure};
+use libbpf_rs::{MapCore, MapFlags};
+use plain::Plain;
+
+/// Prints `N WHAT`, or that there was nothing to count and what to try.
+pub fn print_total(count: u64, what: &str) {
+    match count {
+        0 => println!(
+            "No I/O was seen: 0 {what}. Did anything read or write meanwhile? Past the page cache: dd iflag=direct"
+        ),
+        count => println!("{count:>8} {what}"),
+    }
+}
+
+/// All records of a per-CPU array: those that every CPU keeps under every key.
+///
+/// Fails where the map's values have not the size of `T`: the Rust type is not the C type.
+pub fn per_cpu<T: Plain + Copy>(map: &impl MapCore) -> Result<Vec<T>> {
+    ensure!(
+        map.value_size() as usize == size_of::<T>(),
+        "the map's values are {} bytes",
+        map.value_size()
+    );
+    let mut records = Vec::new();
+    for key in map.keys() {
+        let cpus = map.lookup_percpu(&key, MapFlags::ANY)?.context("an array lost a key")?;
+        for bytes in cpus {
+            let mut record = std::mem::MaybeUninit::<T>::zeroed();
+            // SAFETY: T is Plain, for which any bytes, zeroes too, are a value.
+            let record = unsafe { record.assume_init_mut() };
+            record_from(record, &bytes)?;
+            records.push(*record);
+        }
+    }
+    Ok(records)
+}
+
+fn record_from<T: Plain>(record: &mut T, bytes: &[u8]) -> Result<()> {
+    plain::copy_from_bytes(record, bytes).ok().context("a record is too short")
+}

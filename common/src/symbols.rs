@@ -1,0 +1,139 @@
+//! From a stack in a map to the names of functions.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use blazesym::{
+    MaybeDefault,
+    symbolize::{
+        Input, Symbolizer,
+        source::{Kernel, Source},
+    },
+};
+use libbpf_rs::{MapCore, MapFlags};
+
+/// Prints the stack that `bpf_get_stackid()` has filed under `id`, the outermost function first and
+/// `innermost`, the hooked one, last: `=> ext4_file_read_iter() [ext4]`.
+///
+/// Below the hooked function come the BPF program's own frames, which are left out. Where there is
+/// no stack (a negative id), prints why.
+pub fn print_stack(stacks: &impl MapCore, id: i64, innermost: &str) -> Result<()> {
+    if id < 0 {
+        println!("=> no stack: {}", no_stack(id));
+        return Ok(());
+    }
+    let id = u32::try_from(id).context("a stack id has 32 bits")?;
+    let Some(bytes) = stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY)? else {
+        println!("=> no stack: {id} is not in the map");
+        return Ok(());
+    };
+    let addresses: Vec<u64> = bytes
+        .chunks_exact(8)
+        .filter_map(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?)))
+        .take_while(|&address| address != 0)
+        .collect();
+    let frames = symbols(&addresses)?;
+    for frame in outermost_first(&frames, innermost) {
+        println!("=> {frame}");
+    }
+    Ok(())
+}
+
+/// Why `bpf_get_stackid()` gave none: its errors, from the kernel's kernel/bpf/stackmap.c.
+fn no_stack(id: i64) -> String {
+    match -id {
+        14 => "the kernel could not walk it (EFAULT)".into(),
+        17 => "another stack holds its place in the map (EEXIST)".into(),
+        12 => "the map is full (ENOMEM)".into(),
+        error => format!("error {error}"),
+    }
+}
+
+/// The frames from the outermost to the hooked function; all, where it is not among them.
+fn outermost_first<'a>(frames: &'a [String], innermost: &str) -> impl Iterator<Item = &'a String> {
+    let name = format!("{innermost}()");
+    let hooked = frames.iter().position(|frame| *frame == name).unwrap_or(0);
+    frames[hooked..].iter().rev()
+}
+
+/// `function() [module]` for each address, innermost first; `0x…` for one that has no name.
+fn symbols(addresses: &[u64]) -> Result<Vec<String>> {
+    let kernel = Source::Kernel(Kernel { vmlinux: MaybeDefault::None, ..Kernel::default() });
+    // A return address is that of the instruction after the call, which may be the next function's.
+    let calls: Vec<u64> = addresses.iter().map(|address| address - 1).collect();
+    let symbolizer = Symbolizer::new();
+    let found = symbolizer
+        .symbolize(&kernel, Input::AbsAddr(&calls))
+        .context("the stack's addresses have no names: /proc/kallsyms could not be read")?;
+    ensure!(
+        found.len() == addresses.len(),
+        "{} names for {} addresses",
+        found.len(),
+        addresses.len()
+    );
+    let modules = modules(&fs::read_to_string("/proc/modules").unwrap_or_default());
+    let names = found.iter().zip(addresses).map(|(found, &address)| {
+        let Some(symbol) = found.as_sym() else {
+            return format!("{address:#x}");
+        };
+        let module = modules.iter().find(|module| module.start <= address && address < module.end);
+        match module {
+            Some(module) => format!("{}() [{}]", symbol.name, module.name),
+            None => format!("{}()", symbol.name),
+        }
+    });
+    Ok(names.collect())
+}
+
+#[derive(Debug, PartialEq)]
+struct Module {
+    name: String,
+    start: u64,
+    end: u64,
+}
+
+/// Reads /proc/modules: `ext4 970752 1 - Live 0xffffffffc0500000`.
+fn modules(text: &str) -> Vec<Module> {
+    let module = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (name, size, address) = (words.next()?, words.next()?, words.nth(3)?);
+        let start = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
+        Some(Module { name: name.into(), start, end: start + size.parse::<u64>().ok()? })
+    };
+    text.lines().filter_map(module).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_is_where_proc_modules_says() {
+        let text = "ext4 4096 1 - Live 0xffffffffc0500000\nmbcache 16384 1 ext4, Live 0xffffffffc0600000 (E)\nodd\n";
+        let expected =
+            [("ext4", 0xffff_ffff_c050_0000, 4096), ("mbcache", 0xffff_ffff_c060_0000, 16384)]
+                .map(|(name, start, size)| Module { name: name.into(), start, end: start + size });
+        assert_eq!(modules(text), expected);
+    }
+
+    #[test]
+    fn the_hooked_function_comes_last() {
+        let frames = [
+            "bpf_prog_1()",
+            "bpf_trampoline_2()",
+            "submit_bio()",
+            "ext4_io() [ext4]",
+            "do_syscall_64()",
+        ]
+        .map(String::from);
+        let printed: Vec<_> = outermost_first(&frames, "submit_bio").collect();
+        assert_eq!(printed, ["do_syscall_64()", "ext4_io() [ext4]", "submit_bio()"]);
+        assert_eq!(outermost_first(&frames, "absent").count(), 5);
+    }
+
+    #[test]
+    fn a_missing_stack_has_a_reason() {
+        assert!(no_stack(-17).contains("EEXIST"));
+        assert!(no_stack(-95).contains("95"));
+    }
+}

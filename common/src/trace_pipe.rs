@@ -1,0 +1,224 @@
+//! The lines that `bpf_printk()` writes.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::PathBuf,
+    process,
+};
+
+use anyhow::{Context, Result};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{FlockOperation, OFlags, flock},
+};
+
+use crate::{Cli, Options, cli, preflight};
+
+/// Prints the lines of the trace pipe until the run is over, then detaches the programs by
+/// dropping `links`, prints what is still in the pipe, and says how many lines were lost.
+///
+/// With `--quiet` there are no lines, and this only waits. Fails where tracefs does.
+pub fn print_trace_pipe<Own: Options>(cli: &Cli<Own>, links: &mut impl Default) -> Result<()> {
+    if cli.own.quiet() {
+        cli::wait(cli);
+        *links = Default::default();
+        return Ok(());
+    }
+    let mut pipe = TracePipe::open()?;
+    while !cli::deadline(cli) {
+        pipe.print()?;
+    }
+    *links = Default::default();
+    pipe.finish()
+}
+
+const PREFIX: &str = "bpf-workshop-";
+
+/// A tracefs instance of our own, with a trace pipe that nobody else empties. Every instance gets
+/// every line, so that several stages can run at once and the global trace_pipe is left alone.
+///
+/// It is locked while its process lives; an instance without a lock was left by a killed one, and
+/// the next `open` removes it.
+struct TracePipe {
+    instance: PathBuf,
+    pipe: Option<File>,
+    /// Holds the lock.
+    _directory: File,
+    /// The beginning of a line whose end has not been read yet.
+    rest: Vec<u8>,
+    lines: u64,
+    lost: u64,
+}
+
+impl TracePipe {
+    fn open() -> Result<TracePipe> {
+        let instances = preflight::tracefs()?.join("instances");
+        remove_left_overs(&instances);
+        // Another start may take a new instance for a left-over before it is locked: try again.
+        let (instance, directory) = (0..10)
+            .map(|attempt| create(instances.join(format!("{PREFIX}{}-{attempt}", process::id()))))
+            .find_map(Result::ok)
+            .with_context(|| {
+                format!("no tracefs instance could be made in {}", instances.display())
+            })?;
+        let mut pipe = TracePipe {
+            instance,
+            pipe: None,
+            _directory: directory,
+            rest: Vec::new(),
+            lines: 0,
+            lost: 0,
+        };
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(pipe.instance.join("trace_pipe"));
+        pipe.pipe = Some(opened.context("the instance's trace_pipe could not be opened")?);
+        pipe.enable(true).context("the event bpf_trace_printk could not be switched on")?;
+        Ok(pipe)
+    }
+
+    fn enable(&self, on: bool) -> io::Result<()> {
+        let event = self.instance.join("events/bpf_trace/bpf_trace_printk/enable");
+        fs::write(event, if on { "1" } else { "0" })
+    }
+
+    /// Waits a tenth of a second for lines and prints those that have come.
+    fn print(&mut self) -> Result<()> {
+        let Some(pipe) = &self.pipe else { return Ok(()) };
+        let wait = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&wait)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) => self.drain(64 * 1024).map(|_| ()),
+            Err(error) => Err(error).context("polling the trace pipe failed"),
+        }
+    }
+
+    /// Prints what is in the pipe, at most about `limit` bytes; whether there may be more.
+    fn drain(&mut self, limit: usize) -> Result<bool> {
+        let mut bytes = [0; 16 * 1024];
+        let mut done = 0;
+        while done < limit {
+            let Some(pipe) = &mut self.pipe else { return Ok(false) };
+            match pipe.read(&mut bytes) {
+                Ok(0) => return Ok(false),
+                Ok(n) => {
+                    done += n;
+                    self.print_lines(&bytes[..n]);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).context("reading the trace pipe failed"),
+            }
+        }
+        Ok(true)
+    }
+
+    fn print_lines(&mut self, bytes: &[u8]) {
+        self.rest.extend_from_slice(bytes);
+        let Some(end) = self.rest.iter().rposition(|&byte| byte == b'\n') else { return };
+        let whole: Vec<u8> = self.rest.drain(..=end).collect();
+        for line in String::from_utf8_lossy(&whole).lines() {
+            match lost_events(line) {
+                Some(lost) => self.lost += lost,
+                None => self.lines += 1,
+            }
+        }
+        let mut out = io::stdout().lock();
+        if out.write_all(&whole).and_then(|()| out.flush()).is_err() {
+            // The reader has gone (`| head`): nothing more to do, and nothing to complain of.
+            drop(out);
+            cli::stop();
+            mute();
+        }
+    }
+
+    /// Prints the rest, and how many lines there were.
+    fn finish(mut self) -> Result<()> {
+        self.enable(false).context("the event bpf_trace_printk could not be switched off")?;
+        while self.drain(1 << 20)? {}
+        match (self.lines, self.lost) {
+            (0, 0) => println!(
+                "No event was seen. Did anything read or write meanwhile? Past the page cache: dd iflag=direct"
+            ),
+            (lines, lost) => println!("{lines} trace lines, {lost} lost"),
+        }
+        Ok(())
+    }
+}
+
+impl Drop for TracePipe {
+    fn drop(&mut self) {
+        // An instance cannot be removed while its pipe is open.
+        self.pipe = None;
+        fs::remove_dir(&self.instance).ok();
+    }
+}
+
+/// Makes and locks an instance.
+fn create(instance: PathBuf) -> Result<(PathBuf, File)> {
+    fs::create_dir(&instance)?;
+    let directory = File::open(&instance)?;
+    flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+    Ok((instance, directory))
+}
+
+/// Lets later lines go nowhere, so that a reader who has gone makes no `println!` panic.
+fn mute() {
+    if let Ok(null) = OpenOptions::new().write(true).open("/dev/null") {
+        rustix::stdio::dup2_stdout(&null).ok();
+    }
+}
+
+/// Removes the instances of killed runs: those that no living process has locked.
+fn remove_left_overs(instances: &std::path::Path) {
+    for entry in fs::read_dir(instances).into_iter().flatten().flatten() {
+        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let Ok(directory) = File::open(entry.path()) else { continue };
+        if ours && flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            fs::remove_dir(entry.path()).ok();
+        }
+    }
+}
+
+/// How many lines the kernel says were lost: `CPU:1 [LOST 123 EVENTS]`, which stands in the trace
+/// pipe where its buffer was full. `None` for any other line.
+pub fn lost_events(line: &str) -> Option<u64> {
+    let (cpu, rest) = line.strip_prefix("CPU:")?.split_once(" [LOST ")?;
+    cpu.parse::<u32>().ok()?;
+    rest.strip_suffix(" EVENTS]")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_lines_are_told_from_traced_ones() {
+        assert_eq!(lost_events("CPU:1 [LOST 1234 EVENTS]"), Some(1234));
+        assert_eq!(lost_events("CPU:12 [LOST 1 EVENTS]"), Some(1));
+        let line = "  dd-99  [001] ...21  3.141593: bpf_trace_printk: CPU:1 [LOST 2 EVENTS]";
+        assert_eq!(lost_events(line), None);
+        assert_eq!(lost_events("CPU:x [LOST 2 EVENTS]"), None);
+        assert_eq!(lost_events(""), None);
+    }
+
+    #[test]
+    fn a_line_read_in_two_pieces_is_one_line() {
+        let directory = File::open("/").unwrap();
+        let mut pipe = TracePipe {
+            instance: "/nonexistent".into(),
+            pipe: None,
+            _directory: directory,
+            rest: Vec::new(),
+            lines: 0,
+            lost: 0,
+        };
+        pipe.print_lines(b"one\ntw");
+        assert_eq!((pipe.lines, pipe.lost), (1, 0));
+        pipe.print_lines(b"o\nCPU:0 [LOST 7 EVENTS]\n");
+        assert_eq!((pipe.lines, pipe.lost, pipe.rest.len()), (2, 7, 0));
+    }
+}

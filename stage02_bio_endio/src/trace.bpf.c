@@ -1,0 +1,2 @@
+// x
+char LICENSE[] __attribute__((section("license"))) = "Dual BSD/GPL";

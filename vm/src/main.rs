@@ -1,0 +1,2 @@
+//! `cargo vm`.
+fn main() {}
