@@ -1,2 +1,284 @@
-//! `cargo vm`.
-fn main() {}
+//! `cargo vm`: boots a pinned kernel in QEMU and runs the stages in it.
+
+mod agent;
+mod cache;
+mod control;
+mod ending;
+mod fail;
+mod initramfs;
+mod kernels;
+mod launch;
+mod proto;
+mod qemu;
+mod session;
+mod setup;
+mod workspace;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use crate::fail::{Fail, fail};
+use crate::launch::{Options, Program};
+use crate::qemu::Disk;
+
+/// Boots a pinned kernel in QEMU and runs the stages in it.
+#[derive(Parser)]
+#[command(name = "cargo vm", bin_name = "cargo vm")]
+struct Cli {
+    #[command(subcommand)]
+    command: Cmd,
+}
+
+#[derive(Subcommand)]
+enum Cmd {
+    /// Run a stage, or any command, in the guest
+    Run(Run),
+    /// Open a shell in the guest; called again, a second terminal in the same guest
+    Shell(Guest),
+    /// Install, fetch and make everything that the others need
+    Setup(Setup),
+    /// What `cargo run` and `cargo test` start for a program of the workspace
+    #[command(hide = true)]
+    Runner(Runner),
+    /// The guest's side
+    #[command(hide = true)]
+    Agent,
+    /// Puts things right when the launcher is killed
+    #[command(hide = true)]
+    Guard {
+        /// The control directory to remove
+        control: Option<PathBuf>,
+    },
+}
+
+#[derive(Args)]
+struct Guest {
+    /// Kernel line (5.10, 6.1, 6.12, 7.2), or a directory with an unpacked kernel [default: 6.1]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
+    kernel: Option<String>,
+    /// A disk beside the data disk, empty, 256 MiB; may be given several times
+    #[arg(long = "disk", value_name = "KIND")]
+    disks: Vec<Disk>,
+    /// Virtual CPUs
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+    /// Memory of the guest
+    #[arg(long, default_value = "2G", value_parser = memory)]
+    memory: String,
+}
+
+#[derive(Args)]
+struct Run {
+    #[command(flatten)]
+    guest: Guest,
+    /// End the guest after this time, exit 125 (10s, 2m, 1h)
+    #[arg(long, value_parser = duration)]
+    timeout: Option<Duration>,
+    /// No workload beside a stage
+    #[arg(long)]
+    idle: bool,
+    /// A program of the workspace (stage06), or a command of the guest, with its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+#[derive(Args)]
+struct Setup {
+    /// Kernel line, `all`, or a directory with an unpacked kernel [default: 6.1]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR")]
+    kernel: Option<String>,
+}
+
+#[derive(Args)]
+struct Runner {
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+impl Guest {
+    fn options(self) -> Options {
+        Options {
+            kernel: self.kernel,
+            timeout: None,
+            idle: false,
+            disks: self.disks,
+            cpus: self.cpus,
+            memory: self.memory,
+            shell: false,
+        }
+    }
+}
+
+/// A duration as people write it; a plain number is seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = match text.parse::<u64>() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => humantime::parse_duration(text).map_err(|e| format!("{e} (10s, 2m, 1h)"))?,
+    };
+    if parsed.is_zero() || parsed > Duration::from_secs(365 * 24 * 3600) {
+        return Err("more than nothing and less than a year, please".into());
+    }
+    Ok(parsed)
+}
+
+/// A size that QEMU takes for `-m`.
+fn memory(text: &str) -> Result<String, String> {
+    let digits = text.trim_end_matches(['M', 'G']);
+    if text.len() - digits.len() <= 1 && digits.parse::<u32>().is_ok_and(|n| n > 0) {
+        return Ok(text.to_owned());
+    }
+    Err("a number of megabytes, or with M or G (512M, 2G)".into())
+}
+
+fn main() {
+    ending::restore_on_panic();
+    match dispatch(Cli::parse().command) {
+        Ok(status) => ending::end(status, None),
+        Err(error) => {
+            let code = error.downcast_ref::<Fail>().map_or(1, |fail| fail.code);
+            ending::end(code, Some(&format!("{error:#}")));
+        }
+    }
+}
+
+fn dispatch(command: Cmd) -> Result<i32> {
+    match command {
+        Cmd::Run(run) => cmd_run(run),
+        Cmd::Shell(guest) => cmd_shell(guest),
+        Cmd::Setup(setup) => cmd_setup(setup),
+        Cmd::Runner(runner) => cmd_runner(runner),
+        Cmd::Agent => agent::main().map(|()| 0),
+        Cmd::Guard { control } => ending::guard(control.as_deref()).map(|()| 0),
+    }
+}
+
+fn cmd_run(run: Run) -> Result<i32> {
+    let mut options = run.guest.options();
+    options.timeout = run.timeout;
+    options.idle = run.idle;
+    setup::packages(false)?;
+    let mut argv = run.program;
+    let root = workspace::root()?;
+    let name = argv[0].clone();
+    let is_plain = !name.to_string_lossy().contains('/');
+    let program = if is_plain && workspace::metadata(&root)?.is_program(&name) {
+        let name = name.to_string_lossy();
+        let file = workspace::build(&root, &["build", "--quiet", "--package", &name], &name)?;
+        let args = argv.split_off(1);
+        if launch::asks_for_help(&args) {
+            return here(file, &args);
+        }
+        Program::built(file, args)
+    } else {
+        Program { argv, stage: false }
+    };
+    Ok(launch::run(&options, &program)?.status)
+}
+
+/// Runs a program on the host, in this process's place.
+fn here(file: PathBuf, args: &[OsString]) -> Result<i32> {
+    use std::os::unix::process::CommandExt;
+    let error = std::process::Command::new(&file).args(args).exec();
+    Err(fail(1, format!("cannot start {}: {error}", file.display())))
+}
+
+fn cmd_runner(runner: Runner) -> Result<i32> {
+    let mut argv = runner.program;
+    let file = PathBuf::from(&argv[0]);
+    let file = file.canonicalize().map_err(|e| fail(1, format!("{}: {e}", file.display())))?;
+    let args = argv.split_off(1);
+    if launch::asks_for_help(&args) {
+        return here(file, &args);
+    }
+    setup::packages(false)?;
+    let options = Options {
+        kernel: std::env::var("VM_KERNEL").ok().filter(|kernel| !kernel.is_empty()),
+        timeout: None,
+        idle: false,
+        disks: Vec::new(),
+        cpus: 2,
+        memory: "2G".into(),
+        shell: false,
+    };
+    Ok(launch::run(&options, &Program::built(file, args))?.status)
+}
+
+fn cmd_shell(guest: Guest) -> Result<i32> {
+    let mut options = guest.options();
+    options.shell = true;
+    setup::packages(false)?;
+    let shell = Program { argv: vec!["bash".into()], stage: false };
+    if let Some(status) = launch::join(&options, &shell)? {
+        return Ok(status);
+    }
+    Ok(launch::run(&options, &shell)?.status)
+}
+
+fn cmd_setup(setup: Setup) -> Result<i32> {
+    setup::packages(true)?;
+    let root = workspace::root()?;
+    let cache = cache::Cache::open()?;
+    let table = kernels::Table::load()?;
+    let names = match setup.kernel.as_deref() {
+        Some("all") => table.lines.iter().map(|line| line.name.clone()).collect(),
+        Some(name) => vec![name.to_owned()],
+        None => vec![table.default.clone()],
+    };
+    for name in names {
+        let kernel = kernels::Kernel::named(&name, &cache)?;
+        initramfs::get(&kernel, &cache)?;
+        say!("kernel {name}: {} is ready", kernel.release);
+    }
+    setup::data_disk(&cache)?;
+    setup::blank_disk(&cache)?;
+    if !workspace::cargo(&root).arg("fetch").status()?.success() {
+        return Err(fail(1, "cargo could not fetch the crates, see above"));
+    }
+    say!("all is here; the network is not needed any more");
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_programs_arguments_are_its_own() {
+        let cli = Cli::try_parse_from(["vm", "run", "--idle", "stage06", "--quiet", "--timeout", "1"]);
+        let Cmd::Run(run) = cli.unwrap().command else { panic!("not run") };
+        assert!(run.idle && run.timeout.is_none());
+        assert_eq!(run.program, ["stage06", "--quiet", "--timeout", "1"]);
+        assert!(Cli::try_parse_from(["vm", "run", "--no-such", "stage06"]).is_err());
+        assert!(Cli::try_parse_from(["vm", "run"]).is_err());
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("90"), Ok(Duration::from_secs(90)));
+        for bad in ["", "0", "-1", "x", "1000y", "99999999999999999999"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_memory() {
+        for good in ["2G", "512M", "2048"] {
+            assert!(memory(good).is_ok(), "{good}");
+        }
+        for bad in ["", "G", "0G", "2GG", "2,x=y", "-1"] {
+            assert!(memory(bad).is_err(), "{bad}");
+        }
+    }
+}

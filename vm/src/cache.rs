@@ -1,0 +1,154 @@
+//! The cache directory: what is fetched or made once and used by every run.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::FlockOperation;
+
+use crate::fail::fail;
+
+/// The cache directory of this user.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    dir: PathBuf,
+}
+
+impl Cache {
+    /// `$VM_CACHE`, else `$XDG_CACHE_HOME/bpf-vm`, else `~/.cache/bpf-vm`; created where
+    /// it is missing.
+    pub fn open() -> Result<Cache> {
+        let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let dir = var("VM_CACHE")
+            .or_else(|| var("XDG_CACHE_HOME").map(|d| d.join("bpf-vm")))
+            .or_else(|| var("HOME").map(|d| d.join(".cache/bpf-vm")))
+            .ok_or_else(|| fail(1, "no cache directory: set VM_CACHE or HOME"))?;
+        Cache::at(&dir)
+    }
+
+    /// The cache in `dir`.
+    pub fn at(dir: &Path) -> Result<Cache> {
+        let create = || -> io::Result<PathBuf> {
+            fs::DirBuilder::new().recursive(true).mode(0o755).create(dir.join("tmp"))?;
+            dir.canonicalize()
+        };
+        let dir = create().with_context(|| {
+            format!("cannot use the cache directory {} (VM_CACHE sets another)", dir.display())
+        })?;
+        Ok(Cache { dir })
+    }
+
+    /// A path in the cache.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Takes the lock that whoever fills the cache holds; given back when dropped.
+    pub fn lock(&self) -> Result<File> {
+        let path = self.path("lock");
+        let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            crate::say!("another set-up is at work, waiting for it");
+            rustix::fs::flock(&file, FlockOperation::LockExclusive).context("cannot lock the cache")?;
+        }
+        self.sweep();
+        Ok(file)
+    }
+
+    /// Removes what interrupted set-ups left. Only with the lock held.
+    fn sweep(&self) {
+        for entry in fs::read_dir(self.path("tmp")).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if name.to_string_lossy().starts_with("part-") {
+                let path = entry.path();
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+            }
+        }
+    }
+
+    /// A temporary directory on the cache's file system, removed when dropped.
+    pub fn temp_dir(&self) -> Result<tempfile::TempDir> {
+        tempfile::Builder::new()
+            .prefix("part-")
+            .tempdir_in(self.path("tmp"))
+            .context("cannot create a temporary directory in the cache")
+    }
+
+    /// An error where less than `megabytes` are free.
+    pub fn need_space(&self, megabytes: u64, what: &str) -> Result<()> {
+        let stat = rustix::fs::statvfs(&self.dir).context("cannot read the cache's file system")?;
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize) >> 20;
+        if free >= megabytes {
+            return Ok(());
+        }
+        Err(fail(
+            1,
+            format!(
+                "no space: {what} needs {megabytes} MB in {}, {free} MB are free; \
+                 make room, or set VM_CACHE to a directory elsewhere",
+                self.dir.display()
+            ),
+        ))
+    }
+}
+
+/// Moves a finished file or directory to its place, with its content on the disk before.
+pub fn put(made: &Path, place: &Path) -> Result<()> {
+    let flush = || -> io::Result<()> {
+        let file = File::open(made)?;
+        if file.metadata()?.is_dir() {
+            rustix::fs::syncfs(&file)?;
+        } else {
+            file.sync_all()?;
+        }
+        if let Some(parent) = place.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::rename(made, place)
+    };
+    flush().with_context(|| format!("cannot put {} in its place", place.display()))
+}
+
+/// The first of the usual directories that holds the program `name`; the sbin directories
+/// count, which are not in the PATH of a Debian user.
+pub fn find_tool(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let sbin = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(sbin)
+        .map(|dir| dir.join(name))
+        .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
+}
+
+/// As [`find_tool`], with an error that says how to get it.
+pub fn tool(name: &str) -> Result<PathBuf> {
+    find_tool(name).ok_or_else(|| {
+        fail(3, format!("{name} is missing; `cargo vm setup` installs what is needed"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_space_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        assert!(cache.need_space(1, "a test").is_ok());
+        let error = cache.need_space(1 << 40, "a test").unwrap_err().to_string();
+        assert!(error.starts_with("no space: a test needs"), "{error}");
+    }
+
+    #[test]
+    fn leftovers_of_an_interrupted_set_up_are_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        fs::create_dir(cache.path("tmp/part-x")).unwrap();
+        fs::write(cache.path("tmp/part-x/half.deb"), "half").unwrap();
+        drop(cache.lock().unwrap());
+        assert!(!cache.path("tmp/part-x").exists());
+    }
+}

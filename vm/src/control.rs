@@ -1,0 +1,180 @@
+//! The control directory of a launch: private to the user, shared with the guest, gone
+//! with the launcher.
+//!
+//! All control directories of a user lie in one private directory. Each holds a `lock`
+//! that its launcher keeps for as long as it lives: that is how another start tells a
+//! running guest from what a killed launcher left.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use crate::fail::fail;
+
+/// How many sessions a guest can have in its life.
+pub const PORTS: u32 = 16;
+
+/// What other launchers can learn about a running guest.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Info {
+    /// The workspace that it serves.
+    pub workspace: PathBuf,
+    /// The kernel as it was named on the command line.
+    pub kernel: String,
+    /// Whether `cargo vm shell` started it, and may join.
+    pub shell: bool,
+}
+
+/// A control directory that this process owns.
+#[derive(Debug)]
+pub struct Control {
+    dir: PathBuf,
+    _lock: File,
+}
+
+/// The private directory of this user that holds the control directories.
+fn parent() -> Result<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let dir = std::env::temp_dir().join(format!("bpf-vm-{uid}"));
+    match DirBuilder::new().mode(0o700).create(&dir) {
+        Ok(()) => {}
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+        Err(e) => return Err(e).with_context(|| format!("cannot create {}", dir.display())),
+    }
+    let meta = fs::symlink_metadata(&dir)?;
+    if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
+        return Err(fail(
+            1,
+            format!("{} is not a private directory of this user; remove it, or set TMPDIR", dir.display()),
+        ));
+    }
+    // A Unix socket's path is limited to 107 bytes.
+    if dir.as_os_str().len() > 80 {
+        return Err(fail(1, format!("{} is too long for sockets; set TMPDIR to a shorter path", dir.display())));
+    }
+    Ok(dir)
+}
+
+/// Takes the lock under which control directories come and go.
+fn parent_lock(parent: &Path) -> Result<File> {
+    let file = File::create(parent.join("lock")).context("cannot lock the control directories")?;
+    rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+    Ok(file)
+}
+
+fn is_alive(dir: &Path) -> bool {
+    let Ok(lock) = File::open(dir.join("lock")) else {
+        return false;
+    };
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).is_err()
+}
+
+fn directories(parent: &Path) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(parent)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+}
+
+impl Control {
+    /// Creates a control directory, and removes those of launchers that are gone.
+    pub fn create(info: &Info) -> Result<Control> {
+        Control::create_in(&parent()?, info)
+    }
+
+    fn create_in(parent: &Path, info: &Info) -> Result<Control> {
+        let _guard = parent_lock(parent)?;
+        for dir in directories(parent).filter(|dir| !is_alive(dir)) {
+            let _ = fs::remove_dir_all(dir);
+        }
+        let dir = tempfile::Builder::new()
+            .prefix("c")
+            .tempdir_in(parent)
+            .context("cannot create a control directory")?
+            .keep();
+        let lock = File::create(dir.join("lock"))?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        fs::write(dir.join("info.json"), serde_json::to_vec(info)?)?;
+        Ok(Control { dir, _lock: lock })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+/// The control directory of a running `cargo vm shell` guest of this user and workspace,
+/// with the kernel where one is named.
+pub fn running_shell(workspace: &Path, kernel: Option<&str>) -> Result<Option<PathBuf>> {
+    let parent = parent()?;
+    let _guard = parent_lock(&parent)?;
+    Ok(directories(&parent).filter(|dir| is_alive(dir)).find(|dir| {
+        let info = fs::read(dir.join("info.json")).ok();
+        let info: Option<Info> = info.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        info.is_some_and(|info| {
+            info.shell && info.workspace == workspace && kernel.is_none_or(|k| k == info.kernel)
+        })
+    }))
+}
+
+/// The socket of the next port that no session has used yet. Session 0 is the launcher's.
+pub fn next_port(dir: &Path) -> Result<PathBuf> {
+    let lock = File::create(dir.join("ports.lock")).context("the guest has just ended")?;
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+    let file = dir.join("ports");
+    let next = fs::read_to_string(&file).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    if next >= PORTS {
+        return Err(fail(
+            1,
+            format!("this guest has had its {PORTS} terminals; leave its shell and start another"),
+        ));
+    }
+    fs::write(&file, (next + 1).to_string())?;
+    Ok(socket(dir, next))
+}
+
+/// The socket of a port.
+pub fn socket(dir: &Path, port: u32) -> PathBuf {
+    dir.join(format!("s{port}.sock"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> Info {
+        Info { workspace: "/w".into(), kernel: "6.1".into(), shell: true }
+    }
+
+    #[test]
+    fn what_a_killed_launcher_left_is_removed_by_the_next() {
+        let parent = tempfile::tempdir().unwrap();
+        let first = Control::create_in(parent.path(), &info()).unwrap();
+        let dead = parent.path().join("dead");
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join("lock"), "").unwrap();
+        let second = Control::create_in(parent.path(), &info()).unwrap();
+        assert!(first.dir().is_dir() && second.dir().is_dir() && !dead.exists());
+        assert!(is_alive(first.dir()));
+        let gone = first.dir().to_owned();
+        drop(first);
+        assert!(!is_alive(&gone));
+    }
+
+    #[test]
+    fn each_session_takes_a_port_of_its_own_until_there_are_none() {
+        let dir = tempfile::tempdir().unwrap();
+        for n in 0..PORTS {
+            assert_eq!(next_port(dir.path()).unwrap(), socket(dir.path(), n));
+        }
+        assert!(next_port(dir.path()).unwrap_err().to_string().contains("16 terminals"));
+    }
+}

@@ -1,0 +1,219 @@
+//! The initramfs: busybox, the modules that a boot needs, and our init.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+
+use crate::cache::{self, Cache, tool};
+use crate::fail::fail;
+use crate::kernels::{Kernel, hex};
+
+const INIT: &str = include_str!("../init.sh");
+
+/// What init loads: must be there, as a module or built in.
+const NEEDED: [&str; 7] =
+    ["virtio_pci", "virtio_blk", "virtio_console", "9p", "9pnet_virtio", "overlay", "ext4"];
+/// What ext4 asks the kernel for by an alias; absent where it is built in or has gone.
+const WANTED: [&str; 2] = ["crc32c_generic", "crc32c_intel"];
+
+/// The initramfs for `kernel`, made where it is missing or where init has changed.
+pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
+    let busybox = static_busybox()
+        .ok_or_else(|| fail(3, "a static busybox is missing; `cargo vm setup` installs it"))?;
+    let stamp = |path: &Path| -> Result<String> {
+        let meta = path.metadata().with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(format!("{} {} {:?}", path.display(), meta.len(), meta.modified()?))
+    };
+    let mut hash = Sha256::new();
+    hash.update(INIT);
+    hash.update(format!("{NEEDED:?} {WANTED:?} {}", kernel.release));
+    hash.update(stamp(&kernel.image)?);
+    hash.update(stamp(&busybox)?);
+    let key = &hex(&hash.finalize())[..16];
+    let file = cache.path(format!("initramfs/{}-{key}.cpio", kernel.release));
+    if !file.is_file() {
+        let _lock = cache.lock()?;
+        if !file.is_file() {
+            cache.need_space(64, "the initramfs")?;
+            let temp = cache.temp_dir()?;
+            let made = temp.path().join("initramfs");
+            fs::write(&made, build(kernel, &busybox)?).context("cannot write the initramfs")?;
+            cache::put(&made, &file)?;
+        }
+    }
+    Ok(file)
+}
+
+fn build(kernel: &Kernel, busybox: &Path) -> Result<Vec<u8>> {
+    let mut cpio = Cpio::default();
+    for dir in ["bin", "proc", "sys", "dev", "ctl", "lower", "up", "root", "mods"] {
+        cpio.entry(dir, 0o040_755, &[]);
+    }
+    let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    cpio.entry("bin/busybox", 0o100_755, &read(busybox)?);
+    cpio.entry("init", 0o100_755, INIT.as_bytes());
+    let index = Modules::read(&kernel.modules)?;
+    for (n, file) in index.load_order(&kernel.release)?.iter().enumerate() {
+        let stem = file.file_name().unwrap_or_default().to_string_lossy();
+        let stem = stem.split('.').next().unwrap_or_default().to_owned();
+        cpio.entry(&format!("mods/{n:03}_{stem}.ko"), 0o100_644, &module_content(file)?);
+    }
+    Ok(cpio.finish())
+}
+
+/// A module's object code, decompressed.
+fn module_content(file: &Path) -> Result<Vec<u8>> {
+    let unpacker = match file.extension().and_then(|e| e.to_str()) {
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        Some("gz") => "gzip",
+        _ => return fs::read(file).with_context(|| format!("cannot read {}", file.display())),
+    };
+    let output = Command::new(tool(unpacker)?).arg("-dc").arg(file).output()?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(fail(1, format!("{unpacker} cannot unpack {}: {}", file.display(), text.trim())))
+}
+
+/// The busybox of this machine, where it is one that needs no libraries.
+pub fn static_busybox() -> Option<PathBuf> {
+    let file = cache::find_tool("busybox")?;
+    let bytes = fs::read(&file).ok()?;
+    let head = &bytes[..bytes.len().min(4096)];
+    let interpreter = |name: &[u8]| head.windows(name.len()).any(|w| w == name);
+    (!interpreter(b"/ld-linux") && !interpreter(b"/ld-musl")).then_some(file)
+}
+
+/// What depmod wrote about a kernel's modules.
+struct Modules {
+    dir: PathBuf,
+    /// Module name to its file and the files it depends on, both below `dir`.
+    deps: HashMap<String, (String, Vec<String>)>,
+    builtin: Vec<String>,
+}
+
+impl Modules {
+    fn read(dir: &Path) -> Result<Modules> {
+        let read = |name: &str| {
+            let path = dir.join(name);
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        Ok(Modules::parse(dir, &read("modules.dep")?, &read("modules.builtin").unwrap_or_default()))
+    }
+
+    fn parse(dir: &Path, dep: &str, builtin: &str) -> Modules {
+        let deps = dep
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .map(|(file, deps)| {
+                let deps = deps.split_whitespace().map(str::to_owned).collect();
+                (module_name(file), (file.to_owned(), deps))
+            })
+            .collect();
+        Modules { dir: dir.to_owned(), deps, builtin: builtin.lines().map(module_name).collect() }
+    }
+
+    /// The files to load, each after those it depends on.
+    fn load_order(&self, release: &str) -> Result<Vec<PathBuf>> {
+        let mut order: Vec<&str> = Vec::new();
+        let modules = NEEDED.iter().map(|m| (m, true)).chain(WANTED.iter().map(|m| (m, false)));
+        for (name, needed) in modules {
+            let Some((file, deps)) = self.deps.get(*name) else {
+                if needed && !self.builtin.iter().any(|b| b == name) {
+                    return Err(fail(1, format!("kernel {release} has no {name}, which the guest needs")));
+                }
+                continue;
+            };
+            // modules.dep lists the last one to load first.
+            for file in deps.iter().rev().chain([file]) {
+                if !order.contains(&file.as_str()) {
+                    order.push(file);
+                }
+            }
+        }
+        Ok(order.into_iter().map(|file| self.dir.join(file)).collect())
+    }
+}
+
+/// A module's name from its file: `a/virtio-pci.ko.xz` is `virtio_pci`.
+fn module_name(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.split(".ko").next().unwrap_or(name).replace('-', "_")
+}
+
+/// A writer of cpio archives in the kernel's format ("newc").
+#[derive(Default)]
+struct Cpio {
+    bytes: Vec<u8>,
+    inode: u32,
+}
+
+impl Cpio {
+    /// Adds a file or a directory; `mode` says which.
+    fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
+        self.inode += 1;
+        let nlink = if mode & 0o040_000 != 0 { 2 } else { 1 };
+        let (size, name_size) = (content.len() as u32, name.len() as u32 + 1);
+        let fields = [self.inode, mode, 0, 0, nlink, 0, size, 0, 0, 0, 0, name_size, 0];
+        self.bytes.extend_from_slice(b"070701");
+        for field in fields {
+            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
+        }
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.push(0);
+        self.pad();
+        self.bytes.extend_from_slice(content);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        self.entry("TRAILER!!!", 0, &[]);
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUILTIN: &str = "kernel/virtio-pci.ko\nkernel/virtio_console.ko\n";
+
+    #[test]
+    fn modules_load_after_what_they_need() {
+        let dep = "k/virtio_blk.ko.xz:\nk/9p.ko: k/netfs.ko k/9pnet.ko\nk/netfs.ko:\nk/9pnet.ko:\n\
+                   k/9pnet_virtio.ko: k/9pnet.ko\nk/overlay.ko:\nk/ext4.ko.zst: k/jbd2.ko\nk/jbd2.ko:\n";
+        let modules = Modules::parse(Path::new("/m"), dep, BUILTIN);
+        let order = modules.load_order("6.1").unwrap();
+        let names: Vec<String> = order.iter().map(|f| module_name(&f.to_string_lossy())).collect();
+        assert_eq!(names, ["virtio_blk", "9pnet", "netfs", "9p", "9pnet_virtio", "overlay", "jbd2", "ext4"]);
+    }
+
+    #[test]
+    fn a_missing_module_is_named() {
+        let modules = Modules::parse(Path::new("/m"), "", BUILTIN);
+        let error = modules.load_order("6.1").unwrap_err().to_string();
+        assert_eq!(error, "kernel 6.1 has no virtio_blk, which the guest needs");
+    }
+
+    #[test]
+    fn the_archive_is_what_cpio_expects() {
+        let mut cpio = Cpio::default();
+        cpio.entry("bin", 0o040_755, &[]);
+        cpio.entry("bin/x", 0o100_755, b"hello");
+        let bytes = cpio.finish();
+        assert_eq!(bytes.len() % 4, 0);
+        assert!(bytes.starts_with(b"070701"));
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(text.contains("bin/x\0") && text.contains("hello") && text.contains("TRAILER!!!"));
+    }
+}

@@ -1,0 +1,261 @@
+//! From a command line to a program that ran in a guest.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::cache::Cache;
+use crate::control::{self, Control, Info};
+use crate::ending;
+use crate::fail::{GUEST_DIED, fail};
+use crate::initramfs;
+use crate::kernels::{Kernel, Table};
+use crate::proto::Request;
+use crate::qemu::{self, Accel, Disk, Machine};
+use crate::say;
+use crate::session::{self, Terminals};
+use crate::setup;
+use crate::workspace;
+
+/// What a stage gets where nobody says how long and nobody sits there to press Ctrl-C.
+const STAGE_DURATION: &str = "10s";
+
+/// The guest to boot.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// A line of the table, or a directory.
+    pub kernel: Option<String>,
+    /// The guest ends after this time.
+    pub timeout: Option<Duration>,
+    /// No workload beside a stage.
+    pub idle: bool,
+    /// Disks beside the data disk.
+    pub disks: Vec<Disk>,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// As QEMU wants it.
+    pub memory: String,
+    /// Other terminals may join.
+    pub shell: bool,
+}
+
+/// What to run in the guest.
+pub struct Program {
+    /// Program and arguments.
+    pub argv: Vec<OsString>,
+    /// Whether it is a stage: gets the workload, and an end where it has none.
+    pub stage: bool,
+}
+
+impl Program {
+    /// A program that was built in the workspace, from its file.
+    pub fn built(file: PathBuf, args: Vec<OsString>) -> Program {
+        let stage = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("stage"));
+        let mut argv = vec![file.into_os_string()];
+        argv.extend(args);
+        if stage && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
+            argv.extend(["--duration".into(), STAGE_DURATION.into()]);
+        }
+        Program { argv, stage }
+    }
+}
+
+/// Whether the arguments ask for nothing but text.
+pub fn asks_for_help(args: &[OsString]) -> bool {
+    args.iter().any(|arg| ["--help", "-h", "--version", "-V"].iter().any(|help| arg == help))
+}
+
+fn says_how_long(args: &[OsString]) -> bool {
+    asks_for_help(args)
+        || args.iter().any(|arg| {
+            let arg = arg.to_string_lossy();
+            arg == "--duration" || arg.starts_with("--duration=")
+        })
+}
+
+/// How a launch went.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// Exit code of the program.
+    pub status: i32,
+    /// What the guest ran on.
+    pub accel: Accel,
+    /// From the start to the agent's answer.
+    pub boot: Duration,
+}
+
+/// Boots a guest, runs the program there, and takes the guest down.
+pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
+    let root = workspace::root()?;
+    let cache = Cache::open()?;
+    let machine = machine(options, &root, &cache)?;
+    let workload = (program.stage && !options.idle).then(|| root.join("vm/workload.sh"));
+
+    session::watch_signals()?;
+    let info = Info {
+        workspace: root,
+        kernel: kernel_name(options)?,
+        shell: options.shell,
+    };
+    let control = Control::create(&info)?;
+    let dir = control.dir().to_owned();
+    ending::owns_control(&dir);
+    ending::start_guard(Some(&dir))?;
+    if let Some(limit) = options.timeout {
+        let dir = dir.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(limit);
+            let limit = humantime::format_duration(limit);
+            let message = format!("stopped: not done after {limit} (--timeout){}", qemu::tail(&dir));
+            ending::end(GUEST_DIED, Some(&message));
+        });
+    }
+
+    let start = Instant::now();
+    let socket = control::next_port(&dir)?;
+    let accel = qemu::boot(&machine, &cache, &dir)?;
+    let mut stream = session::connect(&socket)?;
+    let died = || fail(GUEST_DIED, qemu::death(&dir));
+    session::await_agent(&mut stream)?.ok_or_else(died)?;
+    let boot = start.elapsed();
+    fs::write(dir.join("ready"), "").context("cannot write to the control directory")?;
+
+    if let Some(workload) = &workload {
+        let shown = workload.strip_prefix(&info.workspace).unwrap_or(workload).display();
+        say!("workload: {shown} on /mnt/data (--idle leaves it out)");
+    }
+    let exit = session::talk(stream, &request(program, workload)?)?.ok_or_else(died)?;
+    if exit.others > 0 {
+        let (n, s) = (exit.others, if exit.others == 1 { "" } else { "s" });
+        say!("the guest goes on for {n} other terminal{s}, and ends with the last (Ctrl-C ends it now)");
+        while qemu::await_end().is_none() {}
+    }
+    ending::clean_up();
+    Ok(Outcome { status: exit.status, accel, boot })
+}
+
+/// Opens another terminal in the running guest of `cargo vm shell`. `None`: there is none.
+pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
+    let root = workspace::root()?;
+    let Some(dir) = control::running_shell(&root, options.kernel.as_deref())? else {
+        return Ok(None);
+    };
+    say!("joining the guest that runs");
+    while !dir.join("ready").exists() {
+        if !dir.exists() {
+            return Err(fail(GUEST_DIED, "the guest ended before it was up"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    session::watch_signals()?;
+    ending::start_guard(None)?;
+    let died = || fail(GUEST_DIED, "the guest has ended");
+    let mut stream = session::connect(&control::next_port(&dir)?)?;
+    session::await_agent(&mut stream)?.ok_or_else(died)?;
+    let exit = session::talk(stream, &request(program, None)?)?.ok_or_else(died)?;
+    ending::clean_up();
+    Ok(Some(exit.status))
+}
+
+/// The kernel as the user names it.
+fn kernel_name(options: &Options) -> Result<String> {
+    Ok(match &options.kernel {
+        Some(name) => name.clone(),
+        None => Table::load()?.default,
+    })
+}
+
+/// Makes everything ready that the guest consists of.
+pub fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
+    let name = kernel_name(options)?;
+    let kernel = Kernel::named(&name, cache)?;
+    let initramfs = initramfs::get(&kernel, cache)?;
+    let mut shares = vec![root.to_owned()];
+    // cargo may build elsewhere: the guest sees there too what is built while it runs.
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    if let Some(target) = target.and_then(|dir| dir.canonicalize().ok())
+        && !target.starts_with(root)
+    {
+        shares.push(target);
+    }
+    Ok(Machine {
+        kernel,
+        initramfs,
+        data: setup::data_disk(cache)?,
+        blank: setup::blank_disk(cache)?,
+        cpus: options.cpus,
+        memory: options.memory.clone(),
+        disks: options.disks.clone(),
+        shares,
+    })
+}
+
+/// Variables that mean something on the host only.
+const HOST_ONLY: [&str; 9] = [
+    "DBUS_SESSION_BUS_ADDRESS",
+    "DISPLAY",
+    "LD_LIBRARY_PATH",
+    "SSH_AUTH_SOCK",
+    "STY",
+    "TMUX",
+    "WAYLAND_DISPLAY",
+    "XAUTHORITY",
+    "XDG_RUNTIME_DIR",
+];
+
+fn request(program: &Program, workload: Option<PathBuf>) -> Result<Request> {
+    let mut env: Vec<(OsString, OsString)> = std::env::vars_os()
+        .filter(|(name, _)| !workspace::is_cargos(name) && !HOST_ONLY.iter().any(|only| name == only))
+        .filter(|(name, _)| name != "PATH")
+        .collect();
+    env.push(("PATH".into(), path(std::env::var_os("PATH"))));
+    let terminals = Terminals::look();
+    Ok(Request {
+        argv: program.argv.clone(),
+        env,
+        cwd: std::env::current_dir().context("cannot tell the working directory")?.into(),
+        stdin_tty: terminals.raw,
+        stdout_tty: terminals.stdout,
+        stderr_tty: terminals.stderr,
+        size: terminals.size,
+        workload: workload.map(PathBuf::into_os_string),
+    })
+}
+
+/// The PATH for root in the guest: with the sbin directories that a user's lacks.
+fn path(host: Option<OsString>) -> OsString {
+    let mut dirs: Vec<PathBuf> = std::env::split_paths(&host.unwrap_or_default()).collect();
+    for dir in ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"] {
+        if !dirs.iter().any(|d| d == Path::new(dir)) {
+            dirs.push(dir.into());
+        }
+    }
+    std::env::join_paths(dirs).unwrap_or_else(|_| "/usr/sbin:/usr/bin:/sbin:/bin".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(text: &str) -> Vec<OsString> {
+        text.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn a_stage_that_is_told_how_long_keeps_it() {
+        for told in ["--duration 3s", "-v --duration=3s", "--help", "-V"] {
+            assert!(says_how_long(&args(told)), "{told}");
+        }
+        assert!(!says_how_long(&args("-v --durations")));
+    }
+
+    #[test]
+    fn the_guests_path_has_sbin_once() {
+        let path = path(Some("/usr/sbin:/x".into()));
+        assert_eq!(path, "/usr/sbin:/x:/usr/local/sbin:/usr/local/bin:/usr/bin:/sbin:/bin");
+    }
+}

@@ -1,0 +1,212 @@
+//! Frames between the launcher on the host and the agent in the guest.
+//!
+//! A frame is one byte of kind, four bytes of length (little endian), and the payload.
+//! The session begins with [`Kind::Hello`] from the guest and [`Kind::Request`] from the
+//! host, and ends with [`Kind::Exit`].
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Read, Write};
+
+use serde::{Deserialize, Serialize};
+
+/// How many bytes of standard input may be under way to the guest without having been
+/// taken by the program. Keeps signals and window sizes from queueing behind data that
+/// nobody reads.
+pub const STDIN_WINDOW: usize = 256 * 1024;
+
+/// The most data that a frame of output or input carries.
+pub const CHUNK: usize = 32 * 1024;
+
+/// A longer frame than this is a broken stream.
+const MAX_FRAME: usize = 4 * 1024 * 1024;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
+        /// What a frame is.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind {
+            $($(#[$doc])* $name = $value,)*
+        }
+
+        impl Kind {
+            fn from_byte(byte: u8) -> Option<Kind> {
+                match byte {
+                    $($value => Some(Kind::$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Guest: the agent serves this port.
+    Hello = 1,
+    /// Host: what to run, a [`Request`] as JSON.
+    Request = 2,
+    /// Host: standard input.
+    Stdin = 3,
+    /// Host: the end of standard input.
+    StdinEof = 4,
+    /// Guest: so many bytes of standard input are taken (u32).
+    StdinTaken = 5,
+    /// Guest: standard output, or the terminal's output.
+    Stdout = 6,
+    /// Guest: standard error.
+    Stderr = 7,
+    /// Host: nobody reads standard output any more.
+    StdoutClosed = 8,
+    /// Host: nobody reads standard error any more.
+    StderrClosed = 9,
+    /// Host: the terminal's size, a [`Size`] as two u16: rows, columns.
+    Size = 10,
+    /// Host: a signal for the program (i32).
+    Signal = 11,
+    /// Guest: the signal was delivered.
+    SignalTaken = 12,
+    /// Guest: the program has ended: status (i32), other sessions still open (u32).
+    Exit = 13,
+}
+
+/// A frame as it was read.
+#[derive(Debug)]
+pub struct Frame {
+    /// What it is.
+    pub kind: Kind,
+    /// Its content.
+    pub data: Vec<u8>,
+}
+
+impl Frame {
+    /// The little-endian u32 that stands at `at`, 0 where the frame is too short.
+    pub fn u32_at(&self, at: usize) -> u32 {
+        let bytes = self.data.get(at..at + 4);
+        bytes.map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+    }
+}
+
+/// A terminal's size in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Size {
+    /// Lines.
+    pub rows: u16,
+    /// Columns.
+    pub cols: u16,
+}
+
+impl Size {
+    /// The payload of a [`Kind::Size`] frame.
+    pub fn to_bytes(self) -> [u8; 4] {
+        let (r, c) = (self.rows.to_le_bytes(), self.cols.to_le_bytes());
+        [r[0], r[1], c[0], c[1]]
+    }
+
+    /// The size that a frame carries.
+    pub fn from_frame(frame: &Frame) -> Size {
+        let both = frame.u32_at(0);
+        Size { rows: both as u16, cols: (both >> 16) as u16 }
+    }
+}
+
+/// What the agent is asked to run.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Request {
+    /// Program and arguments.
+    pub argv: Vec<OsString>,
+    /// The whole environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// Working directory.
+    pub cwd: OsString,
+    /// Standard input comes from a terminal in raw mode.
+    pub stdin_tty: bool,
+    /// Standard output goes to a terminal.
+    pub stdout_tty: bool,
+    /// Standard error goes to a terminal.
+    pub stderr_tty: bool,
+    /// The terminal's size, where one of the three is a terminal.
+    pub size: Option<Size>,
+    /// A program to run beside, for as long as the program runs.
+    pub workload: Option<OsString>,
+}
+
+/// Writes one frame, in one write where the stream takes it.
+pub fn write_frame(out: &mut impl Write, kind: Kind, data: &[u8]) -> io::Result<()> {
+    let mut whole = Vec::with_capacity(5 + data.len());
+    whole.push(kind as u8);
+    whole.extend_from_slice(&(data.len() as u32).to_le_bytes());
+    whole.extend_from_slice(data);
+    out.write_all(&whole)?;
+    out.flush()
+}
+
+/// Reads one frame; `None` at the end of the stream between two frames.
+pub fn read_frame(input: &mut impl Read) -> io::Result<Option<Frame>> {
+    let mut first = [0];
+    loop {
+        match input.read(&mut first) {
+            Ok(0) => return Ok(None),
+            Ok(_) => break,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    let bad = |what: String| io::Error::new(ErrorKind::InvalidData, what);
+    let kind = Kind::from_byte(first[0])
+        .ok_or_else(|| bad(format!("unknown frame kind {}", first[0])))?;
+    let mut length = [0; 4];
+    input.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_FRAME {
+        return Err(bad(format!("a frame of {length} bytes")));
+    }
+    let mut data = vec![0; length];
+    input.read_exact(&mut data)?;
+    Ok(Some(Frame { kind, data }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_back_as_they_went() {
+        let mut wire = Vec::new();
+        write_frame(&mut wire, Kind::Stdout, b"a\0b\xff").unwrap();
+        write_frame(&mut wire, Kind::StdinEof, b"").unwrap();
+        let size = Size { rows: 24, cols: 300 };
+        write_frame(&mut wire, Kind::Size, &size.to_bytes()).unwrap();
+        let mut wire = wire.as_slice();
+        let frame = read_frame(&mut wire).unwrap().unwrap();
+        assert_eq!((frame.kind, frame.data.as_slice()), (Kind::Stdout, &b"a\0b\xff"[..]));
+        assert_eq!(read_frame(&mut wire).unwrap().unwrap().kind, Kind::StdinEof);
+        assert_eq!(Size::from_frame(&read_frame(&mut wire).unwrap().unwrap()), size);
+        assert!(read_frame(&mut wire).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_broken_stream_is_an_error_and_not_the_end() {
+        for wire in [&[6, 5, 0, 0, 0, 1][..], &[6, 5], &[99, 0, 0, 0, 0], &[6, 255, 255, 255, 255]] {
+            assert!(read_frame(&mut { wire }).is_err(), "{wire:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_keeps_bytes_that_are_not_utf8() {
+        use std::os::unix::ffi::OsStringExt;
+        let odd = OsString::from_vec(vec![b'x', 0xff]);
+        let request = Request {
+            argv: vec![odd.clone()],
+            env: vec![("A".into(), odd.clone())],
+            cwd: "/".into(),
+            stdin_tty: true,
+            stdout_tty: true,
+            stderr_tty: false,
+            size: Some(Size { rows: 1, cols: 2 }),
+            workload: None,
+        };
+        let json = serde_json::to_vec(&request).unwrap();
+        let back: Request = serde_json::from_slice(&json).unwrap();
+        assert_eq!(back.argv, [odd.clone()]);
+        assert_eq!(back.env[0].1, odd);
+    }
+}

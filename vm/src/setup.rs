@@ -1,0 +1,203 @@
+//! Making the machine ready: packages, kernels, disk images.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::cache::{self, Cache, find_tool, tool};
+use crate::fail::{MACHINE, fail};
+use crate::initramfs::static_busybox;
+use crate::say;
+
+/// Size of the data disk.
+const DATA_MB: u64 = 1024;
+/// Size of each disk beside it.
+const BLANK_MB: u64 = 256;
+
+/// How to tell that a package is here.
+enum Sign {
+    /// A program in the PATH or an sbin directory.
+    Tool(&'static str),
+    /// A header.
+    Header(&'static str),
+    /// A busybox that needs no libraries.
+    StaticBusybox,
+}
+
+use Sign::{Header, StaticBusybox, Tool};
+
+/// Packages by their names in Debian: what building the stages and running the guest needs.
+const TO_RUN: [(&str, Sign); 12] = [
+    ("qemu-system-x86", Tool("qemu-system-x86_64")),
+    ("busybox-static", StaticBusybox),
+    ("kmod", Tool("depmod")),
+    ("xz-utils", Tool("xz")),
+    ("zstd", Tool("zstd")),
+    ("e2fsprogs", Tool("mkfs.ext4")),
+    ("gcc", Tool("cc")),
+    ("clang", Tool("clang")),
+    ("libelf-dev", Header("libelf.h")),
+    ("zlib1g-dev", Header("zlib.h")),
+    ("pkg-config", Tool("pkg-config")),
+    ("make", Tool("make")),
+];
+
+/// What the guest tests use beside, from the host's root.
+const TO_TEST: [(&str, Sign); 4] = [
+    ("fio", Tool("fio")),
+    ("dmsetup", Tool("dmsetup")),
+    ("bpftool", Tool("bpftool")),
+    ("fdisk", Tool("sfdisk")),
+];
+
+impl Sign {
+    fn is_here(&self) -> bool {
+        match self {
+            Tool(name) => find_tool(name).is_some(),
+            Header(name) => ["/usr/include", "/usr/local/include"]
+                .iter()
+                .any(|dir| Path::new(dir).join(name).is_file()),
+            StaticBusybox => static_busybox().is_some(),
+        }
+    }
+}
+
+/// What is missing here, as Debian's package names.
+pub fn missing(for_test: bool) -> Vec<&'static str> {
+    let to_test = TO_TEST.iter().filter(|_| for_test);
+    let absent = TO_RUN.iter().chain(to_test).filter(|(_, sign)| !sign.is_here());
+    absent.map(|(package, _)| *package).collect()
+}
+
+/// Installs what is missing, saying so first.
+pub fn packages(for_test: bool) -> Result<()> {
+    let missing = missing(for_test);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names = missing.join(" ");
+    if find_tool("apt-get").is_none() {
+        return Err(fail(
+            MACHINE,
+            format!(
+                "missing here: {names} (Debian's names). This machine has no apt: install them under \
+                 the names that they have here"
+            ),
+        ));
+    }
+    let install = format!("apt-get install -y --no-install-recommends {names}");
+    let root = rustix::process::geteuid().is_root();
+    if !root && find_tool("sudo").is_none() {
+        return Err(fail(
+            MACHINE,
+            format!("missing here: {names}. This user is not root and has no sudo; as root run:\n  {install}"),
+        ));
+    }
+    let shown = if root { install } else { format!("sudo {install}") };
+    say!("missing here: {names}");
+    say!("installing them: {shown}");
+    let apt = |arguments: &str| -> Result<bool> {
+        let mut command = Command::new(if root { "env" } else { "sudo" });
+        if !root {
+            command.arg("env");
+        }
+        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]);
+        // Our standard output belongs to the program that is run.
+        let stderr = std::os::fd::AsFd::as_fd(&std::io::stderr()).try_clone_to_owned()?;
+        let status = command.args(arguments.split(' ')).stdout(stderr).status();
+        Ok(status.context("cannot start apt-get")?.success())
+    };
+    let install = format!("install -y --no-install-recommends {names}");
+    let mut updated = false;
+    if !have_lists() {
+        updated = apt("update")?;
+    }
+    let mut done = apt(&install)?;
+    if !done && !updated {
+        say!("apt-get failed; its lists may be too old, fetching them");
+        done = apt("update")? && apt(&install)?;
+    }
+    if !done {
+        return Err(fail(1, format!("apt-get could not install the packages, see above; by hand: {shown}")));
+    }
+    match self::missing(for_test).as_slice() {
+        [] => Ok(()),
+        still => Err(fail(1, format!("installed, but still not found: {}", still.join(" ")))),
+    }
+}
+
+fn have_lists() -> bool {
+    let lists = fs::read_dir("/var/lib/apt/lists").into_iter().flatten().flatten();
+    lists.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().contains("_Packages"))
+}
+
+/// The image of the data disk: ext4, empty, made once. Guests write to a snapshot of it.
+pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
+    image(cache, &format!("data-{DATA_MB}.ext4"), DATA_MB, |file| {
+        // Nothing is left for the kernel to initialise later: that would be I/O nobody asked for.
+        let output = Command::new(tool("mkfs.ext4")?)
+            .args(["-q", "-F", "-L", "data", "-m", "0", "-N", "16384"])
+            .args(["-E", "lazy_itable_init=0,lazy_journal_init=0"])
+            .arg(file)
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot start mkfs.ext4")?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        Err(fail(1, format!("mkfs.ext4 failed: {}", text.trim())))
+    })
+}
+
+/// The image of an empty disk.
+pub fn blank_disk(cache: &Cache) -> Result<PathBuf> {
+    image(cache, &format!("blank-{BLANK_MB}"), BLANK_MB, |_| Ok(()))
+}
+
+fn image(
+    cache: &Cache,
+    name: &str,
+    megabytes: u64,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let place = cache.path(name);
+    if place.is_file() {
+        return Ok(place);
+    }
+    let _lock = cache.lock()?;
+    if place.is_file() {
+        return Ok(place);
+    }
+    cache.need_space(100, "a disk image")?;
+    let temp = cache.temp_dir()?;
+    let made = temp.path().join("image");
+    File::create(&made).and_then(|file| file.set_len(megabytes << 20)).context("cannot create a disk image")?;
+    fill(&made)?;
+    cache::put(&made, &place)?;
+    Ok(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_appears_only_when_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        assert!(image(&cache, "disk", 1, |_| anyhow::bail!("interrupted")).is_err());
+        assert!(!cache.path("disk").exists());
+        let file = image(&cache, "disk", 1, |_| Ok(())).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+    }
+
+    #[test]
+    fn a_sign_is_seen() {
+        assert!(Tool("sh").is_here());
+        assert!(!Tool("no-such-program").is_here());
+        assert!(!Header("no-such-header.h").is_here());
+    }
+}
