@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What stands elsewhere in a bio on an older kernel. */
+/* What a bio knows of itself, and where it says so on an older kernel. */
 #ifndef __BIO_H__
 #define __BIO_H__
 
@@ -14,13 +14,25 @@ static __always_inline dev_t bio_dev(struct bio *bio)
 	struct bio___old *old = (void *)bio;
 	struct disk_part_tbl___old *table;
 	struct hd_struct___old *part;
+	u8 number;
 
 	if (!bpf_core_field_exists(old->bi_disk))
-		return BPF_CORE_READ(bio, bi_bdev, bd_dev);
+		return bio->bi_bdev->bd_dev;
 	table = BPF_CORE_READ(old, bi_disk, part_tbl);
-	if (bpf_core_read(&part, sizeof(part), &table->part[BPF_CORE_READ(old, bi_partno)]))
+	number = BPF_CORE_READ(old, bi_partno);
+	if (bpf_core_read(&part, sizeof(part), &table->part[number]))
 		return 0;
 	return BPF_CORE_READ(part, __dev.devt);
+}
+
+/* Whether this call of bio_endio() is not the bio's end yet. Parts of a split bio may still be on
+ * their way: bio_endio() counts them down. Or its checksums are verified first: it returns at
+ * once, and is called again. In both cases block_bio_complete tells of the end. */
+static __always_inline bool bio_goes_on(struct bio *bio)
+{
+	if (bio->__bi_remaining.counter > 1)
+		return true;
+	return bpf_core_field_exists(bio->bi_integrity) && bio->bi_integrity;
 }
 
 #endif /* __BIO_H__ */

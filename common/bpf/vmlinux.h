@@ -35,6 +35,7 @@ typedef u32 dev_t; /* major << 20 | minor */
 typedef _Bool bool;
 
 enum { false, true };
+#define NULL ((void *)0)
 
 /* The values of <linux/bpf.h>, which are the same for all kernels. */
 enum { BPF_ANY, BPF_NOEXIST, BPF_EXIST };
@@ -70,11 +71,17 @@ struct bvec_iter {
 	unsigned int bi_size; /* bytes left */
 };
 
+/* include/linux/types.h */
+typedef struct {
+	int counter;
+} atomic_t;
+
 /* include/linux/blk_types.h: one I/O, as a file system asks for it. */
 struct bio {
 	struct block_device *bi_bdev;
-	unsigned short bi_flags;
 	struct bvec_iter bi_iter;
+	atomic_t __bi_remaining; /* 1, and 1 more for each part that was split off and has not ended */
+	void *bi_integrity; /* checksums to verify, or NULL */
 };
 
 /* Before 5.12 a bio named the disk and the number of the partition on it. */

@@ -3,6 +3,8 @@
 
 mod cli;
 mod device;
+mod heatmap;
+mod histogram;
 mod load;
 mod preflight;
 mod results;
@@ -13,8 +15,10 @@ pub use cli::{
     Cli, NoOptions, Options, Quiet, QuietCli, Unsupported, deadline, main, stopped, wait,
 };
 pub use device::Device;
-pub use load::{btf_enumerator, load, missed};
+pub use heatmap::{Heatmap, no_colours, print_line};
+pub use histogram::{Histogram, SLOTS, readable, slot};
+pub use load::{load, missed};
 pub use preflight::similar;
-pub use results::{per_cpu, print_total};
+pub use results::{constants, counters, per_cpu, print_total};
 pub use symbols::print_stack;
 pub use trace_pipe::{lost_events, print_trace_pipe};

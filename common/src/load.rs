@@ -9,7 +9,6 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::{
     Object, OpenObject, PrintLevel, Program,
-    btf::{Btf, types::Enum},
     query::ProgInfoIter,
     set_print,
     skel::{OpenSkel, Skel, SkelBuilder},
@@ -84,16 +83,6 @@ pub fn missed(object: &Object) -> Result<u64> {
         .context("a loaded program has no id")?;
     let ours = ProgInfoIter::default().filter(|program| ids.contains(&program.id));
     Ok(ours.map(|program| program.recursion_misses).sum())
-}
-
-/// The value of an enumerator of the running kernel, from its BTF: flags move between versions.
-pub fn btf_enumerator(name: &str) -> Result<u32> {
-    let btf = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
-    let value = btf.type_by_kind::<Enum>().find_map(|an_enum| {
-        an_enum.iter().find(|value| value.name.is_some_and(|n| n == name)).map(|v| v.value)
-    });
-    let value = value.with_context(|| format!("this kernel has no enumerator {name}"))?;
-    value.try_into().with_context(|| format!("{name} is {value}"))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! What a stage has counted, from the maps to the screen.
 
+use std::ops::{Deref, DerefMut};
+
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{MapCore, MapFlags};
 use plain::Plain;
@@ -12,6 +14,17 @@ pub fn print_total(count: u64, what: &str) {
         ),
         count => println!("{count:>8} {what}"),
     }
+}
+
+/// The constants of a program that is open but not loaded: `const volatile` in C. The verifier
+/// takes their values for given, and drops the code that they switch off.
+pub fn constants<T>(rodata: &mut Option<impl DerefMut<Target = T>>) -> Result<&mut T> {
+    rodata.as_deref_mut().context("the program has no constants")
+}
+
+/// The global variables of a loaded program, which share their memory with the kernel.
+pub fn counters<T>(bss: &Option<impl Deref<Target = T>>) -> Result<&T> {
+    bss.as_deref().context("the program has no variables")
 }
 
 /// All records of a per-CPU array: those that every CPU keeps under every key.

@@ -166,7 +166,7 @@ fn create(instance: PathBuf) -> Result<(PathBuf, File)> {
 }
 
 /// Lets later lines go nowhere, so that a reader who has gone makes no `println!` panic.
-fn mute() {
+pub(crate) fn mute() {
     if let Ok(null) = OpenOptions::new().write(true).open("/dev/null") {
         rustix::stdio::dup2_stdout(&null).ok();
     }

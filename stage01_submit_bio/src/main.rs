@@ -16,5 +16,6 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut skel = common::load(trace::TraceSkelBuilder::default(), &mut object, cli, |_| Ok(()))?;
-    common::print_trace_pipe(cli, &mut skel.links)
+    common::print_trace_pipe(cli, &mut skel.links)?;
+    Ok(())
 }

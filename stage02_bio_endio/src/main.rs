@@ -1,2 +1,21 @@
-//! x
-fn main() {}
+//! Stage 02: a line for every bio that is submitted, and for every one that ends.
+
+use std::{mem::MaybeUninit, process::ExitCode};
+
+use anyhow::Result;
+use common::Cli;
+
+mod trace {
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+
+fn main() -> ExitCode {
+    common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    let mut object = MaybeUninit::uninit();
+    let mut skel = common::load(trace::TraceSkelBuilder::default(), &mut object, cli, |_| Ok(()))?;
+    common::print_trace_pipe(cli, &mut skel.links)?;
+    Ok(())
+}

@@ -1,2 +1,20 @@
-// x
-char LICENSE[] __attribute__((section("license"))) = "Dual BSD/GPL";
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+#include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+SEC("kprobe/submit_bio")
+int BPF_KPROBE(submit_bio_entry, struct bio *bio)
+{
+	bpf_printk("submit_bio(bio=0x%llx) called: %llu", (u64)bio, bpf_ktime_get_ns());
+	return 0;
+}
+
+SEC("kprobe/bio_endio")
+int BPF_KPROBE(bio_endio_entry, struct bio *bio)
+{
+	bpf_printk("bio_endio (bio=0x%llx) called: %llu", (u64)bio, bpf_ktime_get_ns());
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

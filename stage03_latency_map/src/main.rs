@@ -1,2 +1,30 @@
-//! x
-fn main() {}
+//! Stage 03: how long every bio takes.
+
+use std::{mem::MaybeUninit, process::ExitCode};
+
+use anyhow::Result;
+use common::QuietCli as Cli;
+use libbpf_rs::{MapCore, skel::Skel};
+
+mod trace {
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+
+fn main() -> ExitCode {
+    common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    let mut object = MaybeUninit::uninit();
+    let mut skel = common::load(trace::TraceSkelBuilder::default(), &mut object, cli, |open| {
+        common::constants(&mut open.maps.rodata_data).map(|c| c.quiet = cli.own.quiet)
+    })?;
+    common::print_trace_pipe(cli, &mut skel.links)?;
+    let counts = common::counters(&skel.maps.bss_data)?;
+    common::print_total(counts.completed, "bios completed");
+    println!("{:>8} in flight", skel.maps.starts.keys().count());
+    println!("{:>8} dropped: the map was full", counts.dropped);
+    println!("{:>8} unmatched: parts of bios, clones, submitted before", counts.unmatched);
+    println!("{:>8} missed: caught at work by an interrupt", common::missed(skel.object())?);
+    Ok(())
+}

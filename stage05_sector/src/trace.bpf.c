@@ -1,2 +1,97 @@
-// x
-char LICENSE[] __attribute__((section("license"))) = "Dual BSD/GPL";
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+#include "vmlinux.h"
+#include "bio.h"
+#include "record.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+const volatile bool quiet;
+
+struct in_flight {
+	u64 start;
+	sector_t sector;
+	dev_t dev;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct bio *);
+	__type(value, struct in_flight);
+} starts SEC(".maps");
+
+/* The slowest bio that a CPU has seen, written as a whole. */
+struct max_latency {
+	u64 taken;
+	u64 bio;
+	u64 end;
+	struct in_flight started;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, RECORDS);
+	__type(key, u32);
+	__type(value, struct max_latency);
+} max SEC(".maps");
+
+u64 completed, dropped, unmatched;
+
+SEC("fentry/submit_bio")
+int BPF_PROG(submit_bio_entry, struct bio *bio)
+{
+	struct in_flight started = {
+		.start = bpf_ktime_get_ns(),
+		.sector = bio->bi_iter.bi_sector,
+		.dev = bio_dev(bio),
+	};
+
+	if (bpf_map_update_elem(&starts, &bio, &started, BPF_ANY))
+		__sync_fetch_and_add(&dropped, 1);
+	if (!quiet)
+		bpf_printk("submit_bio(bio=0x%llx) called: %llu", (u64)bio, started.start);
+	return 0;
+}
+
+static bool bio_ended(struct bio *bio)
+{
+	u64 end = bpf_ktime_get_ns();
+	struct in_flight *started = bpf_map_lookup_elem(&starts, &bio);
+
+	if (!started)
+		return false;
+	if (!quiet) {
+		bpf_printk("bio_endio (bio=0x%llx) called: %llu", (u64)bio, end);
+		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - started->start);
+	}
+	struct max_latency *slowest = take_record(&max);
+	if (slowest) {
+		if (end - started->start > slowest->end - slowest->started.start) {
+			slowest->bio = (u64)bio;
+			slowest->end = end;
+			slowest->started = *started;
+		}
+		release_record(slowest);
+	}
+	bpf_map_delete_elem(&starts, &bio);
+	__sync_fetch_and_add(&completed, 1);
+	return true;
+}
+
+SEC("fentry/bio_endio")
+int BPF_PROG(bio_endio_entry, struct bio *bio)
+{
+	if (!bio_goes_on(bio) && !bio_ended(bio))
+		__sync_fetch_and_add(&unmatched, 1);
+	return 0;
+}
+
+/* A bio whose last part ends within the bio_endio() of that part has no call of its own. */
+SEC("tp_btf/block_bio_complete")
+int BPF_PROG(block_bio_complete, struct request_queue *queue, struct bio *bio)
+{
+	bio_ended(bio);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * A record for the program that runs now, on this CPU, and for nobody else.
+ *
+ * No other CPU writes to this CPU's values of a per-CPU array, but an interrupt may: it can start a
+ * program while the one that it interrupts has written half of a record. (A lock is no way out:
+ * bpf_spin_lock() is not allowed in tracing programs.) So such a map has RECORDS keys. A program
+ * takes the first record that is not taken, and releases it; what an interrupt brings takes the
+ * next. User space looks at all of them.
+ */
+#ifndef __RECORD_H__
+#define __RECORD_H__
+
+#include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+
+#define RECORDS 4 /* task, softirq, interrupt, NMI */
+
+/* The records of `map` begin with a u64 that says whether they are taken. NULL: all are. */
+static __always_inline void *take_record(void *map)
+{
+#pragma clang loop unroll(full)
+	for (u32 i = 0; i < RECORDS; i++) {
+		u32 key = i;
+		u64 *taken = bpf_map_lookup_elem(map, &key);
+
+		if (taken && !*taken) {
+			*taken = 1;
+			barrier();
+			return taken;
+		}
+	}
+	return NULL;
+}
+
+static __always_inline void release_record(void *record)
+{
+	barrier();
+	*(u64 *)record = 0;
+}
+
+#endif /* __RECORD_H__ */
