@@ -182,7 +182,12 @@ fn not_started(request: &Request, error: &std::io::Error, port: &Port) -> i32 {
     let (code, why) = if !Path::new(&request.cwd).is_dir() {
         (126, format!("the directory {} is not in the guest", request.cwd.to_string_lossy()))
     } else if error.kind() == ErrorKind::NotFound {
-        (127, format!("{program}: there is no such program in the guest (nor a package of this workspace)"))
+        (
+            127,
+            format!(
+                "{program}: there is no such program in the guest (nor a package of this workspace)"
+            ),
+        )
     } else {
         (126, format!("{program}: {error}"))
     };
@@ -218,7 +223,8 @@ impl Pty {
             grantpt(&master)?;
             unlockpt(&master)?;
             let name = ptsname(&master, Vec::new())?;
-            let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC;
+            let flags =
+                rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC;
             let slave = rustix::fs::open(name, flags, rustix::fs::Mode::empty())?;
             if !request.stdin_tty {
                 // The host's terminal is not raw: it does the work of one already.
@@ -312,7 +318,8 @@ impl Outputs {
         let (wake_reader, wake) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let closed = Arc::new(AtomicBool::new(false));
         let ended = Arc::new(AtomicBool::new(false));
-        let (is_closed, has_ended, port) = (Arc::clone(&closed), Arc::clone(&ended), Arc::clone(port));
+        let (is_closed, has_ended, port) =
+            (Arc::clone(&closed), Arc::clone(&ended), Arc::clone(port));
         let thread = std::thread::spawn(move || {
             copy_output(kind, source, wake_reader, &port, &is_closed, &has_ended);
         });
@@ -412,7 +419,8 @@ impl Input {
     fn serve(mut self, mut reader: File, port: &Port, outputs: &Outputs) {
         let (sender, data) = mpsc::channel::<Vec<u8>>();
         let mut sender = Some(sender);
-        let (stdin, on_terminal, stdin_port) = (self.stdin.take(), self.on_terminal, Arc::clone(port));
+        let (stdin, on_terminal, stdin_port) =
+            (self.stdin.take(), self.on_terminal, Arc::clone(port));
         std::thread::spawn(move || feed(stdin, on_terminal, &data, &stdin_port));
         while let Ok(Some(frame)) = read_frame(&mut reader) {
             match frame.kind {

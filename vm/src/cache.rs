@@ -48,10 +48,12 @@ impl Cache {
     /// Takes the lock that whoever fills the cache holds; given back when dropped.
     pub fn lock(&self) -> Result<File> {
         let path = self.path("lock");
-        let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        let file =
+            File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             crate::say!("another set-up is at work, waiting for it");
-            rustix::fs::flock(&file, FlockOperation::LockExclusive).context("cannot lock the cache")?;
+            rustix::fs::flock(&file, FlockOperation::LockExclusive)
+                .context("cannot lock the cache")?;
         }
         self.sweep();
         Ok(file)
@@ -76,10 +78,20 @@ impl Cache {
             .context("cannot create a temporary directory in the cache")
     }
 
+    fn free_mb(&self) -> Result<u64> {
+        let stat = rustix::fs::statvfs(&self.dir).context("cannot read the cache's file system")?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize) >> 20)
+    }
+
+    /// Where it is and how much room it has.
+    pub fn describe(&self) -> String {
+        let free = self.free_mb().map_or_else(|e| format!("{e:#}"), |mb| format!("{mb} MB free"));
+        format!("{}, {free}", self.dir.display())
+    }
+
     /// An error where less than `megabytes` are free.
     pub fn need_space(&self, megabytes: u64, what: &str) -> Result<()> {
-        let stat = rustix::fs::statvfs(&self.dir).context("cannot read the cache's file system")?;
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize) >> 20;
+        let free = self.free_mb()?;
         if free >= megabytes {
             return Ok(());
         }
@@ -116,10 +128,9 @@ pub fn put(made: &Path, place: &Path) -> Result<()> {
 pub fn find_tool(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let sbin = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
-    std::env::split_paths(&path)
-        .chain(sbin)
-        .map(|dir| dir.join(name))
-        .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
+    std::env::split_paths(&path).chain(sbin).map(|dir| dir.join(name)).find(|file| {
+        rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file()
+    })
 }
 
 /// As [`find_tool`], with an error that says how to get it.

@@ -7,7 +7,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -50,12 +50,18 @@ fn parent() -> Result<PathBuf> {
     if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
         return Err(fail(
             1,
-            format!("{} is not a private directory of this user; remove it, or set TMPDIR", dir.display()),
+            format!(
+                "{} is not a private directory of this user; remove it, or set TMPDIR",
+                dir.display()
+            ),
         ));
     }
     // A Unix socket's path is limited to 107 bytes.
     if dir.as_os_str().len() > 80 {
-        return Err(fail(1, format!("{} is too long for sockets; set TMPDIR to a shorter path", dir.display())));
+        return Err(fail(
+            1,
+            format!("{} is too long for sockets; set TMPDIR to a shorter path", dir.display()),
+        ));
     }
     Ok(dir)
 }
@@ -96,6 +102,7 @@ impl Control {
         }
         let dir = tempfile::Builder::new()
             .prefix("c")
+            .permissions(fs::Permissions::from_mode(0o700))
             .tempdir_in(parent)
             .context("cannot create a control directory")?
             .keep();

@@ -113,7 +113,8 @@ pub fn kill_qemu() {
 pub fn start_guard(control: Option<&Path>) -> Result<()> {
     let (mut ours, its) = UnixStream::pair()?;
     let stdin = std::io::stdin();
-    let mut command = Command::new(std::env::current_exe().context("cannot find this program's file")?);
+    let mut command =
+        Command::new(std::env::current_exe().context("cannot find this program's file")?);
     command.arg("guard").args(control).stdin(std::os::fd::OwnedFd::from(its)).stderr(Stdio::null());
     if rustix::termios::isatty(&stdin) {
         command.stdout(stdin.as_fd().try_clone_to_owned()?);

@@ -53,7 +53,8 @@ fn build(kernel: &Kernel, busybox: &Path) -> Result<Vec<u8>> {
     for dir in ["bin", "proc", "sys", "dev", "ctl", "lower", "up", "root", "mods"] {
         cpio.entry(dir, 0o040_755, &[]);
     }
-    let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let read =
+        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     cpio.entry("bin/busybox", 0o100_755, &read(busybox)?);
     cpio.entry("init", 0o100_755, INIT.as_bytes());
     let index = Modules::read(&kernel.modules)?;
@@ -126,7 +127,10 @@ impl Modules {
         for (name, needed) in modules {
             let Some((file, deps)) = self.deps.get(*name) else {
                 if needed && !self.builtin.iter().any(|b| b == name) {
-                    return Err(fail(1, format!("kernel {release} has no {name}, which the guest needs")));
+                    return Err(fail(
+                        1,
+                        format!("kernel {release} has no {name}, which the guest needs"),
+                    ));
                 }
                 continue;
             };
@@ -195,7 +199,10 @@ mod tests {
         let modules = Modules::parse(Path::new("/m"), dep, BUILTIN);
         let order = modules.load_order("6.1").unwrap();
         let names: Vec<String> = order.iter().map(|f| module_name(&f.to_string_lossy())).collect();
-        assert_eq!(names, ["virtio_blk", "9pnet", "netfs", "9p", "9pnet_virtio", "overlay", "jbd2", "ext4"]);
+        assert_eq!(
+            names,
+            ["virtio_blk", "9pnet", "netfs", "9p", "9pnet_virtio", "overlay", "jbd2", "ext4"]
+        );
     }
 
     #[test]

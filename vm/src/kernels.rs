@@ -106,6 +106,14 @@ impl Line {
         Kernel::at(&dir)
     }
 
+    /// Asks an archive for the suite of this line.
+    pub fn reach(&self, archive: &str, cache: &Cache) -> Result<()> {
+        let temp = cache.temp_dir()?;
+        let url = format!("{}/dists/{}/Release", archive.trim_end_matches('/'), self.suite);
+        download(&url, &temp.path().join("Release"))?
+            .map_err(|why| fail(1, format!("does not answer for {}: {why}", self.suite)))
+    }
+
     fn unpack(&self, cache: &Cache, dir: &Path) -> Result<()> {
         cache.need_space(KERNEL_MB, &format!("kernel {}", self.name))?;
         let archives = archives()?;
@@ -121,7 +129,10 @@ impl Line {
                 .status()
                 .context("cannot start dpkg-deb")?;
             if !status.success() {
-                return Err(fail(1, format!("dpkg-deb could not unpack {}, see above", package.name)));
+                return Err(fail(
+                    1,
+                    format!("dpkg-deb could not unpack {}, see above", package.name),
+                ));
             }
         }
         Kernel::at(&root)?.depmod()?;
@@ -275,7 +286,10 @@ impl Kernel {
     /// Finds image and modules in a directory where packages were unpacked.
     pub fn at(dir: &Path) -> Result<Kernel> {
         let none = |what: &str| {
-            fail(1, format!("{} holds no {what}: it is not an unpacked kernel package", dir.display()))
+            fail(
+                1,
+                format!("{} holds no {what}: it is not an unpacked kernel package", dir.display()),
+            )
         };
         let dir = dir.canonicalize().map_err(|e| fail(1, format!("{}: {e}", dir.display())))?;
         let (release, modules) = ["lib/modules", "usr/lib/modules"]
@@ -347,7 +361,10 @@ mod tests {
     #[test]
     fn an_unknown_line_lists_the_lines() {
         let error = Table::load().unwrap().line("4.4").unwrap_err().to_string();
-        assert!(error.contains("no kernel line 4.4") && error.contains("5.10, 6.1, 6.12, 7.2"), "{error}");
+        assert!(
+            error.contains("no kernel line 4.4") && error.contains("5.10, 6.1, 6.12, 7.2"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -404,6 +421,8 @@ mod tests {
             assert!(kernel.image.ends_with(image) && kernel.modules.ends_with(modules));
         }
         let empty = tempfile::tempdir().unwrap();
-        assert!(Kernel::at(empty.path()).unwrap_err().to_string().contains("not an unpacked kernel"));
+        assert!(
+            Kernel::at(empty.path()).unwrap_err().to_string().contains("not an unpacked kernel")
+        );
     }
 }

@@ -54,7 +54,8 @@ pub struct Program {
 impl Program {
     /// A program that was built in the workspace, from its file.
     pub fn built(file: PathBuf, args: Vec<OsString>) -> Program {
-        let stage = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("stage"));
+        let stage =
+            file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("stage"));
         let mut argv = vec![file.into_os_string()];
         argv.extend(args);
         if stage && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
@@ -96,11 +97,7 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     let workload = (program.stage && !options.idle).then(|| root.join("vm/workload.sh"));
 
     session::watch_signals()?;
-    let info = Info {
-        workspace: root,
-        kernel: kernel_name(options)?,
-        shell: options.shell,
-    };
+    let info = Info { workspace: root, kernel: kernel_name(options)?, shell: options.shell };
     let control = Control::create(&info)?;
     let dir = control.dir().to_owned();
     ending::owns_control(&dir);
@@ -110,7 +107,8 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
         std::thread::spawn(move || {
             std::thread::sleep(limit);
             let limit = humantime::format_duration(limit);
-            let message = format!("stopped: not done after {limit} (--timeout){}", qemu::tail(&dir));
+            let message =
+                format!("stopped: not done after {limit} (--timeout){}", qemu::tail(&dir));
             ending::end(GUEST_DIED, Some(&message));
         });
     }
@@ -131,7 +129,9 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     let exit = session::talk(stream, &request(program, workload)?)?.ok_or_else(died)?;
     if exit.others > 0 {
         let (n, s) = (exit.others, if exit.others == 1 { "" } else { "s" });
-        say!("the guest goes on for {n} other terminal{s}, and ends with the last (Ctrl-C ends it now)");
+        say!(
+            "the guest goes on for {n} other terminal{s}, and ends with the last (Ctrl-C ends it now)"
+        );
         while qemu::await_end().is_none() {}
     }
     ending::clean_up();
@@ -209,7 +209,9 @@ const HOST_ONLY: [&str; 9] = [
 
 fn request(program: &Program, workload: Option<PathBuf>) -> Result<Request> {
     let mut env: Vec<(OsString, OsString)> = std::env::vars_os()
-        .filter(|(name, _)| !workspace::is_cargos(name) && !HOST_ONLY.iter().any(|only| name == only))
+        .filter(|(name, _)| {
+            !workspace::is_cargos(name) && !HOST_ONLY.iter().any(|only| name == only)
+        })
         .filter(|(name, _)| name != "PATH")
         .collect();
     env.push(("PATH".into(), path(std::env::var_os("PATH"))));

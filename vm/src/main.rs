@@ -1,8 +1,11 @@
 //! `cargo vm`: boots a pinned kernel in QEMU and runs the stages in it.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 mod agent;
 mod cache;
 mod control;
+mod doctor;
 mod ending;
 mod fail;
 mod initramfs;
@@ -12,6 +15,7 @@ mod proto;
 mod qemu;
 mod session;
 mod setup;
+mod test;
 mod workspace;
 
 use std::ffi::OsString;
@@ -39,6 +43,10 @@ enum Cmd {
     Run(Run),
     /// Open a shell in the guest; called again, a second terminal in the same guest
     Shell(Guest),
+    /// Run the unit tests here and the guest tests in one boot per kernel
+    Test(Test),
+    /// Say what is here, what is missing, and how long a boot takes
+    Doctor(Guest),
     /// Install, fetch and make everything that the others need
     Setup(Setup),
     /// What `cargo run` and `cargo test` start for a program of the workspace
@@ -82,7 +90,7 @@ struct Run {
     #[arg(long)]
     idle: bool,
     /// A program of the workspace (stage06), or a command of the guest, with its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
@@ -94,8 +102,17 @@ struct Setup {
 }
 
 #[derive(Args)]
+struct Test {
+    /// Kernel line, `all`, or a directory with an unpacked kernel [default: 6.1]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR")]
+    kernel: Option<String>,
+    /// Only the tests whose names hold this
+    filter: Option<String>,
+}
+
+#[derive(Args)]
 struct Runner {
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
@@ -150,6 +167,8 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Run(run) => cmd_run(run),
         Cmd::Shell(guest) => cmd_shell(guest),
         Cmd::Setup(setup) => cmd_setup(setup),
+        Cmd::Test(test) => test::main(test.kernel.as_deref(), test.filter.as_deref()),
+        Cmd::Doctor(guest) => doctor::main(&guest.options()),
         Cmd::Runner(runner) => cmd_runner(runner),
         Cmd::Agent => agent::main().map(|()| 0),
         Cmd::Guard { control } => ending::guard(control.as_deref()).map(|()| 0),
@@ -254,7 +273,8 @@ mod tests {
 
     #[test]
     fn a_programs_arguments_are_its_own() {
-        let cli = Cli::try_parse_from(["vm", "run", "--idle", "stage06", "--quiet", "--timeout", "1"]);
+        let cli =
+            Cli::try_parse_from(["vm", "run", "--idle", "stage06", "--quiet", "--timeout", "1"]);
         let Cmd::Run(run) = cli.unwrap().command else { panic!("not run") };
         assert!(run.idle && run.timeout.is_none());
         assert_eq!(run.program, ["stage06", "--quiet", "--timeout", "1"]);

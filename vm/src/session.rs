@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -89,7 +89,8 @@ pub struct Terminals {
 impl Terminals {
     /// Looks at the three standard descriptors.
     pub fn look() -> Terminals {
-        let (stdin, stdout, stderr) = (isatty(io::stdin()), isatty(io::stdout()), isatty(io::stderr()));
+        let (stdin, stdout, stderr) =
+            (isatty(io::stdin()), isatty(io::stdout()), isatty(io::stderr()));
         Terminals { raw: stdin && stdout && in_foreground(), stdout, stderr, size: size() }
     }
 }
@@ -108,6 +109,10 @@ fn in_foreground() -> bool {
 /// Starts to handle signals: without a session they end the launcher, with one they go to
 /// the program.
 pub fn watch_signals() -> Result<()> {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if WATCHED.swap(true, Ordering::SeqCst) {
+        return Ok(());
+    }
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP, SIGWINCH])
         .context("cannot handle signals")?;
     std::thread::spawn(move || {
@@ -195,8 +200,12 @@ pub fn talk(mut stream: UnixStream, request: &Request) -> Result<Option<Exit>> {
     // A broken stream and its end mean the same: the guest is gone.
     while let Ok(Some(frame)) = read_frame(&mut stream) {
         match frame.kind {
-            Kind::Stdout if stdout.write(&frame.data).is_err() => link.send(Kind::StdoutClosed, &[]),
-            Kind::Stderr if stderr.write(&frame.data).is_err() => link.send(Kind::StderrClosed, &[]),
+            Kind::Stdout if stdout.write(&frame.data).is_err() => {
+                link.send(Kind::StdoutClosed, &[])
+            }
+            Kind::Stderr if stderr.write(&frame.data).is_err() => {
+                link.send(Kind::StderrClosed, &[])
+            }
             Kind::StdinTaken => link.give_credit(frame.u32_at(0) as usize),
             Kind::SignalTaken => {
                 link.signals_taken.fetch_add(1, Ordering::SeqCst);

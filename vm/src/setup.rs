@@ -92,7 +92,9 @@ pub fn packages(for_test: bool) -> Result<()> {
     if !root && find_tool("sudo").is_none() {
         return Err(fail(
             MACHINE,
-            format!("missing here: {names}. This user is not root and has no sudo; as root run:\n  {install}"),
+            format!(
+                "missing here: {names}. This user is not root and has no sudo; as root run:\n  {install}"
+            ),
         ));
     }
     let shown = if root { install } else { format!("sudo {install}") };
@@ -120,7 +122,10 @@ pub fn packages(for_test: bool) -> Result<()> {
         done = apt("update")? && apt(&install)?;
     }
     if !done {
-        return Err(fail(1, format!("apt-get could not install the packages, see above; by hand: {shown}")));
+        return Err(fail(
+            1,
+            format!("apt-get could not install the packages, see above; by hand: {shown}"),
+        ));
     }
     match self::missing(for_test).as_slice() {
         [] => Ok(()),
@@ -174,7 +179,9 @@ fn image(
     cache.need_space(100, "a disk image")?;
     let temp = cache.temp_dir()?;
     let made = temp.path().join("image");
-    File::create(&made).and_then(|file| file.set_len(megabytes << 20)).context("cannot create a disk image")?;
+    File::create(&made)
+        .and_then(|file| file.set_len(megabytes << 20))
+        .context("cannot create a disk image")?;
     fill(&made)?;
     cache::put(&made, &place)?;
     Ok(place)

@@ -56,8 +56,6 @@ pub fn is_cargos(name: &OsStr) -> bool {
 pub struct Metadata {
     /// The workspace's packages.
     pub packages: Vec<Package>,
-    /// Where cargo builds.
-    pub target_directory: PathBuf,
 }
 
 /// A package of the workspace.
@@ -83,10 +81,7 @@ impl Metadata {
     pub fn is_program(&self, name: &OsStr) -> bool {
         let is_bin = |target: &Target| target.kind.iter().any(|kind| kind == "bin");
         name != "vm"
-            && self
-                .packages
-                .iter()
-                .any(|p| name == p.name.as_str() && p.targets.iter().any(is_bin))
+            && self.packages.iter().any(|p| name == p.name.as_str() && p.targets.iter().any(is_bin))
     }
 }
 
@@ -135,7 +130,7 @@ fn find_executable(messages: &[u8], name: &str) -> Option<PathBuf> {
         .filter(|m| m.reason == "compiler-artifact")
         .filter(|m| m.target.as_ref().is_some_and(|t| t.name == name))
         .filter_map(|m| m.executable)
-        .last()
+        .next_back()
 }
 
 #[cfg(test)]
@@ -153,7 +148,7 @@ mod tests {
 
     #[test]
     fn programs_are_the_packages_with_a_binary() {
-        let json = r#"{"target_directory":"/t","packages":[
+        let json = r#"{"packages":[
             {"name":"stage06","targets":[{"name":"stage06","kind":["bin"]}]},
             {"name":"common","targets":[{"name":"common","kind":["lib"]}]},
             {"name":"vm","targets":[{"name":"vm","kind":["bin"]}]}]}"#;

@@ -1,0 +1,104 @@
+//! `cargo vm doctor`: what is here, what is missing, what to do about it.
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::fail::MACHINE;
+use crate::kernels::{self, Table};
+use crate::launch::{self, Options, Program};
+use crate::qemu;
+use crate::setup;
+
+/// Looks, boots once per kernel, and prints what it found. Returns the exit code.
+pub fn main(options: &Options) -> Result<i32> {
+    let mut status = 0;
+    let report = |topic: &str, text: String| println!("{topic:<10} {text}");
+
+    let missing = setup::missing(false);
+    let for_tests = setup::missing(true);
+    if for_tests.is_empty() {
+        report("packages", "all here".into());
+    } else {
+        report(
+            "packages",
+            format!("missing: {} (cargo vm setup installs them)", for_tests.join(" ")),
+        );
+    }
+    let cache = Cache::open()?;
+    report("cache", cache.describe());
+
+    let table = Table::load()?;
+    for line in &table.lines {
+        let state = if line.is_here(&cache) {
+            "here".to_owned()
+        } else {
+            format!("not fetched (cargo vm setup --kernel {} does)", line.name)
+        };
+        report("kernel", format!("{:<5} {} {state}", line.name, line.version));
+    }
+    match kernels::archives() {
+        Ok(archives) => {
+            for archive in archives {
+                let state =
+                    table.line(&table.default).and_then(|line| line.reach(&archive, &cache));
+                report(
+                    "archive",
+                    match state {
+                        Ok(()) => format!("{archive} answers"),
+                        Err(why) => format!("{archive} {why:#} (needed for fetching kernels only)"),
+                    },
+                );
+            }
+        }
+        Err(why) => report("archive", format!("{why:#}")),
+    }
+    report("kvm", kvm(&cache));
+    if !missing.is_empty() {
+        return Ok(MACHINE);
+    }
+
+    let names = match options.kernel.as_deref() {
+        Some("all") => table.lines.iter().map(|line| line.name.clone()).collect(),
+        Some(name) => vec![name.to_owned()],
+        None => vec![table.default.clone()],
+    };
+    for name in names {
+        let options = Options { kernel: Some(name.clone()), ..options.clone() };
+        let program = Program { argv: vec!["true".into()], stage: false };
+        match launch::run(&options, &program) {
+            Ok(outcome) => {
+                let (seconds, accel) = (outcome.boot.as_secs_f64(), outcome.accel);
+                report("boot", format!("{name:<5} {seconds:.1} s with {accel}"));
+            }
+            Err(why) => {
+                crate::ending::clean_up();
+                report("boot", format!("{name:<5} failed: {why:#}"));
+                status = 1;
+            }
+        }
+    }
+    Ok(status)
+}
+
+/// What is known of KVM.
+fn kvm(cache: &Cache) -> String {
+    if !std::path::Path::new("/dev/kvm").exists() {
+        return "absent: guests run without it (TCG), several times slower".into();
+    }
+    if !qemu::kvm_is_accessible() {
+        return "/dev/kvm is not open to this user: as a member of the group kvm it would be faster".into();
+    }
+    match qemu::kvm_note(cache) {
+        Err(why) => format!("{why:#}"),
+        Ok((None, _)) => "accessible, not tried yet".into(),
+        Ok((Some(note), _)) if note.works => "works".into(),
+        Ok(_) => {
+            let forget = cache.path("kvm.json");
+            format!(
+                "accessible, but no guest boots under it: TCG is used until this machine restarts \
+                 (removing {} makes it try again)",
+                forget.display()
+            )
+        }
+    }
+}
