@@ -1,2 +1,75 @@
-//! x
-fn main() {}
+//! Stage 00: how long block requests take, as a heatmap; after the kernel's own tracex3.
+
+use std::{
+    mem::MaybeUninit,
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use common::{Cli, Heatmap, Histogram};
+use libbpf_rs::{MapCore, skel::Skel};
+
+mod trace {
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+
+#[derive(clap::Args, Debug)]
+struct Own {
+    /// All latencies from 1 ns on, not from 1 us
+    #[arg(short, long)]
+    all: bool,
+    /// Text only; so too with NO_COLOR, and where stdout is no terminal
+    #[arg(short, long)]
+    text: bool,
+}
+
+impl common::Options for Own {}
+
+fn main() -> ExitCode {
+    common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
+}
+
+const ROW: Duration = Duration::from_secs(2);
+
+fn run(cli: &Cli<Own>) -> Result<()> {
+    let mut object = MaybeUninit::uninit();
+    let mut skel = common::load(trace::TraceSkelBuilder::default(), &mut object, cli, |_| Ok(()))?;
+    let heatmap = Heatmap { all: cli.own.all, text: cli.own.text || common::no_colours() };
+    common::print_line(&heatmap.legend());
+    let mut total = Histogram::default();
+    let mut over = common::deadline(cli);
+    let start = Instant::now();
+    for row in 1.. {
+        while !over && start.elapsed() < row * ROW {
+            thread::sleep(Duration::from_millis(50));
+            over = common::deadline(cli);
+        }
+        if over {
+            skel.links = Default::default();
+        }
+        let now = Histogram::sum(&common::per_cpu(&skel.maps.latencies)?);
+        if row % 20 == 1 {
+            common::print_line(&heatmap.scale());
+        }
+        common::print_line(&heatmap.row(&now.since(&total)));
+        total = now;
+        if over {
+            break;
+        }
+    }
+    common::print_total(total.count(), "requests completed");
+    if total.count() > 0 {
+        let percentiles = [("p50", 500), ("p99", 990), ("p99.9", 999), ("max", 1000)];
+        for (name, ns) in percentiles.map(|(name, permille)| (name, total.percentile(permille))) {
+            println!("{name:>8} {ns:>12} ns {:>9}", common::readable(ns));
+        }
+    }
+    let counts = common::counters(&skel.maps.bss_data)?;
+    println!("{:>8} in flight", skel.maps.starts.keys().count());
+    println!("{:>8} dropped: the map was full", counts.dropped);
+    println!("{:>8} unmatched: flushes, issued before the start", counts.unmatched);
+    println!("{:>8} missed: caught at work by an interrupt", common::missed(skel.object())?);
+    Ok(())
+}
