@@ -15,6 +15,7 @@
 #include <bpf/bpf_helpers.h>
 
 #define RECORDS 4 /* task, softirq, interrupt, NMI */
+#define TAKEN 1
 
 /* The records of `map` begin with a u64 that says whether they are taken. NULL: all are. */
 static __always_inline void *take_record(void *map)
@@ -25,7 +26,7 @@ static __always_inline void *take_record(void *map)
 		u64 *taken = bpf_map_lookup_elem(map, &key);
 
 		if (taken && !*taken) {
-			*taken = 1;
+			*taken = TAKEN;
 			barrier();
 			return taken;
 		}

@@ -15,6 +15,8 @@ use std::{
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
+use crate::trace_pipe;
+
 /// The options that all stages have, and those of the stage's own.
 #[derive(Parser, Debug)]
 pub struct Cli<Own: Options = NoOptions> {
@@ -102,9 +104,11 @@ pub fn main<Own: Options>(
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    NAME.get_or_init(|| name);
     let result = ctrlc::set_handler(|| STOPPED.store(true, Ordering::SeqCst))
         .context("no handler for Ctrl-C could be set")
         .and_then(|()| run(&cli));
+    trace_pipe::close();
     match result.and_then(|()| std::io::stdout().flush().context("stdout")) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -115,6 +119,7 @@ pub fn main<Own: Options>(
     }
 }
 
+static NAME: OnceLock<&str> = OnceLock::new();
 static STOPPED: AtomicBool = AtomicBool::new(false);
 static START: OnceLock<Instant> = OnceLock::new();
 
@@ -128,7 +133,17 @@ pub(crate) fn stop() {
     STOPPED.store(true, Ordering::SeqCst);
 }
 
-/// Whether the run is over: `--duration` since the first call, or [`stopped`].
+/// Says on stderr that the programs are at work; from here on, `--duration` runs.
+pub(crate) fn say_tracing<Own: Options>(cli: &Cli<Own>) {
+    START.get_or_init(Instant::now);
+    let name = NAME.get().unwrap_or(&"stage");
+    match cli.duration {
+        Some(duration) => eprintln!("{name}: tracing for {}", humantime::format_duration(duration)),
+        None => eprintln!("{name}: tracing; Ctrl-C ends it"),
+    }
+}
+
+/// Whether the run is over: `--duration` since the programs were attached, or [`stopped`].
 pub fn deadline<Own: Options>(cli: &Cli<Own>) -> bool {
     let start = START.get_or_init(Instant::now);
     stopped() || cli.duration.is_some_and(|duration| start.elapsed() >= duration)

@@ -1,6 +1,8 @@
 //! What every stage shares, and nothing that teaches: the command line and its exit codes, the
 //! checks before loading, loading itself, the trace pipe, symbols, the names of disks.
 
+#![warn(clippy::unwrap_used)]
+
 mod cli;
 mod device;
 mod heatmap;

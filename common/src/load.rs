@@ -14,10 +14,12 @@ use libbpf_rs::{
     skel::{OpenSkel, Skel, SkelBuilder},
 };
 
-use crate::{Cli, Options, preflight};
+use crate::{Cli, Options, cli, preflight, trace_pipe};
 
 /// Checks the machine, opens the skeleton in `object`, lets `configure` set its constants, loads
-/// and attaches it.
+/// and attaches it, and says so on stderr. Its event lines wait for [`print_trace_pipe`].
+///
+/// [`print_trace_pipe`]: crate::print_trace_pipe
 ///
 /// A hook that this kernel lacks, a user who is not root, a kernel without BTF: [`Unsupported`]
 /// (exit code 3). A refusal by the verifier or by libbpf becomes one message; `--verbose` shows all
@@ -42,7 +44,11 @@ pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
         preflight::hook(&program.section().to_string_lossy())?;
     }
     let mut skel = open.load().map_err(|error| explain("loaded", error))?;
+    if !cli.own.quiet() {
+        trace_pipe::open_before_attach()?;
+    }
     skel.attach().map_err(|error| explain("attached", error))?;
+    cli::say_tracing(cli);
     Ok(skel)
 }
 

@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::PathBuf,
     process,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use anyhow::{Context, Result};
@@ -16,17 +17,34 @@ use rustix::{
 
 use crate::{Cli, Options, cli, preflight};
 
+/// The pipe that [`open_before_attach`] has opened.
+static PIPE: Mutex<Option<TracePipe>> = Mutex::new(None);
+
+/// Opens the pipe that [`print_trace_pipe`] reads, so that no line is written before.
+pub(crate) fn open_before_attach() -> Result<()> {
+    *lock_pipe() = Some(TracePipe::open()?);
+    Ok(())
+}
+
+/// Removes the instance where the run ended before it was read.
+pub(crate) fn close() {
+    *lock_pipe() = None;
+}
+
+fn lock_pipe() -> MutexGuard<'static, Option<TracePipe>> {
+    PIPE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Prints the lines of the trace pipe until the run is over, then detaches the programs by
 /// dropping `links`, prints what is still in the pipe, and says how many lines were lost.
 ///
 /// With `--quiet` there are no lines, and this only waits. Fails where tracefs does.
 pub fn print_trace_pipe<Own: Options>(cli: &Cli<Own>, links: &mut impl Default) -> Result<()> {
-    if cli.own.quiet() {
+    let Some(mut pipe) = lock_pipe().take() else {
         cli::wait(cli);
         *links = Default::default();
         return Ok(());
-    }
-    let mut pipe = TracePipe::open()?;
+    };
     while !cli::deadline(cli) {
         pipe.print()?;
     }

@@ -5,6 +5,7 @@
 #include <bpf/bpf_tracing.h>
 
 const volatile bool quiet;
+u64 completed, dropped, unmatched;
 
 struct in_flight {
 	u64 start;
@@ -16,8 +17,6 @@ struct {
 	__type(key, struct bio *);
 	__type(value, struct in_flight);
 } starts SEC(".maps");
-
-u64 completed, dropped, unmatched;
 
 SEC("fentry/submit_bio")
 int BPF_PROG(submit_bio_entry, struct bio *bio)

@@ -6,6 +6,7 @@
 #include <bpf/bpf_tracing.h>
 
 const volatile bool quiet;
+u64 completed, dropped, unmatched;
 
 struct in_flight {
 	u64 start;
@@ -22,9 +23,7 @@ struct {
 
 /* The slowest bio that a CPU has seen, written as a whole. */
 struct max_latency {
-	u64 taken;
-	u64 bio;
-	u64 end;
+	u64 taken, bio, end;
 	struct in_flight started;
 };
 
@@ -34,8 +33,6 @@ struct {
 	__type(key, u32);
 	__type(value, struct max_latency);
 } max SEC(".maps");
-
-u64 completed, dropped, unmatched;
 
 SEC("fentry/submit_bio")
 int BPF_PROG(submit_bio_entry, struct bio *bio)
@@ -66,11 +63,8 @@ static bool bio_ended(struct bio *bio)
 	}
 	struct max_latency *slowest = take_record(&max);
 	if (slowest) {
-		if (end - started->start > slowest->end - slowest->started.start) {
-			slowest->bio = (u64)bio;
-			slowest->end = end;
-			slowest->started = *started;
-		}
+		if (end - started->start > slowest->end - slowest->started.start)
+			*slowest = (struct max_latency){ TAKEN, (u64)bio, end, *started };
 		release_record(slowest);
 	}
 	bpf_map_delete_elem(&starts, &bio);

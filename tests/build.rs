@@ -1,0 +1,5 @@
+//! Compiles the BPF program that hooks a function of the past.
+
+fn main() {
+    common_build::skeleton("guest/gone.bpf.c");
+}

@@ -1,0 +1,345 @@
+//! Stages 01 to 06: every bio, its latency, its sector, its stack.
+
+use std::{collections::HashMap, fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{
+    Test,
+    disks::{self, Mapped, NullBlk},
+    run::{Running, between, count, shell},
+};
+
+pub const TESTS: &[Test] = &[
+    ("stage01_has_a_line_for_every_bio", stage01_has_a_line_for_every_bio),
+    ("stage02_shows_both_ends", stage02_shows_both_ends),
+    ("stage03_lines_add_up", stage03_lines_add_up),
+    ("stage03_measures_every_bio", stage03_measures_every_bio),
+    ("stage03_counts_what_was_never_queued", stage03_counts_what_was_never_queued),
+    ("stage04_finds_the_delayed_bio", stage04_finds_the_delayed_bio),
+    ("stage04_is_right_about_split_bios", stage04_is_right_about_split_bios),
+    ("stage05_names_disk_and_sector", stage05_names_disk_and_sector),
+    ("stage06_shows_the_stack", stage06_shows_the_stack),
+];
+
+fn dd(device: &str, skip: u64, blocks: u64) -> Result<()> {
+    let from = format!("if={device} skip={skip} count={blocks}");
+    shell(&format!("dd {from} of=/dev/null bs=4k iflag=direct status=none")).map(|_| ())
+}
+
+fn stage01_has_a_line_for_every_bio() -> Result<()> {
+    let disk = disks::virtio()?;
+    let running = Running::stage("stage01", &[])?;
+    let before = disks::bios(&disk)?;
+    dd(&format!("/dev/{disk}"), 0, 500)?;
+    let reads = disks::bios(&disk)? - before;
+    let output = running.interrupt()?;
+    let lines = output.lines().filter(|l| l.contains("dd-") && l.contains("submit_bio(bio=0x"));
+    ensure!(lines.clone().count() as u64 == reads, "{} lines, {reads} reads", lines.count());
+    Ok(())
+}
+
+fn stage02_shows_both_ends() -> Result<()> {
+    let disk = disks::virtio()?;
+    let running = Running::stage("stage02", &[])?;
+    dd(&format!("/dev/{disk}"), 0, 1)?;
+    let output = running.interrupt()?;
+    let bio = between(&output, "submit_bio(bio=", ")")?;
+    let submitted: u64 =
+        between(&output, &format!("submit_bio(bio={bio}) called: "), "\n")?.parse()?;
+    let ended: u64 = between(&output, &format!("bio_endio (bio={bio}) called: "), "\n")?.parse()?;
+    ensure!(ended > submitted, "{output}");
+    Ok(())
+}
+
+/// The slides' three lines of every bio, and what they say together.
+fn stage03_lines_add_up() -> Result<()> {
+    let disk = disks::virtio()?;
+    let running = Running::stage("stage03", &[])?;
+    shell(&format!(
+        "fio --name=t --filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio \
+         --iodepth=4 --number_ios=400 --output-format=terse"
+    ))?;
+    let output = running.interrupt()?;
+    let mut starts = HashMap::new();
+    let (mut ends, mut durations) = (Vec::new(), Vec::new());
+    for line in output.lines() {
+        if let Ok(rest) = between(&format!("{line}\n"), "submit_bio(bio=", "\n") {
+            let (bio, time) = rest.split_once(") called: ").context("odd line")?;
+            starts.insert(bio.to_owned(), time.parse::<u64>()?);
+        } else if let Ok(rest) = between(&format!("{line}\n"), "bio_endio (bio=", "\n") {
+            let (bio, time) = rest.split_once(") called: ").context("odd line")?;
+            let start = starts.remove(bio).with_context(|| format!("{bio} ends twice"))?;
+            ends.push(time.parse::<u64>()? - start);
+        } else if line.contains("time duration: ") {
+            durations.push(between(line, "time duration: ", " ns")?.parse::<u64>()?);
+        }
+    }
+    ends.sort();
+    durations.sort();
+    ensure!(
+        ends.len() >= 400 && ends == durations,
+        "{} ends, {} durations",
+        ends.len(),
+        durations.len()
+    );
+    ensure!(count(&output, "bios completed")? == ends.len() as u64, "{output}");
+    ensure!(starts.is_empty(), "never ended: {starts:?}");
+    Ok(())
+}
+
+fn stage03_measures_every_bio() -> Result<()> {
+    for disk in [disks::virtio()?, disks::nvme()?] {
+        let running = Running::stage("stage03", &["--quiet"])?;
+        let before = disks::bios(&disk)?;
+        shell(&format!(
+            "fio --name=t --filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio \
+             --iodepth=16 --numjobs=2 --number_ios=10000 --norandommap --size=128M --output-format=terse"
+        ))?;
+        let submitted = disks::bios(&disk)? - before;
+        let map = shell("bpftool map dump name starts --json")?;
+        let output = running.interrupt()?;
+        ensure!(submitted >= 20_000, "{submitted} bios");
+        ensure!(map.trim() == "[]", "left in the map: {map}");
+        let completed = count(&output, "bios completed")?;
+        ensure!(completed == submitted, "{disk}: {completed} of {submitted}: {output}");
+        for nothing in ["in flight", "dropped", "missed"] {
+            ensure!(count(&output, nothing)? == 0, "{disk}: {output}");
+        }
+    }
+    Ok(())
+}
+
+/// A flush of a disk without a write cache ends before it reaches a queue, a read beyond the end
+/// too: such a bio passes bio_endio(), and no tracepoint.
+fn stage03_counts_what_was_never_queued() -> Result<()> {
+    let disk = NullBlk::new(&[("memory_backed", "0")])?;
+    let cache = fs::read_to_string(format!("/sys/block/{}/queue/write_cache", disk.name))?;
+    ensure!(cache.trim() == "write through", "null_blk has a cache: {cache}");
+    let running = Running::stage("stage03", &["--quiet"])?;
+    shell(&format!(
+        "fio --name=t --filename=/dev/{} --rw=randwrite --bs=4k --direct=1 --fsync=1 \
+         --number_ios=200 --size=64M --output-format=terse",
+        disk.name
+    ))?;
+    let map = shell("bpftool map dump name starts --json")?;
+    let output = running.interrupt()?;
+    ensure!(map.trim() == "[]", "left in the map: {map}");
+    ensure!(count(&output, "bios completed")? >= 400, "200 writes and 200 flushes: {output}");
+    ensure!(count(&output, "in flight")? == 0, "{output}");
+    Ok(())
+}
+
+/// The block of the slowest bio.
+struct Slowest {
+    from: u64,
+    to: u64,
+    latency: u64,
+}
+
+fn slowest(output: &str) -> Result<Slowest> {
+    let submitted = between(output, "From: submit_bio(bio=", "\n")?;
+    let ended = between(output, "To  : bio_endio (bio=", "\n")?;
+    let (bio, from) = submitted.split_once(") ").context("odd From")?;
+    let (same, to) = ended.split_once(") ").context("odd To")?;
+    ensure!(bio == same, "two bios: {output}");
+    let latency = between(output, "Max latency ", " ns")?.parse()?;
+    Ok(Slowest { from: from.parse()?, to: to.parse()?, latency })
+}
+
+const DELAY: u64 = 200_000_000;
+
+fn stage04_finds_the_delayed_bio() -> Result<()> {
+    let null =
+        NullBlk::new(&[("irqmode", "1"), ("submit_queues", "2"), ("completion_nsec", "10000")])?;
+    let (null, virtio) = (format!("/dev/{}", null.name), disks::virtio()?);
+    // 4 KiB at sector 80000 take 200 ms, the rest takes what it takes.
+    let slow = Mapped::new(
+        "slow",
+        &format!(
+            "0 80000 linear {null} 0;80000 8 delay {null} 80000 200;80008 80000 linear {null} 80008"
+        ),
+    )?;
+    let load = |cpu, disk: &str| {
+        format!(
+            "fio --name=load{cpu} --filename={disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
+             --cpus_allowed={cpu} --time_based --runtime=600 --size=32M --output-format=terse >/dev/null 2>&1 & load{cpu}=$!; "
+        )
+    };
+    let loads = [load(0, &slow.path()), load(1, &format!("/dev/{virtio}"))].concat();
+    let pids = shell(&format!("{loads} disown -a; echo $load0 $load1"))?;
+    let result = (0..20).try_for_each(|run| {
+        let running = Running::stage("stage04", &["--quiet"])?;
+        dd(&slow.path(), 80_000 / 8, 1)?;
+        let output = running.interrupt()?;
+        let slowest = slowest(&output).with_context(|| format!("run {run}"))?;
+        ensure!(slowest.to - slowest.from == slowest.latency, "run {run}: {output}");
+        ensure!(
+            slowest.latency >= DELAY,
+            "run {run}: the delayed read is not the maximum: {output}"
+        );
+        ensure!(count(&output, "bios completed")? > 100, "run {run}: no load: {output}");
+        ensure!(count(&output, "dropped")? + count(&output, "missed")? == 0, "run {run}: {output}");
+        Ok(())
+    });
+    shell(&format!("kill {pids}; while pgrep -x fio >/dev/null; do sleep 0.1; done"))?;
+    result
+}
+
+fn stage04_is_right_about_split_bios() -> Result<()> {
+    let plain = NullBlk::new(&[("irqmode", "1"), ("hw_queue_depth", "64")])?;
+    let device = format!("/dev/{}", plain.name);
+    // Device mapper splits a 64 KiB read at the border of its two targets, 32 KiB each.
+    for (half, table) in [
+        ("second", format!("0 64 linear {device} 0;64 64 delay {device} 64 200")),
+        ("first", format!("0 64 delay {device} 0 200;64 64 linear {device} 64")),
+    ] {
+        let split = Mapped::new("split", &table)?;
+        let running = Running::stage("stage04", &[])?;
+        shell(&format!(
+            "dd if={} of=/dev/null bs=64k count=1 iflag=direct status=none",
+            split.path()
+        ))?;
+        let output = running.interrupt()?;
+        let submitted =
+            output.lines().filter(|l| l.contains("dd-") && l.contains("submit_bio(bio=")).count();
+        ensure!(submitted == 1, "{submitted} bios of one read: {output}");
+        ensure!(slowest(&output)?.latency >= DELAY, "the {half} half is slow: {output}");
+        ensure!(count(&output, "in flight")? == 0, "{output}");
+    }
+    drop(plain);
+    // The block layer splits a 256 KiB read in four; the disk does one part at a time, 20 ms each.
+    let serial = NullBlk::new(&[
+        ("irqmode", "2"),
+        ("completion_nsec", "20000000"),
+        ("hw_queue_depth", "1"),
+        ("submit_queues", "1"),
+    ])?;
+    fs::write(format!("/sys/block/{}/queue/max_sectors_kb", serial.name), "64")?;
+    let running = Running::stage("stage04", &[])?;
+    let before = disks::bios(&serial.name)?;
+    shell(&format!(
+        "dd if=/dev/{} of=/dev/null bs=256k count=1 iflag=direct status=none",
+        serial.name
+    ))?;
+    let parts = disks::bios(&serial.name)? - before;
+    let output = running.interrupt()?;
+    let submitted =
+        output.lines().filter(|l| l.contains("dd-") && l.contains("submit_bio(bio=")).count();
+    ensure!(submitted == 1 && parts == 4, "{submitted} bios, {parts} parts: {output}");
+    ensure!(slowest(&output)?.latency >= 4 * 20_000_000, "shorter than its parts: {output}");
+    ensure!(
+        count(&output, "bios completed")? == 1 && count(&output, "in flight")? == 0,
+        "{output}"
+    );
+    Ok(())
+}
+
+fn stage05_names_disk_and_sector() -> Result<()> {
+    let mut reads = Vec::new();
+    for disk in [disks::virtio()?, disks::nvme()?] {
+        // One partition from sector 4096 on.
+        shell(&format!(
+            "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{disk}; partx -u /dev/{disk} || true"
+        ))?;
+        let partition =
+            if disk.starts_with("nvme") { format!("{disk}p1") } else { format!("{disk}1") };
+        reads.push((format!("/dev/{disk}"), disk.clone(), 8000, None));
+        reads.push((format!("/dev/{partition}"), partition, 8000, Some((12_096, disk))));
+    }
+    let partition = &reads[1].0.clone();
+    let linear = Mapped::new("lin", &format!("0 16384 linear {partition} 1024"))?;
+    reads.push((linear.path(), linear.disk()?, 8000, None));
+    for (path, device, sector, absolute) in reads {
+        let running = Running::stage("stage05", &["--quiet"])?;
+        dd(&path, sector / 8, 1)?;
+        let output = running.interrupt()?;
+        let mut expected =
+            format!("Bio Info : Sector ({sector}) of {device} ({})", disks::numbers(&device)?);
+        if let Some((absolute, disk)) = absolute {
+            expected += &format!(", sector {absolute} of {disk}");
+        }
+        ensure!(output.lines().any(|line| line == expected), "{expected} is not in {output}");
+        slowest(&output)?;
+    }
+    Ok(())
+}
+
+/// The stack that ftrace takes at submit_bio() for `command`'s one bio: functions, outermost first.
+fn ftrace_stack(command: &str) -> Result<Vec<String>> {
+    let directory = Path::new("/sys/kernel/tracing/instances/judge");
+    fs::create_dir(directory)?;
+    let result = (|| {
+        fs::write("/sys/kernel/tracing/kprobe_events", "p:judge/submit submit_bio")?;
+        fs::write(directory.join("options/stacktrace"), "1")?;
+        fs::write(directory.join("events/judge/submit/enable"), "1")?;
+        shell(command)?;
+        fs::write(directory.join("events/judge/submit/enable"), "0")?;
+        Ok::<_, anyhow::Error>(fs::read_to_string(directory.join("trace"))?)
+    })();
+    fs::remove_dir(directory)?;
+    fs::write("/sys/kernel/tracing/kprobe_events", "-:judge/submit")?;
+    let trace = result?;
+    let (_, stack) =
+        trace.split_once("<stack trace>\n").with_context(|| format!("no stack: {trace}"))?;
+    let frames = stack.lines().map_while(|line| line.trim_start().strip_prefix("=> "));
+    let mut frames: Vec<String> =
+        frames.map(|frame| frame.split(['+', ' ']).next().unwrap_or_default().to_owned()).collect();
+    // What is below submit_bio() is the probe's.
+    if let Some(hooked) = frames.iter().position(|frame| frame == "submit_bio") {
+        frames.drain(..hooked);
+    }
+    frames.reverse();
+    Ok(frames)
+}
+
+fn stage06_shows_the_stack() -> Result<()> {
+    shell(&format!("mount /dev/{} /mnt/data", disks::data()?))?;
+    let result = (|| {
+        shell("dd if=/dev/zero of=/mnt/data/read bs=4k count=1 conv=fsync status=none; sync")?;
+        for (command, must_have) in [
+            (
+                "dd if=/mnt/data/read of=/dev/null bs=4k count=1 iflag=direct status=none",
+                "ext4_file_read_iter",
+            ),
+            (
+                "dd if=/dev/zero of=/mnt/data/read bs=4k count=1 conv=notrunc,fsync status=none",
+                "ext4_sync_file",
+            ),
+        ] {
+            let judge = ftrace_stack(command)?;
+            ensure!(
+                judge.iter().any(|frame| frame == must_have),
+                "the judge has no {must_have}: {judge:?}"
+            );
+            shell("sync")?;
+            let running = Running::stage("stage06", &[])?;
+            shell(command)?;
+            let output = running.interrupt()?;
+            check_stack(&output, &judge)?;
+        }
+        Ok(())
+    })();
+    shell("umount /mnt/data")?;
+    result
+}
+
+/// The printed stack must be the judge's, frame by frame, and name the module of each.
+fn check_stack(output: &str, judge: &[String]) -> Result<()> {
+    let printed: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("=> ")).collect();
+    let functions: Vec<&str> =
+        printed.iter().filter_map(|frame| frame.split("()").next()).collect();
+    ensure!(printed.last() == Some(&"submit_bio()"), "{output}");
+    ensure!(functions == judge, "the judge: {judge:?}\n{output}");
+    let kallsyms = fs::read_to_string("/proc/kallsyms")?;
+    for frame in printed {
+        let (function, module) = frame.split_once("()").context("odd frame")?;
+        let mut known = kallsyms.lines().filter_map(|line| {
+            let mut words = line.split_whitespace().skip(2);
+            (words.next()? == function).then(|| words.next().unwrap_or_default())
+        });
+        ensure!(known.any(|known| known == module.trim()), "{frame} is not of that module");
+    }
+    ensure!(output.contains("() [ext4]\n"), "no frame of ext4: {output}");
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! The command line of every stage, its exit codes, and what is left behind.
+
+use std::{
+    fs,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use common::{Cli, NoOptions};
+use rustix::process::Signal;
+
+use crate::{
+    Test, disks,
+    run::{Running, count, programs, shell, stage},
+};
+
+pub const TESTS: &[Test] = &[
+    ("help_needs_no_root", help_needs_no_root),
+    ("wrong_usage_is_2", wrong_usage_is_2),
+    ("without_root_is_3", without_root_is_3),
+    ("without_btf_is_3", without_btf_is_3),
+    ("without_tracefs_is_3", without_tracefs_is_3),
+    ("a_vanished_hook_is_3", a_vanished_hook_is_3),
+    ("no_io_is_said_so", no_io_is_said_so),
+    ("a_signal_leaves_nothing", a_signal_leaves_nothing),
+    (
+        "a_killed_run_leaves_an_instance_until_the_next",
+        a_killed_run_leaves_an_instance_until_the_next,
+    ),
+    ("a_reader_may_go", a_reader_may_go),
+    ("two_stages_at_once_see_every_line", two_stages_at_once_see_every_line),
+    ("lost_lines_are_counted", lost_lines_are_counted),
+];
+
+const ALL: &[&str] = &["stage00", "stage01", "stage02", "stage03", "stage04", "stage05", "stage06"];
+const INSTANCES: &str = "/sys/kernel/tracing/instances";
+
+fn help_needs_no_root() -> Result<()> {
+    for name in ALL {
+        let path = programs().join(name);
+        let help =
+            shell(&format!("setpriv --reuid 65534 --clear-groups {} --help", path.display()))?;
+        ensure!(help.contains("Usage: ") && help.contains("--duration"), "{name}: {help}");
+    }
+    Ok(())
+}
+
+fn wrong_usage_is_2() -> Result<()> {
+    for name in ALL {
+        for wrong in [
+            "--no-such-option",
+            "--duration=-5s",
+            "--duration=0s",
+            "--duration=5",
+            "--duration=99999y",
+        ] {
+            let ended = stage(name, &[wrong])?;
+            ensure!(
+                ended.code == Some(2) && ended.stderr.contains("--"),
+                "{name} {wrong}: {ended:?}"
+            );
+            ensure!(ended.stdout.is_empty(), "{name} {wrong}: {ended:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Runs every stage after `preparation`, in a mount namespace of its own: all must exit with 3 and
+/// say `words`.
+fn unsupported(preparation: &str, words: &[&str]) -> Result<()> {
+    for name in ALL {
+        let path = programs().join(name);
+        let script = format!("{preparation} {} --duration 1s", path.display());
+        let ended =
+            Running::spawn(Command::new("unshare").args(["-m", "bash", "-c", &script]))?.end()?;
+        ensure!(ended.code == Some(3), "{name}: {ended:?}");
+        for word in words {
+            ensure!(ended.stderr.contains(word), "{name} does not say {word:?}: {ended:?}");
+        }
+    }
+    Ok(())
+}
+
+fn without_root_is_3() -> Result<()> {
+    unsupported("setpriv --reuid 65534 --clear-groups", &["root", "sudo"])
+}
+
+fn without_btf_is_3() -> Result<()> {
+    unsupported("mount -t tmpfs none /sys/kernel/btf;", &["BTF", "/sys/kernel/btf/vmlinux"])
+}
+
+fn without_tracefs_is_3() -> Result<()> {
+    let unmount = "umount -R /sys/kernel/tracing; umount -R /sys/kernel/debug;";
+    unsupported(unmount, &["mount -t tracefs"])
+}
+
+mod gone {
+    include!(concat!(env!("OUT_DIR"), "/gone.skel.rs"));
+}
+
+fn a_vanished_hook_is_3() -> Result<()> {
+    let mut object = std::mem::MaybeUninit::uninit();
+    let cli = Cli { duration: None, verbose: false, own: NoOptions {} };
+    let error = common::load(gone::GoneSkelBuilder::default(), &mut object, &cli, |_| Ok(())).err();
+    let error = error.context("a function that is gone was hooked")?;
+    ensure!(error.downcast_ref::<common::Unsupported>().is_some(), "another error: {error:#}");
+    let message = format!("{error:#}");
+    for word in ["blk_start_request", "blk_mq_start_request", "available_filter_functions"] {
+        ensure!(message.contains(word), "no {word} in {message}");
+    }
+    Ok(())
+}
+
+fn no_io_is_said_so() -> Result<()> {
+    for name in ALL {
+        let ended = stage(name, &["--duration", "500ms"])?;
+        ensure!(ended.code == Some(0), "{name}: {ended:?}");
+        ensure!(
+            ended.stdout.contains("No ") && ended.stdout.contains(" was seen"),
+            "{name}: {ended:?}"
+        );
+        ensure!(
+            !ended.stdout.contains("=>") && !ended.stdout.contains("Max latency"),
+            "{name}: {ended:?}"
+        );
+    }
+    Ok(())
+}
+
+/// How many BPF programs, maps and links the kernel holds, by bpftool.
+fn loaded() -> Result<usize> {
+    let text =
+        shell("bpftool prog list --json; bpftool map list --json; bpftool link list --json")?;
+    Ok(text.matches("\"id\":").count())
+}
+
+fn instances() -> Vec<String> {
+    let entries = fs::read_dir(INSTANCES).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// The kernel frees programs and maps a moment after their last user has gone.
+fn wait_for_loaded(expected: usize) -> Result<()> {
+    let start = Instant::now();
+    while loaded()? != expected {
+        ensure!(
+            start.elapsed() < Duration::from_secs(20),
+            "left loaded: {}",
+            shell("bpftool prog list; bpftool map list")?
+        );
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+fn a_signal_leaves_nothing() -> Result<()> {
+    let before = loaded()?;
+    for signal in [Signal::INT, Signal::TERM] {
+        for name in ALL {
+            let running = Running::stage(name, &[])?;
+            ensure!(loaded()? > before, "{name} has nothing loaded: the test does not test");
+            running.signal(signal)?;
+            let ended = running.end()?;
+            ensure!(ended.code == Some(0) && !ended.stdout.is_empty(), "{name}: {ended:?}");
+            wait_for_loaded(before)?;
+            ensure!(instances().is_empty(), "{name} left {:?}", instances());
+        }
+    }
+    Ok(())
+}
+
+fn a_killed_run_leaves_an_instance_until_the_next() -> Result<()> {
+    let before = loaded()?;
+    for name in &ALL[1..] {
+        let running = Running::stage(name, &[])?;
+        running.signal(Signal::KILL)?;
+        running.end()?;
+        wait_for_loaded(before)?;
+        ensure!(instances().len() == 1, "{name}: {:?}", instances());
+        stage(name, &["--duration", "100ms"])?;
+        ensure!(instances().is_empty(), "after the next {name}: {:?}", instances());
+    }
+    Ok(())
+}
+
+fn a_reader_may_go() -> Result<()> {
+    let disk = disks::virtio()?;
+    let read = format!(
+        "sleep 2; while :; do dd if=/dev/{disk} of=/dev/null bs=4k count=50 iflag=direct status=none; done"
+    );
+    let script = format!(
+        "({read}) & reader=$!; {} --duration 60s | head -n 3; echo ${{PIPESTATUS[0]}}; kill $reader",
+        programs().join("stage06").display()
+    );
+    let output = shell(&script)?;
+    ensure!(output.lines().count() == 4 && output.ends_with("\n0\n"), "{output}");
+    ensure!(instances().is_empty(), "{:?}", instances());
+    Ok(())
+}
+
+fn two_stages_at_once_see_every_line() -> Result<()> {
+    let disk = disks::virtio()?;
+    let (one, other) = (Running::stage("stage01", &[])?, Running::stage("stage01", &[])?);
+    let before = disks::bios(&disk)?;
+    shell(&format!("dd if=/dev/{disk} of=/dev/null bs=4k count=300 iflag=direct status=none"))?;
+    let reads = disks::bios(&disk)? - before;
+    ensure!(reads == 300, "{reads} reads");
+    for running in [one, other] {
+        let output = running.interrupt()?;
+        // Every bio runs both programs, and each writes a line that both see.
+        let lines = output
+            .lines()
+            .filter(|line| line.contains("dd-") && line.contains(": submit_bio(bio=0x"));
+        ensure!(lines.clone().count() == 600, "{} lines for 300 reads", lines.count());
+        ensure!(count(&output, "trace lines, 0 lost")? >= 600, "{output}");
+    }
+    Ok(())
+}
+
+fn lost_lines_are_counted() -> Result<()> {
+    let disk = disks::virtio()?;
+    let running = Running::stage("stage01", &[])?;
+    // Stopped, it empties no pipe: the kernel's buffer overflows, 1.4 MB for each CPU.
+    running.signal(Signal::STOP)?;
+    let before = disks::bios(&disk)?;
+    shell(&format!("dd if=/dev/{disk} of=/dev/null bs=512 count=60000 iflag=direct status=none"))?;
+    let reads = disks::bios(&disk)? - before;
+    running.signal(Signal::CONT)?;
+    let output = running.interrupt()?;
+    let printed = output.lines().filter(|line| line.contains(": submit_bio(bio=0x")).count() as u64;
+    let summary = output.lines().last().context("no summary")?;
+    let lost = summary.split(", ").nth(1).and_then(|lost| lost.split(' ').next());
+    let lost: u64 = lost.context("no count")?.parse()?;
+    ensure!(lost > 0, "nothing was lost: {summary}");
+    ensure!(printed + lost == reads, "{printed} printed + {lost} lost, {reads} bios: {summary}");
+    Ok(())
+}

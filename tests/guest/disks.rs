@@ -1,0 +1,122 @@
+//! Disks to test on, and what the kernel says of them.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::run::shell;
+
+/// A virtio disk by its serial number: `cargo vm` gives each one.
+fn by_serial(wanted: impl Fn(&str) -> bool) -> Result<String> {
+    let disks = fs::read_dir("/sys/block")?.flatten();
+    let mut names = disks.map(|disk| disk.file_name().to_string_lossy().into_owned());
+    let found = names.find(|name| {
+        let serial = fs::read_to_string(format!("/sys/block/{name}/serial")).unwrap_or_default();
+        name.starts_with("vd") && wanted(serial.trim())
+    });
+    found.context("no such virtio disk: was the guest started with --disk virtio?")
+}
+
+/// The disk with the ext4 file system, `vda`.
+pub fn data() -> Result<String> {
+    by_serial(|serial| serial == "bpfvm-data")
+}
+
+/// A virtio disk to play with.
+pub fn virtio() -> Result<String> {
+    by_serial(|serial| serial != "bpfvm-data")
+}
+
+/// The nvme disk's name.
+pub fn nvme() -> Result<String> {
+    ensure!(
+        Path::new("/sys/block/nvme0n1").exists(),
+        "no nvme disk: was the guest started with --disk nvme?"
+    );
+    Ok("nvme0n1".into())
+}
+
+/// Requests and merged bios of a disk so far: every bio that was not split is one of either.
+/// (Documentation/block/stat.rst: read I/Os, read merges, …, write I/Os, write merges.)
+pub fn bios(disk: &str) -> Result<u64> {
+    let text = fs::read_to_string(format!("/sys/block/{disk}/stat"))?;
+    let fields: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    ensure!(fields.len() >= 6, "odd: {text}");
+    Ok(fields[0] + fields[1] + fields[4] + fields[5])
+}
+
+/// A null_blk disk with one hardware queue per CPU, gone when dropped.
+pub struct NullBlk {
+    /// `nullb0`.
+    pub name: String,
+    directory: String,
+}
+
+impl NullBlk {
+    /// `settings`: attributes of configfs, as in Documentation/block/null_blk.rst.
+    pub fn new(settings: &[(&str, &str)]) -> Result<NullBlk> {
+        let directory = "/sys/kernel/config/nullb/test".to_owned();
+        fs::create_dir(&directory).context("null_blk's configfs")?;
+        let mut disk = NullBlk { name: String::new(), directory };
+        for (name, value) in [("size", "1024")].iter().chain(settings).chain(&[("power", "1")]) {
+            fs::write(format!("{}/{name}", disk.directory), value)
+                .with_context(|| format!("{name}={value}"))?;
+        }
+        // Later kernels name the disk as the directory; before, it was nullb and a number.
+        let index = fs::read_to_string(format!("{}/index", disk.directory))?;
+        let named = [format!("nullb{}", index.trim()), "test".into()];
+        let name = named.into_iter().find(|name| Path::new("/sys/block").join(name).exists());
+        disk.name = name.context("null_blk made no disk")?;
+        Ok(disk)
+    }
+}
+
+impl Drop for NullBlk {
+    fn drop(&mut self) {
+        fs::remove_dir(&self.directory).ok();
+    }
+}
+
+/// A device mapper table, gone when dropped.
+pub struct Mapped {
+    name: String,
+}
+
+impl Mapped {
+    /// `table`: as `dmsetup create` reads it, `;` between its lines.
+    pub fn new(name: &str, table: &str) -> Result<Mapped> {
+        let table = table.replace(';', "\n");
+        shell(&format!(
+            "dmsetup create --noudevsync --noudevrules {name} <<'END'\n{table}\nEND\n"
+        ))?;
+        Ok(Mapped { name: name.into() })
+    }
+
+    /// `/dev/mapper/NAME`.
+    pub fn path(&self) -> String {
+        format!("/dev/mapper/{}", self.name)
+    }
+
+    /// `dm-0`.
+    pub fn disk(&self) -> Result<String> {
+        let path = fs::canonicalize(self.path())?;
+        let numbers = shell(&format!("dmsetup info -c --noheadings -o blkdevname {}", self.name));
+        let name = numbers.map(|name| name.trim().to_owned()).unwrap_or_default();
+        Ok(if name.is_empty() {
+            path.file_name().context("/")?.to_string_lossy().into_owned()
+        } else {
+            name
+        })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        shell(&format!("dmsetup remove --noudevsync --noudevrules --retry {}", self.name)).ok();
+    }
+}
+
+/// `major:minor` of a device in /dev.
+pub fn numbers(device: &str) -> Result<String> {
+    Ok(shell(&format!("lsblk -dno MAJ:MIN /dev/{device}"))?.trim().to_owned())
+}

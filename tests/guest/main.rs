@@ -1,0 +1,53 @@
+//! The guest tests: every figure that a stage prints, judged by something that we did not write.
+//!
+//! Runs as root in the VM (`cargo vm test`), one test after the other: the block layer's counters
+//! are everybody's. Takes libtest's arguments: a filter, `--list`, `--exact`.
+
+mod bios;
+mod budget;
+mod commands;
+mod disks;
+mod run;
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::Result;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// A test's name, and the test.
+type Test = (&'static str, fn() -> Result<()>);
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let tests = [budget::TESTS, commands::TESTS, bios::TESTS].concat();
+    let trials = tests
+        .into_iter()
+        .map(|(name, test)| {
+            Trial::test(name, move || test().map_err(|e| Failed::from(format!("{e:#}"))))
+        })
+        .collect();
+    if !arguments.list {
+        prepare();
+    }
+    libtest_mimic::run(&arguments, trials).exit()
+}
+
+/// Leaves the data disk alone: its journal would submit bios of its own. And configfs and the
+/// modules that the tests need.
+fn prepare() {
+    assert!(Path::new("/run/bpf-vm").exists(), "the guest tests run in the VM only: cargo vm test");
+    assert!(rustix::process::geteuid().is_root(), "the guest tests run as root");
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    println!("kernel {}", release.trim());
+    for command in [
+        "umount /mnt/data",
+        "modprobe -a nvme virtio_scsi sd_mod null_blk dm_mod dm_delay loop configfs",
+        "mount -t configfs configfs /sys/kernel/config",
+        "rmmod null_blk",
+        "modprobe null_blk nr_devices=0",
+    ] {
+        // Some are done already on some kernels; what is really missing, the tests will tell.
+        Command::new("sh").args(["-c", &format!("{command} 2>/dev/null")]).status().ok();
+    }
+}

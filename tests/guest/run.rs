@@ -1,0 +1,155 @@
+//! Starting and ending the programs under test.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read},
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::{self, Receiver},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The longest that anything here may take; then it has failed.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The directory of the programs under test.
+pub fn programs() -> PathBuf {
+    env::var_os("VM_TARGET_DIR").map_or_else(|| "target/debug".into(), PathBuf::from)
+}
+
+/// A program that runs beside the test.
+pub struct Running {
+    name: String,
+    child: Child,
+    stdout: Receiver<String>,
+    stderr: Receiver<String>,
+    said: String,
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Running {
+    /// Starts a stage, and returns when it says that its programs are attached.
+    pub fn stage(name: &str, arguments: &[&str]) -> Result<Running> {
+        let mut running = Running::spawn(Command::new(programs().join(name)).args(arguments))?;
+        running.wait_for("tracing")?;
+        Ok(running)
+    }
+
+    /// Starts a command.
+    pub fn spawn(command: &mut Command) -> Result<Running> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("{name} does not start"))?;
+        let stdout = lines(child.stdout.take().context("no stdout")?);
+        let stderr = lines(child.stderr.take().context("no stderr")?);
+        Ok(Running { name, child, stdout, stderr, said: String::new() })
+    }
+
+    /// Waits for a line on stderr that contains `text`.
+    pub fn wait_for(&mut self, text: &str) -> Result<()> {
+        let start = Instant::now();
+        while let Ok(line) = self.stderr.recv_timeout(LIMIT.saturating_sub(start.elapsed())) {
+            self.said.push_str(&line);
+            if line.contains(text) {
+                return Ok(());
+            }
+        }
+        self.child.kill().ok();
+        bail!("{} never said {text:?}: {:?}", self.name, self.said)
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), signal).context("kill")
+    }
+
+    /// Waits for the end; a time-out is a failure.
+    pub fn end(mut self) -> Result<Ended> {
+        let status = wait(&mut self.child).with_context(|| self.name.clone())?;
+        let stdout = self.stdout.iter().collect();
+        let stderr = self.said + &self.stderr.iter().collect::<String>();
+        Ok(Ended { code: status.code(), stdout, stderr })
+    }
+
+    /// Ends the program as Ctrl-C does; it must exit with 0.
+    pub fn interrupt(self) -> Result<String> {
+        self.signal(Signal::INT)?;
+        let ended = self.end()?;
+        ensure!(ended.code == Some(0), "after SIGINT: {ended:?}");
+        Ok(ended.stdout)
+    }
+}
+
+fn wait(child: &mut Child) -> Result<ExitStatus> {
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().ok();
+    bail!("did not end in {LIMIT:?}")
+}
+
+fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        while stream.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+            sender.send(String::from_utf8_lossy(&line).into_owned()).ok();
+            line.clear();
+        }
+    });
+    receiver
+}
+
+/// Runs a stage to its end.
+pub fn stage(name: &str, arguments: &[&str]) -> Result<Ended> {
+    Running::spawn(Command::new(programs().join(name)).args(arguments))?.end()
+}
+
+/// Runs a command of the shell; fails where it fails, with what it said.
+pub fn shell(command: &str) -> Result<String> {
+    let ended =
+        Running::spawn(Command::new("bash").args(["-c", &format!("set -e; {command}")]))?.end()?;
+    ensure!(ended.code == Some(0), "{command}: {ended:?}");
+    Ok(ended.stdout)
+}
+
+/// The number in front of `what` in a summary: `  20000 bios completed`.
+pub fn count(output: &str, what: &str) -> Result<u64> {
+    let line = output
+        .lines()
+        .find(|line| {
+            line.trim_start().split_once(' ').is_some_and(|(_, rest)| rest.starts_with(what))
+        })
+        .with_context(|| format!("no {what:?} in {output}"))?;
+    let number = line.split_whitespace().next().unwrap_or_default();
+    number.parse().with_context(|| line.to_owned())
+}
+
+/// The text between `before` and `after`.
+pub fn between<'a>(text: &'a str, before: &str, after: &str) -> Result<&'a str> {
+    let (_, rest) = text.split_once(before).with_context(|| format!("no {before:?} in {text}"))?;
+    let (found, _) = rest
+        .split_once(after)
+        .with_context(|| format!("no {after:?} after {before:?} in {text}"))?;
+    Ok(found)
+}
