@@ -69,7 +69,7 @@ fn run(cli: &Cli<Own>) -> Result<()> {
     let counts = common::counters(&skel.maps.bss_data)?;
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped: the map was full", counts.dropped);
-    println!("{:>8} unmatched: flushes, issued before the start", counts.unmatched);
+    println!("{:>8} unmatched: flushes, dropped, issued before the start", counts.unmatched);
     println!("{:>8} missed: caught at work by an interrupt", common::missed(skel.object())?);
     Ok(())
 }

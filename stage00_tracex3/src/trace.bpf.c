@@ -11,12 +11,17 @@ struct histogram {
 	u64 slots[SLOTS];
 };
 
-/* When each request was handed to the driver, in ns. */
+/* A request on its way, from the driver's hands to its end. */
+struct in_flight {
+	u64 start; /* ns */
+	u64 partly; /* parts that have completed */
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
 	__type(key, u64);
-	__type(value, u64);
+	__type(value, struct in_flight);
 } starts SEC(".maps");
 
 struct {
@@ -39,33 +44,39 @@ static __always_inline u32 slot_of(u64 ns)
 	return shift * 32 + (ns >> shift);
 }
 
-/* A request may be issued again, because the device was busy or for the rest of its bytes. What
- * counts is the last time. */
 SEC("tp_btf/block_rq_issue")
 int BPF_PROG(block_rq_issue, struct request *rq)
 {
-	u64 key = (u64)rq, start = bpf_ktime_get_ns();
+	u64 key = (u64)rq;
+	struct in_flight issued = { .start = bpf_ktime_get_ns() }, *started;
 
-	if (bpf_map_update_elem(&starts, &key, &start, BPF_ANY))
+	if (!bpf_map_update_elem(&starts, &key, &issued, BPF_NOEXIST))
+		return 0;
+	started = bpf_map_lookup_elem(&starts, &key);
+	if (!started)
 		__sync_fetch_and_add(&dropped, 1);
+	else if (!started->partly)
+		started->start = issued.start; /* issued again: the device was busy before */
 	return 0;
 }
 
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 {
-	u64 key = (u64)rq, end = bpf_ktime_get_ns(), latency, *start;
+	u64 key = (u64)rq, end = bpf_ktime_get_ns(), latency;
+	struct in_flight *started = bpf_map_lookup_elem(&starts, &key);
 	struct histogram *histogram;
 	u32 zero = 0, slot;
 
-	if (nr_bytes < rq->__data_len)
-		return 0; /* a part of it; __data_len is what was left before */
-	start = bpf_map_lookup_elem(&starts, &key);
-	if (!start) {
+	if (!started) {
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	latency = end - *start;
+	if (nr_bytes < rq->__data_len) { /* which is still what was left before */
+		started->partly++;
+		return 0;
+	}
+	latency = end - started->start;
 	bpf_map_delete_elem(&starts, &key);
 
 	histogram = bpf_map_lookup_elem(&latencies, &zero);
