@@ -7,17 +7,16 @@ dd if=/dev/zero of=file bs=1M count=16 conv=fsync 2>/dev/null || exit 1
 
 n=0
 while :; do
-	# Past the page cache: four reads and a write of 4 KiB, submitted by dd itself.
-	dd if=file of=/dev/null bs=4k count=4 skip=$((n * 97 % 4096)) iflag=direct 2>/dev/null
-	dd if=/dev/zero of=file bs=4k count=1 seek=$((n * 61 % 4096)) oflag=direct conv=notrunc 2>/dev/null
+	# Past the page cache: reads and writes of 4 KiB, submitted by dd itself.
+	dd if=file of=/dev/null bs=4k count=24 skip=$((n * 97 % 4000)) iflag=direct 2>/dev/null
+	dd if=/dev/zero of=file bs=4k count=8 seek=$((n * 61 % 4000)) oflag=direct conv=notrunc 2>/dev/null
 	# Through it: a write that fsync brings to the disk, with its journal entry.
 	dd if=/dev/zero of=log bs=16k count=1 conv=fsync 2>/dev/null
-	# The same 64 KiB twice: once from the disk (the cache is told to forget them), once
-	# from the cache.
-	at=$((n % 256))
-	dd if=file of=/dev/null bs=64k count=0 skip=$at iflag=nocache 2>/dev/null
-	dd if=file of=/dev/null bs=64k count=1 skip=$at 2>/dev/null
-	dd if=file of=/dev/null bs=64k count=1 skip=$at 2>/dev/null
+	# The cache is told to forget the file; the same 64 KiB then come once from the disk
+	# and once from the cache.
+	dd if=file iflag=nocache count=0 2>/dev/null
+	dd if=file of=/dev/null bs=64k count=1 skip=$((n % 256)) 2>/dev/null
+	dd if=file of=/dev/null bs=64k count=1 skip=$((n % 256)) 2>/dev/null
 	n=$((n + 1))
 	sleep 0.3
 done

@@ -340,11 +340,12 @@ pub fn death(dir: &Path) -> String {
         status = ending::qemu_ended();
     }
     let console = fs::read(dir.join("console")).unwrap_or_default();
-    let panicked = String::from_utf8_lossy(&console).contains("Kernel panic");
+    let console = String::from_utf8_lossy(&console);
+    let panic = console.lines().find_map(|line| line.split_once("Kernel panic - not syncing: "));
     let why = if let Ok(what) = fs::read_to_string(dir.join("failed")) {
         format!("the guest could not be set up: {}", what.trim())
-    } else if panicked {
-        "the guest's kernel panicked".to_owned()
+    } else if let Some((_, what)) = panic {
+        format!("the guest's kernel panicked: {}", what.trim())
     } else {
         match status {
             Some(status) if status.signal().is_some() => {
@@ -407,7 +408,7 @@ mod tests {
         fs::write(dir.path().join("console"), "a\nKernel panic - not syncing: x\n").unwrap();
         let text = death(dir.path());
         assert!(
-            text.starts_with("the guest's kernel panicked; its console's last lines:\n  a\n"),
+            text.starts_with("the guest's kernel panicked: x; its console's last lines:\n  a\n"),
             "{text}"
         );
         fs::write(dir.path().join("failed"), "mount: no\n").unwrap();

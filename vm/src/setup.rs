@@ -105,7 +105,7 @@ pub fn packages(for_test: bool) -> Result<()> {
         if !root {
             command.arg("env");
         }
-        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]);
+        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-o", "Dpkg::Use-Pty=0"]);
         // Our standard output belongs to the program that is run.
         let stderr = std::os::fd::AsFd::as_fd(&std::io::stderr()).try_clone_to_owned()?;
         let status = command.args(arguments.split(' ')).stdout(stderr).status();

@@ -1,0 +1,487 @@
+//! Boots real guests. Every wait has a limit, and running into it is a failure.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use tempfile::TempDir;
+
+/// For anything that needs a boot, also where many boot at once.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A private place for control directories, so that no other guest is in the way.
+fn place() -> TempDir {
+    tempfile::Builder::new().prefix("vm").tempdir_in("/tmp").unwrap()
+}
+
+/// A launcher's command line, with control directories below `place`.
+fn vm(place: &TempDir, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vm"));
+    command.args(args).env("TMPDIR", place.path()).env_remove("VM_KERNEL");
+    command
+}
+
+/// A launcher that runs, what it prints, and where to type.
+struct Running {
+    child: Child,
+    input: Option<File>,
+    output: Receiver<Vec<u8>>,
+    errors: Receiver<Vec<u8>>,
+    /// What has been read of the output and not been looked at.
+    text: String,
+    /// The terminal's other side, where there is one.
+    terminal: Option<OwnedFd>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn reader(mut file: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(n @ 1..) = file.read(&mut buffer) {
+            let _ = sender.send(buffer[..n].to_vec());
+        }
+    });
+    receiver
+}
+
+impl Running {
+    fn on_pipes(mut command: Command) -> Running {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        Running {
+            input: child.stdin.take().map(|pipe| OwnedFd::from(pipe).into()),
+            output: reader(child.stdout.take().unwrap()),
+            errors: reader(child.stderr.take().unwrap()),
+            child,
+            text: String::new(),
+            terminal: None,
+        }
+    }
+
+    /// Starts it as a shell would in a terminal of 101 columns.
+    fn on_terminal(mut command: Command) -> Running {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let slave = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        resize(&master, 101);
+        for set in [Command::stdin, Command::stdout, Command::stderr] {
+            set(&mut command, Stdio::from(slave.try_clone().unwrap()));
+        }
+        // SAFETY: two system calls, async-signal-safe, no memory of the parent touched.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::setsid()?;
+                Ok(rustix::process::ioctl_tiocsctty(std::io::stdin())?)
+            });
+        }
+        let child = command.spawn().unwrap();
+        let master = File::from(master);
+        Running {
+            child,
+            input: Some(master.try_clone().unwrap()),
+            output: reader(master),
+            errors: channel().1,
+            text: String::new(),
+            terminal: Some(slave.into()),
+        }
+    }
+
+    fn type_in(&mut self, text: &str) {
+        self.input.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Reads output until `wanted` came; returns all that came up to and with it.
+    fn expect(&mut self, wanted: &str) -> String {
+        let start = Instant::now();
+        loop {
+            if let Some(at) = self.text.find(wanted) {
+                let rest = self.text.split_off(at + wanted.len());
+                return std::mem::replace(&mut self.text, rest);
+            }
+            let left = LIMIT.saturating_sub(start.elapsed());
+            match self.output.recv_timeout(left) {
+                Ok(bytes) => self.text.push_str(&String::from_utf8_lossy(&bytes)),
+                Err(e) => panic!("no {wanted:?} ({e}) in {:?}, {:?}", self.text, self.all_errors()),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for the end: exit code (or minus the signal), rest of output, errors.
+    fn end(mut self) -> (i32, String, String) {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(
+                start.elapsed() < LIMIT,
+                "still running; {:?} {:?}",
+                self.text,
+                self.all_errors()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let code = status.code().unwrap_or_else(|| -status.signal().unwrap());
+        while let Ok(bytes) = self.output.recv_timeout(Duration::from_millis(500)) {
+            self.text.push_str(&String::from_utf8_lossy(&bytes));
+        }
+        (code, std::mem::take(&mut self.text), self.all_errors())
+    }
+
+    fn all_errors(&self) -> String {
+        let mut all = Vec::new();
+        while let Ok(bytes) = self.errors.recv_timeout(Duration::from_millis(200)) {
+            all.extend(bytes);
+        }
+        String::from_utf8_lossy(&all).into_owned()
+    }
+
+    /// Whether the terminal is as a shell wants it: it echoes.
+    fn echoes(&self) -> bool {
+        let settings = tcgetattr(self.terminal.as_ref().unwrap()).unwrap();
+        settings.local_modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
+    }
+}
+
+fn resize(terminal: impl AsFd, cols: u16) {
+    tcsetwinsize(terminal, Winsize { ws_row: 40, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 })
+        .unwrap();
+}
+
+/// The processes of QEMU whose guests belong to `place`.
+fn qemus(place: &Path) -> Vec<Pid> {
+    let mark = place.to_str().unwrap();
+    fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| {
+            let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
+            let words = fs::read(entry.path().join("cmdline")).ok()?;
+            let words = String::from_utf8_lossy(&words).into_owned();
+            (words.starts_with("/usr/bin/qemu") || words.contains("qemu-system"))
+                .then_some(words)
+                .filter(|words| words.contains(mark) && words.contains("-kernel"))
+                .map(|_| pid)
+        })
+        .collect()
+}
+
+fn control_dirs(place: &Path) -> Vec<PathBuf> {
+    let parents = fs::read_dir(place).unwrap().flatten();
+    let inside =
+        parents.flat_map(|parent| fs::read_dir(parent.path()).into_iter().flatten().flatten());
+    inside.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+/// Waits until nothing of a launch is left: no QEMU, no control directory.
+fn assert_clean(place: &TempDir) {
+    let start = Instant::now();
+    loop {
+        let left = (qemus(place.path()), control_dirs(place.path()));
+        if left.0.is_empty() && left.1.is_empty() {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "left: {left:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The first boot with an empty cache (but for the kernels), and then two at once: what
+/// goes in and out, the guest's make-up, KVM tried once and remembered, disks apart.
+#[test]
+fn a_run_and_then_two_at_once() {
+    let (place, cache) = (place(), tempfile::tempdir().unwrap());
+    // Fetched where no other test has, then borrowed.
+    assert!(
+        vm(&place, &["setup"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap()
+            .success()
+    );
+    let home = std::env::var("HOME").unwrap_or_default();
+    let real = std::env::var("VM_CACHE")
+        .or_else(|_| std::env::var("XDG_CACHE_HOME").map(|dir| dir + "/bpf-vm"))
+        .unwrap_or(home + "/.cache/bpf-vm");
+    std::os::unix::fs::symlink(Path::new(&real).join("kernels"), cache.path().join("kernels"))
+        .unwrap();
+
+    let shared =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("from-guest-{}", std::process::id()));
+    let script = format!(
+        "cat; exec >&2
+         echo inside $(cat /run/bpf-vm) is $(uname -r)
+         echo data $(findmnt -no FSTYPE /mnt/data) $(cat /sys/block/vda/serial)
+         for m in /sys/kernel/tracing /sys/kernel/debug /sys/fs/bpf; do echo $m $(findmnt -no FSTYPE $m); done
+         echo nets $(ls /sys/class/net)
+         modprobe null_blk && ls -d /sys/block/nullb0
+         ls -d /sys/block/vdb /sys/block/nvme0n1 /sys/block/sda
+         touch /only-in-the-guest && echo wrote
+         echo written > {}
+         exit 7",
+        shared.display()
+    );
+    let mut data = vec![0; 1 << 20];
+    File::open("/dev/urandom").unwrap().read_exact(&mut data).unwrap();
+    let stdin = place.path().join("stdin");
+    fs::write(&stdin, &data).unwrap();
+    let disks = ["--disk", "virtio", "--disk", "nvme", "--disk", "scsi"];
+    let mut args = vec!["run"];
+    args.extend(disks);
+    args.extend(["sh", "-c", &script]);
+    let output = vm(&place, &args)
+        .env("VM_CACHE", cache.path())
+        .stdin(File::open(&stdin).unwrap())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{errors}");
+    assert!(output.stdout == data, "stdout is not what went in ({} bytes)", output.stdout.len());
+    let inside = errors.lines().find_map(|line| line.strip_prefix("inside ")).unwrap();
+    let (marked, release) = inside.split_once(" is ").unwrap();
+    assert_eq!(marked, release);
+    for wanted in [
+        "data ext4 bpfvm-data",
+        "/sys/kernel/tracing tracefs",
+        "/sys/kernel/debug debugfs",
+        "/sys/fs/bpf bpf",
+        "nets lo",
+        "/sys/block/nullb0",
+        "/sys/block/vdb",
+        "/sys/block/nvme0n1",
+        "/sys/block/sda",
+        "wrote",
+    ] {
+        assert!(errors.lines().any(|line| line == wanted), "{wanted:?} not in {errors}");
+    }
+    assert!(!Path::new("/only-in-the-guest").exists());
+    assert_eq!(fs::read_to_string(&shared).unwrap(), "written\n");
+    fs::remove_file(&shared).unwrap();
+
+    let mine = |name: &str| {
+        let script = format!(
+            "echo $(ls /mnt/data); echo {name} > /mnt/data/file; sync; sleep 1; cat /mnt/data/file"
+        );
+        let mut command = vm(&place, &["run", "sh", "-c", &script]);
+        command.env("VM_CACHE", cache.path());
+        Running::on_pipes(command)
+    };
+    let both = [("one", mine("one")), ("two", mine("two"))];
+    for (name, run) in both {
+        let (code, out, errors) = run.end();
+        assert_eq!((code, out), (0, format!("lost+found\n{name}\n")), "{errors}");
+        assert!(!errors.contains("KVM"), "not remembered: {errors}");
+    }
+    assert_clean(&place);
+}
+
+/// One guest, several terminals: everything about sessions.
+#[test]
+fn sessions_of_a_shell() {
+    let place = place();
+    let shell = || vm(&place, &["shell"]);
+    let mut first = Running::on_terminal(shell());
+    first.type_in("stty size; tty; PS1=\n");
+    first.expect("40 101");
+    first.expect("/dev/pts/");
+
+    // The terminal's keys and size are the guest's.
+    first.type_in("echo sl''eeping; sleep 1000\n");
+    first.expect("sleeping");
+    assert!(!first.echoes(), "not raw");
+    std::thread::sleep(Duration::from_millis(500));
+    first.type_in("\x03");
+    first.type_in("echo sta''tus $?\n");
+    first.expect("status 130");
+    resize(first.terminal.as_ref().unwrap(), 77);
+    first.signal(Signal::WINCH);
+    first.type_in("sleep 1; stty size\n");
+    first.expect("40 77");
+
+    // Without a terminal: a signal's number in the status, standard error apart.
+    let mut second = Running::on_pipes(shell());
+    second.type_in("echo out; echo err >&2; kill -SEGV $$\n");
+    let (code, out, errors) = second.end();
+    assert_eq!((code, out.as_str()), (139, "out\n"));
+    assert!(errors.contains("joining") && errors.ends_with("err\n"), "{errors}");
+
+    // A signal to the launcher is one to the program.
+    let mut third = Running::on_pipes(shell());
+    third.type_in("trap 'echo summary; exit 3' INT\necho ready\nwhile :; do sleep 0.1; done\n");
+    third.expect("ready\n");
+    third.signal(Signal::INT);
+    let (code, out, _) = third.end();
+    assert_eq!((code, out.as_str()), (3, "summary\n"));
+
+    // A program that will not end is left at the third.
+    let mut fourth = Running::on_pipes(shell());
+    fourth.type_in("trap '' TERM\necho ready\nwhile :; do sleep 0.1; done\n");
+    fourth.expect("ready\n");
+    for _ in 0..3 {
+        fourth.signal(Signal::TERM);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let (code, _, errors) = fourth.end();
+    assert_eq!(code, 143, "{errors}");
+
+    // Nobody reads any more: the program gets SIGPIPE.
+    let mut fifth =
+        shell().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    fifth.stdin.take().unwrap().write_all(b"exec yes\n").unwrap();
+    let mut output = fifth.stdout.take().unwrap();
+    output.read_exact(&mut [0; 6]).unwrap();
+    drop(output);
+    assert_eq!(fifth.wait().unwrap().code(), Some(141));
+
+    // The guest stays until its last terminal is closed.
+    let mut last = Running::on_pipes(shell());
+    last.type_in("echo here\n");
+    last.expect("here\n");
+    first.type_in("exit 5\n");
+    first.expect("the guest goes on for 1 other terminal");
+    last.type_in("echo still; exit 6\n");
+    assert_eq!(last.end().0, 6);
+    assert!(first.echoes(), "the terminal is not restored");
+    assert_eq!(first.end().0, 5);
+    assert_clean(&place);
+}
+
+#[test]
+fn qemu_killed() {
+    let place = place();
+    let mut run =
+        Running::on_terminal(vm(&place, &["run", "sh", "-c", "echo rea''dy; sleep 1000"]));
+    run.expect("ready");
+    assert!(!run.echoes(), "not raw");
+    let qemus = qemus(place.path());
+    assert_eq!(qemus.len(), 1);
+    kill_process(qemus[0], Signal::KILL).unwrap();
+    run.expect("vm: QEMU was killed by signal 9");
+    let terminal = run.terminal.as_ref().unwrap().try_clone().unwrap();
+    assert_eq!(run.end().0, 125);
+    assert!(tcgetattr(&terminal).unwrap().local_modes.contains(LocalModes::ECHO));
+    assert_clean(&place);
+}
+
+#[test]
+fn launcher_killed() {
+    let place = place();
+    let mut run =
+        Running::on_terminal(vm(&place, &["run", "sh", "-c", "echo rea''dy; sleep 1000"]));
+    run.expect("ready");
+    assert!(!run.echoes(), "not raw");
+    assert_eq!((qemus(place.path()).len(), control_dirs(place.path()).len()), (1, 1));
+    run.signal(Signal::KILL);
+    let start = Instant::now();
+    while !run.echoes() {
+        assert!(start.elapsed() < Duration::from_secs(10), "the terminal is not restored");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_clean(&place);
+    assert_eq!(run.end().0, -9);
+}
+
+#[test]
+fn the_guest_panics() {
+    let place = place();
+    let script = "echo before; echo c > /proc/sysrq-trigger; sleep 1000";
+    let (code, out, errors) = Running::on_pipes(vm(&place, &["run", "sh", "-c", script])).end();
+    assert_eq!((code, out.as_str()), (125, "before\n"), "{errors}");
+    assert!(
+        errors.contains(
+            "vm: the guest's kernel panicked: sysrq triggered crash; its console's last lines:\n"
+        ),
+        "{errors}"
+    );
+    assert!(errors.lines().count() > 15, "{errors}");
+    assert_clean(&place);
+}
+
+#[test]
+fn out_of_time() {
+    let place = place();
+    let start = Instant::now();
+    let (code, _, errors) =
+        Running::on_pipes(vm(&place, &["run", "--timeout", "3s", "true"])).end();
+    assert_eq!(code, 125, "{errors}");
+    assert!(errors.contains("vm: stopped: not done after 3s (--timeout)"), "{errors}");
+    assert!(start.elapsed() >= Duration::from_secs(3));
+    assert_clean(&place);
+}
+
+/// What needs no boot: each error is one clear message.
+#[test]
+fn clear_messages() {
+    let place = place();
+    let run = |command: &mut Command| {
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, errors) = run(&mut vm(&place, &["run", "--kernel", "4.4", "true"]));
+    assert_eq!(code, Some(2));
+    assert!(
+        errors.contains("vm: there is no kernel line 4.4") && errors.contains("6.12"),
+        "{errors}"
+    );
+
+    let (code, errors) = run(&mut vm(&place, &["run", "--kernel", "/etc", "true"]));
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("/etc holds no lib/modules"), "{errors}");
+
+    let (code, errors) = run(vm(&place, &["run", "true"]).env("VM_ACCEL", "warp"));
+    assert_eq!(code, Some(2));
+    assert!(errors.contains("VM_ACCEL=warp"), "{errors}");
+
+    let (code, errors) = run(&mut vm(&place, &["agent"]));
+    assert_eq!(code, Some(3), "{errors}");
+
+    // An archive whose file is another than the one pinned, and one that has none.
+    let (cache, archive) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let fetch = || {
+        let mut command = vm(&place, &["setup"]);
+        command.env("VM_CACHE", cache.path());
+        command.env("VM_MIRROR", format!("file://{}", archive.path().display()));
+        command
+    };
+    let (code, errors) = run(&mut fetch());
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("VM_MIRROR") && errors.contains("vm/kernels.toml"), "{errors}");
+    let pool = archive.path().join("pool/main/l/linux-signed-amd64");
+    fs::create_dir_all(&pool).unwrap();
+    let table =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels.toml")).unwrap();
+    let path = table
+        .lines()
+        .find(|line| line.contains("linux-image-6.1.") && line.starts_with("path"))
+        .unwrap();
+    let name = path.rsplit('/').next().unwrap().trim_end_matches('"');
+    fs::write(pool.join(name), "half a kernel").unwrap();
+    let (code, errors) = run(&mut fetch());
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("vm: wrong checksum") && errors.contains("expected"), "{errors}");
+    assert!(!cache.path().join("kernels").exists(), "kept a wrong kernel");
+}
