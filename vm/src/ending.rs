@@ -18,6 +18,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
+/// The file of this program, also where cargo has put a newer one in its place meanwhile.
+pub const OWN_FILE: &str = "/proc/self/exe";
+
 /// What has to be undone at the end.
 struct State {
     qemu: Option<Child>,
@@ -113,8 +116,7 @@ pub fn kill_qemu() {
 pub fn start_guard(control: Option<&Path>) -> Result<()> {
     let (mut ours, its) = UnixStream::pair()?;
     let stdin = std::io::stdin();
-    let mut command =
-        Command::new(std::env::current_exe().context("cannot find this program's file")?);
+    let mut command = Command::new(OWN_FILE);
     command.arg("guard").args(control).stdin(std::os::fd::OwnedFd::from(its)).stderr(Stdio::null());
     if rustix::termios::isatty(&stdin) {
         command.stdout(stdin.as_fd().try_clone_to_owned()?);

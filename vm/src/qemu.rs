@@ -183,7 +183,9 @@ fn await_up(dir: &Path, patience: Duration) -> Result<()> {
 impl Machine {
     /// Tells the guest's init what it needs to know.
     fn write_conf(&self, dir: &Path) -> Result<()> {
-        let agent = std::env::current_exe().context("cannot find this program's file")?;
+        // A copy: cargo may replace the file while the guest runs.
+        let agent = dir.join("agent");
+        fs::copy(ending::OWN_FILE, &agent).context("cannot copy this program for the guest")?;
         let mut conf: Vec<u8> = Vec::new();
         let mut line = |key: &str, value: &OsStr| -> Result<()> {
             if value.as_bytes().contains(&b'\n') {

@@ -8,6 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 
+use crate::ending::OWN_FILE;
 use crate::kernels::Table;
 use crate::say;
 use crate::setup;
@@ -119,7 +120,7 @@ fn build(root: &Path) -> Result<std::path::PathBuf> {
 /// One boot: all guest tests on one kernel.
 fn in_guest(root: &Path, guest: &Path, kernel: &str, filter: Option<&str>) -> Result<Count> {
     say!("guest tests on {kernel}");
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(OWN_FILE);
     command
         .args(["run", "--kernel", kernel, "--timeout", TIME_LIMIT, "--idle", "--cpus", "2"])
         .args(["--disk", "virtio", "--disk", "nvme", "--disk", "scsi"])

@@ -408,7 +408,7 @@ fn launcher_killed() {
 #[test]
 fn the_guest_panics() {
     let place = place();
-    let script = "echo before; echo c > /proc/sysrq-trigger; sleep 1000";
+    let script = "echo before; sleep 1; echo c > /proc/sysrq-trigger; sleep 1000";
     let (code, out, errors) = Running::on_pipes(vm(&place, &["run", "sh", "-c", script])).end();
     assert_eq!((code, out.as_str()), (125, "before\n"), "{errors}");
     assert!(
