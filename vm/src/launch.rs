@@ -39,8 +39,25 @@ pub struct Options {
     pub cpus: u32,
     /// As QEMU wants it.
     pub memory: String,
+    /// Variables for the program, beside those of this process.
+    pub env: Vec<(&'static str, PathBuf)>,
     /// Other terminals may join.
     pub shell: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            kernel: None,
+            timeout: None,
+            idle: false,
+            disks: Vec::new(),
+            cpus: 2,
+            memory: "2G".into(),
+            env: Vec::new(),
+            shell: false,
+        }
+    }
 }
 
 /// What to run in the guest.
@@ -126,7 +143,8 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
         let shown = workload.strip_prefix(&info.workspace).unwrap_or(workload).display();
         say!("workload: {shown} on /mnt/data (--idle leaves it out)");
     }
-    let exit = session::talk(stream, &request(program, workload)?)?.ok_or_else(died)?;
+    let exit =
+        session::talk(stream, &request(program, workload, &options.env)?)?.ok_or_else(died)?;
     if exit.others > 0 {
         let (n, s) = (exit.others, if exit.others == 1 { "" } else { "s" });
         say!(
@@ -156,7 +174,7 @@ pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
     let died = || fail(GUEST_DIED, "the guest has ended");
     let mut stream = session::connect(&control::next_port(&dir)?)?;
     session::await_agent(&mut stream)?.ok_or_else(died)?;
-    let exit = session::talk(stream, &request(program, None)?)?.ok_or_else(died)?;
+    let exit = session::talk(stream, &request(program, None, &options.env)?)?.ok_or_else(died)?;
     ending::clean_up();
     Ok(Some(exit.status))
 }
@@ -207,7 +225,11 @@ const HOST_ONLY: [&str; 9] = [
     "XDG_RUNTIME_DIR",
 ];
 
-fn request(program: &Program, workload: Option<PathBuf>) -> Result<Request> {
+fn request(
+    program: &Program,
+    workload: Option<PathBuf>,
+    more: &[(&str, PathBuf)],
+) -> Result<Request> {
     let mut env: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| {
             !workspace::is_cargos(name) && !HOST_ONLY.iter().any(|only| name == only)
@@ -215,6 +237,7 @@ fn request(program: &Program, workload: Option<PathBuf>) -> Result<Request> {
         .filter(|(name, _)| name != "PATH")
         .collect();
     env.push(("PATH".into(), path(std::env::var_os("PATH"))));
+    env.extend(more.iter().map(|(name, value)| (OsString::from(name), value.into())));
     let terminals = Terminals::look();
     Ok(Request {
         argv: program.argv.clone(),

@@ -120,12 +120,10 @@ impl Guest {
     fn options(self) -> Options {
         Options {
             kernel: self.kernel,
-            timeout: None,
-            idle: false,
             disks: self.disks,
             cpus: self.cpus,
             memory: self.memory,
-            shell: false,
+            ..Options::default()
         }
     }
 }
@@ -213,16 +211,16 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
     if launch::asks_for_help(&args) {
         return here(file, &args);
     }
-    setup::packages(false)?;
-    let options = Options {
+    let is_test = file.parent().is_some_and(|dir| dir.ends_with("deps"));
+    setup::packages(is_test)?;
+    let mut options = Options {
         kernel: std::env::var("VM_KERNEL").ok().filter(|kernel| !kernel.is_empty()),
-        timeout: None,
-        idle: false,
-        disks: Vec::new(),
-        cpus: 2,
-        memory: "2G".into(),
-        shell: false,
+        ..Options::default()
     };
+    if is_test {
+        options.disks = test::DISKS.to_vec();
+        options.env = test::environment(&file, &workspace::root()?);
+    }
     Ok(launch::run(&options, &Program::built(file, args))?.status)
 }
 

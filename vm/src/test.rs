@@ -2,14 +2,16 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use rustix::process::Signal;
 
 use crate::ending::OWN_FILE;
 use crate::kernels::Table;
+use crate::qemu::Disk;
 use crate::say;
 use crate::setup;
 use crate::workspace;
@@ -18,6 +20,17 @@ use crate::workspace;
 const TIME_LIMIT: &str = "20m";
 /// The package of the guest tests, and its test target.
 const GUEST: (&str, &str) = ("guest_tests", "guest");
+
+/// The disks that the guest tests find beside the data disk.
+pub const DISKS: [Disk; 3] = [Disk::Virtio, Disk::Nvme, Disk::Scsi];
+
+/// What the guest tests find in their environment: where the programs are that they test,
+/// and the workspace.
+pub fn environment(guest: &Path, root: &Path) -> Vec<(&'static str, PathBuf)> {
+    // deps/guest-0123 lies beside the programs.
+    let target = guest.ancestors().nth(2).unwrap_or(root);
+    vec![("VM_TARGET_DIR", target.to_owned()), ("VM_WORKSPACE", root.to_owned())]
+}
 
 /// What test programs reported.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -110,7 +123,7 @@ fn host(root: &Path, filter: Option<&str>) -> Result<Count> {
 }
 
 /// The guest tests and the programs that they test.
-fn build(root: &Path) -> Result<std::path::PathBuf> {
+fn build(root: &Path) -> Result<PathBuf> {
     let built = workspace::cargo(root).args(["build", "--quiet", "--workspace"]).status()?;
     anyhow::ensure!(built.success(), "cargo could not build the programs to test");
     let args = ["test", "--quiet", "--package", GUEST.0, "--test", GUEST.1, "--no-run"];
@@ -120,18 +133,16 @@ fn build(root: &Path) -> Result<std::path::PathBuf> {
 /// One boot: all guest tests on one kernel.
 fn in_guest(root: &Path, guest: &Path, kernel: &str, filter: Option<&str>) -> Result<Count> {
     say!("guest tests on {kernel}");
+    let disks = DISKS.iter().filter_map(Disk::to_possible_value);
+    let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
     let mut command = Command::new(OWN_FILE);
     command
         .args(["run", "--kernel", kernel, "--timeout", TIME_LIMIT, "--idle", "--cpus", "2"])
-        .args(["--disk", "virtio", "--disk", "nvme", "--disk", "scsi"])
+        .args(disks)
         .arg(guest)
         .args(filter)
         .current_dir(root);
-    // deps/guest-0123 lies beside the programs' directory.
-    if let Some(target) = guest.ancestors().nth(2) {
-        command.env("VM_TARGET_DIR", target);
-    }
-    command.env("VM_WORKSPACE", root);
+    command.envs(environment(guest, root));
     let mut count = Count::default();
     let status = follow(command, kernel, &mut count)?;
     if count.results == 0 {
