@@ -9,7 +9,9 @@
 /bin/busybox --install -s /bin
 export PATH=/bin
 R=/root
-P9=trans=virtio,version=9p2000.L,msize=512000
+# Before 6.1 every request, however small, takes two buffers of this size, zeroed.
+case $(uname -r) in 5.*) msize=32768 ;; *) msize=512000 ;; esac
+P9=trans=virtio,version=9p2000.L,msize=$msize
 
 # A step that fails ends the guest; the launcher shows the console's last lines.
 fail() {
@@ -20,7 +22,7 @@ fail() {
 }
 try() { "$@" 2>/tmp.err || fail "$*: $(cat /tmp.err)"; }
 # conf KEY: the values of a key
-conf() { while IFS= read -r line; do case $line in "$1 "*) echo "${line#* }" ;; esac; done </ctl/conf; }
+conf() { while IFS= read -r line; do case $line in "$1 "*) echo "${line#* }" ;; esac; done </conf; }
 # each KEY COMMAND: runs it for every value
 each() { conf "$1" | while IFS= read -r value; do "$2" "$value"; done; }
 
@@ -33,6 +35,7 @@ for m in /mods/*.ko; do
 done
 
 try mount -t 9p -o $P9 ctl /ctl
+cat /ctl/conf >/conf # the shell reads byte by byte, over 9p that takes seconds
 cut -d' ' -f1 /proc/uptime >/ctl/up # the launcher waits for this: the guest lives
 
 # The host's root below, what the guest writes above, gone with the guest.
@@ -67,7 +70,9 @@ try mount --bind /ctl $R/run/vm
 
 # modprobe in the guest finds the modules of the guest's kernel.
 V=$(uname -r)
-mkdir -p $R/lib/modules/$V
+mkdir -p $R/lib/modules
+try mount -t tmpfs modules $R/lib/modules
+mkdir $R/lib/modules/$V
 try mount --bind "/lower$(conf modules)" $R/lib/modules/$V
 load() { chroot $R modprobe "$1" 2>/tmp.err || fail "modprobe $1: $(cat /tmp.err)"; }
 each modprobe load

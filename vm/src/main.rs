@@ -140,13 +140,17 @@ fn duration(text: &str) -> Result<Duration, String> {
     Ok(parsed)
 }
 
-/// A size that QEMU takes for `-m`.
+/// A size that QEMU takes for `-m`; the guest needs some to come up.
 fn memory(text: &str) -> Result<String, String> {
-    let digits = text.trim_end_matches(['M', 'G']);
-    if text.len() - digits.len() <= 1 && digits.parse::<u32>().is_ok_and(|n| n > 0) {
-        return Ok(text.to_owned());
+    let (digits, unit) = match text.strip_suffix('G') {
+        Some(digits) => (digits, 1024),
+        None => (text.strip_suffix('M').unwrap_or(text), 1),
+    };
+    match digits.parse::<u32>() {
+        Ok(n) if u64::from(n) * unit >= 256 => Ok(text.to_owned()),
+        Ok(_) => Err("the guest needs 256M at least".into()),
+        Err(_) => Err("a number of megabytes, or with M or G (512M, 2G)".into()),
     }
-    Err("a number of megabytes, or with M or G (512M, 2G)".into())
 }
 
 fn main() {
@@ -295,7 +299,7 @@ mod tests {
         for good in ["2G", "512M", "2048"] {
             assert!(memory(good).is_ok(), "{good}");
         }
-        for bad in ["", "G", "0G", "2GG", "2,x=y", "-1"] {
+        for bad in ["", "G", "0G", "2GG", "2,x=y", "-1", "64M"] {
             assert!(memory(bad).is_err(), "{bad}");
         }
     }

@@ -351,17 +351,23 @@ pub fn death(dir: &Path) -> String {
     } else {
         match status {
             Some(status) if status.signal().is_some() => {
-                format!("QEMU was killed by signal {}", status.signal().unwrap_or(0))
+                format!("QEMU was killed by signal {}{}", status.signal().unwrap_or(0), log(dir))
             }
             Some(status) if !status.success() => {
-                let log = fs::read(dir.join("qemu.log")).unwrap_or_default();
-                format!("QEMU could not run the guest: {}", last_lines(&log, 3).join("; "))
+                format!("QEMU could not run the guest{}", log(dir))
             }
             Some(_) => "the guest went down before the program had ended".to_owned(),
             None => "the connection to the guest broke".to_owned(),
         }
     };
     why + &tail(dir)
+}
+
+/// What QEMU said, to be put behind a message.
+fn log(dir: &Path) -> String {
+    let log = fs::read(dir.join("qemu.log")).unwrap_or_default();
+    let lines = last_lines(&log, 3);
+    if lines.is_empty() { String::new() } else { format!(" ({})", lines.join("; ")) }
 }
 
 /// Waits a moment for QEMU to end by itself.

@@ -5,6 +5,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -249,12 +250,29 @@ fn a_run_and_then_two_at_once() {
     File::open("/dev/urandom").unwrap().read_exact(&mut data).unwrap();
     let stdin = place.path().join("stdin");
     fs::write(&stdin, &data).unwrap();
+    // Under this QEMU no guest ever comes up with KVM; with TCG it is the real one.
+    let tried = place.path().join("tried-kvm");
+    let qemu = place.path().join("qemu-system-x86_64");
+    fs::write(
+        &qemu,
+        format!(
+            "#!/bin/sh\nPATH=${{PATH#*:}}\ncase \"$*\" in *'-accel kvm'*) echo x >> {}; exec sleep 1000;; esac\n\
+             exec qemu-system-x86_64 \"$@\"\n",
+            tried.display()
+        ),
+    )
+    .unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap());
+    let kvm = File::options().read(true).write(true).open("/dev/kvm").is_ok();
     let disks = ["--disk", "virtio", "--disk", "nvme", "--disk", "scsi"];
     let mut args = vec!["run"];
     args.extend(disks);
     args.extend(["sh", "-c", &script]);
     let output = vm(&place, &args)
         .env("VM_CACHE", cache.path())
+        .env("PATH", &path)
+        .env_remove("VM_ACCEL")
         .stdin(File::open(&stdin).unwrap())
         .output()
         .unwrap();
@@ -282,12 +300,15 @@ fn a_run_and_then_two_at_once() {
     assert_eq!(fs::read_to_string(&shared).unwrap(), "written\n");
     fs::remove_file(&shared).unwrap();
 
+    assert_eq!(errors.contains("vm: KVM is there but no guest boots under it"), kvm, "{errors}");
+    assert_eq!(tried.exists(), kvm);
+
     let mine = |name: &str| {
         let script = format!(
             "echo $(ls /mnt/data); echo {name} > /mnt/data/file; sync; sleep 1; cat /mnt/data/file"
         );
         let mut command = vm(&place, &["run", "sh", "-c", &script]);
-        command.env("VM_CACHE", cache.path());
+        command.env("VM_CACHE", cache.path()).env("PATH", &path).env_remove("VM_ACCEL");
         Running::on_pipes(command)
     };
     let both = [("one", mine("one")), ("two", mine("two"))];
@@ -296,6 +317,8 @@ fn a_run_and_then_two_at_once() {
         assert_eq!((code, out), (0, format!("lost+found\n{name}\n")), "{errors}");
         assert!(!errors.contains("KVM"), "not remembered: {errors}");
     }
+    let times = fs::read_to_string(&tried).unwrap_or_default().lines().count();
+    assert_eq!(times, usize::from(kvm), "KVM was tried again");
     assert_clean(&place);
 }
 
