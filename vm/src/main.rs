@@ -188,7 +188,7 @@ fn cmd_run(run: Run) -> Result<i32> {
     let is_plain = !name.to_string_lossy().contains('/');
     let program = if is_plain && workspace::metadata(&root)?.is_program(&name) {
         let name = name.to_string_lossy();
-        let file = workspace::build(&root, &["build", "--quiet", "--package", &name], &name)?;
+        let file = workspace::build(&root, &["build", "--package", &name], &name)?;
         let args = argv.split_off(1);
         if launch::asks_for_help(&args) {
             return here(file, &args);

@@ -110,7 +110,8 @@ pub fn main(kernel: Option<&str>, filter: Option<&str>) -> Result<i32> {
 fn host(root: &Path, filter: Option<&str>) -> Result<Count> {
     let mut command = workspace::cargo(root);
     command
-        .args(["test", "--quiet", "--workspace", "--exclude", GUEST.0, "--no-fail-fast"])
+        .args(["test", "--workspace", "--exclude", GUEST.0, "--no-fail-fast"])
+        .args(workspace::quiet())
         .args(filter);
     // --quiet would hide the tests' names too.
     command.args(["--", "--format=pretty"]);
@@ -124,9 +125,10 @@ fn host(root: &Path, filter: Option<&str>) -> Result<Count> {
 
 /// The guest tests and the programs that they test.
 fn build(root: &Path) -> Result<PathBuf> {
-    let built = workspace::cargo(root).args(["build", "--quiet", "--workspace"]).status()?;
+    let built =
+        workspace::cargo(root).args(["build", "--workspace"]).args(workspace::quiet()).status()?;
     anyhow::ensure!(built.success(), "cargo could not build the programs to test");
-    let args = ["test", "--quiet", "--package", GUEST.0, "--test", GUEST.1, "--no-run"];
+    let args = ["test", "--package", GUEST.0, "--test", GUEST.1, "--no-run"];
     workspace::build(root, &args, GUEST.1)
 }
 

@@ -1,6 +1,7 @@
 //! The Cargo workspace: where it is, what it holds, building a program of it.
 
 use std::ffi::OsStr;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -49,6 +50,11 @@ pub fn is_cargos(name: &OsStr) -> bool {
         || name.starts_with("CARGO_MANIFEST_")
         || name.starts_with("CARGO_BIN_")
         || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*name)
+}
+
+/// `--quiet` where nobody watches: a first build takes minutes and should be seen to work.
+pub fn quiet() -> Option<&'static str> {
+    (!std::io::stderr().is_terminal()).then_some("--quiet")
 }
 
 /// What `cargo metadata` tells, as far as we read it.
@@ -111,6 +117,7 @@ struct Message {
 pub fn build(root: &Path, args: &[&str], name: &str) -> Result<PathBuf> {
     let output = cargo(root)
         .args(args)
+        .args(quiet())
         .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())

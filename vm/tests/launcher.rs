@@ -56,7 +56,9 @@ fn reader(mut file: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     std::thread::spawn(move || {
         let mut buffer = [0; 4096];
         while let Ok(n @ 1..) = file.read(&mut buffer) {
-            let _ = sender.send(buffer[..n].to_vec());
+            if sender.send(buffer[..n].to_vec()).is_err() {
+                break;
+            }
         }
     });
     receiver
@@ -124,6 +126,11 @@ impl Running {
                 Err(e) => panic!("no {wanted:?} ({e}) in {:?}, {:?}", self.text, self.all_errors()),
             }
         }
+    }
+
+    /// Closes our end of its output.
+    fn stop_reading(&mut self) {
+        self.output = channel().1; // the reader finds nobody to send to, and ends
     }
 
     fn signal(&self, signal: Signal) {
@@ -372,13 +379,11 @@ fn sessions_of_a_shell() {
     assert_eq!(code, 143, "{errors}");
 
     // Nobody reads any more: the program gets SIGPIPE.
-    let mut fifth =
-        shell().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    fifth.stdin.take().unwrap().write_all(b"exec yes\n").unwrap();
-    let mut output = fifth.stdout.take().unwrap();
-    output.read_exact(&mut [0; 6]).unwrap();
-    drop(output);
-    assert_eq!(fifth.wait().unwrap().code(), Some(141));
+    let mut fifth = Running::on_pipes(shell());
+    fifth.type_in("exec yes\n");
+    fifth.expect("y\ny\n");
+    fifth.stop_reading();
+    assert_eq!(fifth.end().0, 141);
 
     // The guest stays until its last terminal is closed.
     let mut last = Running::on_pipes(shell());
