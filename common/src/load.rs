@@ -38,16 +38,22 @@ pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
     } else {
         (PrintLevel::Warn, |_, line| lock_log().push_str(&line))
     }));
-    let mut open = builder.open(object).map_err(|error| explain("opened", error))?;
+    let mut open = builder.open(object).map_err(|error| explain("opened", error, &[]))?;
     configure(&mut open)?;
-    for program in open.open_object().progs().filter(|program| program.autoload()) {
-        preflight::hook(&program.section().to_string_lossy())?;
-    }
-    let mut skel = open.load().map_err(|error| explain("loaded", error))?;
+    let hooks: Vec<String> = open
+        .open_object()
+        .progs()
+        .filter(|program| program.autoload())
+        .map(|program| program.section().to_string_lossy().into_owned())
+        .collect();
+    let mut skel = open.load().map_err(|error| explain("loaded", error, &hooks))?;
     if !cli.own.quiet() {
         trace_pipe::open_before_attach()?;
     }
-    skel.attach().map_err(|error| explain("attached", error))?;
+    if let Err(error) = skel.attach() {
+        trace_pipe::close();
+        return Err(explain("attached", error, &hooks));
+    }
     cli::say_tracing(cli);
     Ok(skel)
 }
@@ -58,10 +64,16 @@ fn lock_log() -> std::sync::MutexGuard<'static, String> {
     LOG.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn explain(what: &str, error: libbpf_rs::Error) -> anyhow::Error {
+/// Why it did not work: one of the hooks is not there, or what the log tells.
+fn explain(what: &str, error: libbpf_rs::Error, hooks: &[String]) -> anyhow::Error {
+    // Only now: it takes the kernel seconds to list the functions that can be hooked.
+    if let Some(missing) = hooks.iter().find_map(|hook| preflight::hook(hook).err()) {
+        return missing;
+    }
     let reason = reason(&lock_log()).unwrap_or_else(|| format!("{error:#}"));
     anyhow!(
-        "the BPF program could not be {what}: {reason}\n  --verbose shows all that libbpf and the kernel said"
+        "the BPF program could not be {what}: {reason}\n  \
+         --verbose shows all that libbpf and the kernel said"
     )
 }
 

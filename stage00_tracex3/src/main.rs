@@ -25,7 +25,11 @@ struct Own {
     text: bool,
 }
 
-impl common::Options for Own {}
+impl common::Options for Own {
+    fn quiet(&self) -> bool {
+        true // it has no event lines
+    }
+}
 
 fn main() -> ExitCode {
     common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
@@ -70,7 +74,7 @@ fn run(cli: &Cli<Own>) -> Result<()> {
     let counts = common::counters(&skel.maps.bss_data)?;
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped: the map was full", counts.dropped);
-    println!("{:>8} unmatched: flushes, dropped, issued before the start", counts.unmatched);
+    println!("{:>8} unmatched: flushes, dropped, issued before or after", counts.unmatched);
     println!("{:>8} missed: caught at work by an interrupt", common::missed(skel.object())?);
     Ok(())
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     Test,
     disks::{self, Mapped, NullBlk},
-    run::{Running, between, count, shell},
+    run::{Running, between, count, fio, shell, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
@@ -34,7 +34,7 @@ fn stage01_has_a_line_for_every_bio() -> Result<()> {
     dd(&format!("/dev/{disk}"), 0, 500)?;
     let reads = disks::bios(&disk)? - before;
     let output = running.interrupt()?;
-    let lines = output.lines().filter(|l| l.contains("dd-") && l.contains("submit_bio(bio=0x"));
+    let lines = output.lines().filter(|line| line.contains(": submit_bio(bio=0x"));
     ensure!(lines.clone().count() as u64 == reads, "{} lines, {reads} reads", lines.count());
     Ok(())
 }
@@ -56,9 +56,8 @@ fn stage02_shows_both_ends() -> Result<()> {
 fn stage03_lines_add_up() -> Result<()> {
     let disk = disks::virtio()?;
     let running = Running::stage("stage03", &[])?;
-    shell(&format!(
-        "fio --name=t --filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio \
-         --iodepth=4 --number_ios=400 --output-format=terse"
+    fio(&format!(
+        "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=4 --number_ios=400"
     ))?;
     let output = running.interrupt()?;
     let mut starts = HashMap::new();
@@ -92,9 +91,9 @@ fn stage03_measures_every_bio() -> Result<()> {
     for disk in [disks::virtio()?, disks::nvme()?] {
         let running = Running::stage("stage03", &["--quiet"])?;
         let before = disks::bios(&disk)?;
-        shell(&format!(
-            "fio --name=t --filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio \
-             --iodepth=16 --numjobs=2 --number_ios=10000 --norandommap --size=128M --output-format=terse"
+        fio(&format!(
+            "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=16 \
+             --numjobs=2 --number_ios=10000 --norandommap --size=128M"
         ))?;
         let submitted = disks::bios(&disk)? - before;
         let map = shell("bpftool map dump name starts --json")?;
@@ -117,15 +116,18 @@ fn stage03_counts_what_was_never_queued() -> Result<()> {
     let cache = fs::read_to_string(format!("/sys/block/{}/queue/write_cache", disk.name))?;
     ensure!(cache.trim() == "write through", "null_blk has a cache: {cache}");
     let running = Running::stage("stage03", &["--quiet"])?;
-    shell(&format!(
-        "fio --name=t --filename=/dev/{} --rw=randwrite --bs=4k --direct=1 --fsync=1 \
-         --number_ios=200 --size=64M --output-format=terse",
+    let before = disks::bios(&disk.name)?;
+    let report = fio(&format!(
+        "--filename=/dev/{} --rw=randwrite --bs=4k --direct=1 --fsync=1 --number_ios=200 --size=64M",
         disk.name
     ))?;
+    let writes = disks::bios(&disk.name)? - before;
     let map = shell("bpftool map dump name starts --json")?;
     let output = running.interrupt()?;
+    let flushes = report["sync"]["total_ios"].as_u64().context("no count of fsync()")?;
+    ensure!(writes == 200 && flushes > 190, "{writes} writes, {flushes} flushes");
     ensure!(map.trim() == "[]", "left in the map: {map}");
-    ensure!(count(&output, "bios completed")? >= 400, "200 writes and 200 flushes: {output}");
+    ensure!(count(&output, "bios completed")? == writes + flushes, "{flushes} flushes: {output}");
     ensure!(count(&output, "in flight")? == 0, "{output}");
     Ok(())
 }
@@ -163,13 +165,20 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
     let load = |cpu, disk: &str| {
         format!(
             "fio --name=load{cpu} --filename={disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
-             --cpus_allowed={cpu} --time_based --runtime=600 --size=32M --output-format=terse >/dev/null 2>&1 & load{cpu}=$!; "
+             --cpus_allowed={cpu} --rate_iops=800 --time_based --runtime=600 --size=32M --output-format=terse >/dev/null 2>&1 & load{cpu}=$!; "
         )
     };
     let loads = [load(0, &slow.path()), load(1, &format!("/dev/{virtio}"))].concat();
-    let pids = shell(&format!("{loads} disown -a; echo $load0 $load1"))?;
+    let pids = shell(&format!("{loads} disown -a; echo $load0 $load1"))?.replace('\n', " ");
+    let slow_disk = slow.disk()?;
+    let done = || -> Result<u64> { Ok(disks::bios(&slow_disk)?.min(disks::bios(&virtio)?)) };
+    let some_more = || {
+        let before = done()?;
+        wait_until("the load", || Ok(done()? >= before + 500))
+    };
     let result = (0..20).try_for_each(|run| {
         let running = Running::stage("stage04", &["--quiet"])?;
+        some_more()?;
         dd(&slow.path(), 80_000 / 8, 1)?;
         let output = running.interrupt()?;
         let slowest = slowest(&output).with_context(|| format!("run {run}"))?;
@@ -178,7 +187,7 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
             slowest.latency >= DELAY,
             "run {run}: the delayed read is not the maximum: {output}"
         );
-        ensure!(count(&output, "bios completed")? > 100, "run {run}: no load: {output}");
+        ensure!(count(&output, "bios completed")? > 1000, "run {run}: no load: {output}");
         ensure!(count(&output, "dropped")? + count(&output, "missed")? == 0, "run {run}: {output}");
         Ok(())
     });
@@ -201,8 +210,7 @@ fn stage04_is_right_about_split_bios() -> Result<()> {
             split.path()
         ))?;
         let output = running.interrupt()?;
-        let submitted =
-            output.lines().filter(|l| l.contains("dd-") && l.contains("submit_bio(bio=")).count();
+        let submitted = output.lines().filter(|l| l.contains(": submit_bio(bio=")).count();
         ensure!(submitted == 1, "{submitted} bios of one read: {output}");
         ensure!(slowest(&output)?.latency >= DELAY, "the {half} half is slow: {output}");
         ensure!(count(&output, "in flight")? == 0, "{output}");
@@ -224,8 +232,7 @@ fn stage04_is_right_about_split_bios() -> Result<()> {
     ))?;
     let parts = disks::bios(&serial.name)? - before;
     let output = running.interrupt()?;
-    let submitted =
-        output.lines().filter(|l| l.contains("dd-") && l.contains("submit_bio(bio=")).count();
+    let submitted = output.lines().filter(|l| l.contains(": submit_bio(bio=")).count();
     ensure!(submitted == 1 && parts == 4, "{submitted} bios, {parts} parts: {output}");
     ensure!(slowest(&output)?.latency >= 4 * 20_000_000, "shorter than its parts: {output}");
     ensure!(
@@ -271,14 +278,15 @@ fn ftrace_stack(command: &str) -> Result<Vec<String>> {
     fs::create_dir(directory)?;
     let result = (|| {
         fs::write("/sys/kernel/tracing/kprobe_events", "p:judge/submit submit_bio")?;
-        fs::write(directory.join("options/stacktrace"), "1")?;
-        fs::write(directory.join("events/judge/submit/enable"), "1")?;
+        let trigger = directory.join("events/judge/submit/trigger");
+        fs::write(&trigger, "stacktrace")?;
         shell(command)?;
-        fs::write(directory.join("events/judge/submit/enable"), "0")?;
-        Ok::<_, anyhow::Error>(fs::read_to_string(directory.join("trace"))?)
+        let trace = fs::read_to_string(directory.join("trace"))?;
+        fs::write(&trigger, "!stacktrace")?;
+        Ok::<_, anyhow::Error>(trace)
     })();
     fs::remove_dir(directory)?;
-    fs::write("/sys/kernel/tracing/kprobe_events", "-:judge/submit")?;
+    fs::write("/sys/kernel/tracing/kprobe_events", "")?;
     let trace = result?;
     let (_, stack) =
         trace.split_once("<stack trace>\n").with_context(|| format!("no stack: {trace}"))?;

@@ -86,9 +86,7 @@ impl Mapped {
     /// `table`: as `dmsetup create` reads it, `;` between its lines.
     pub fn new(name: &str, table: &str) -> Result<Mapped> {
         let table = table.replace(';', "\n");
-        shell(&format!(
-            "dmsetup create --noudevsync --noudevrules {name} <<'END'\n{table}\nEND\n"
-        ))?;
+        shell(&format!("DM_DISABLE_UDEV=1 dmsetup create {name} <<'END'\n{table}\nEND\n"))?;
         Ok(Mapped { name: name.into() })
     }
 
@@ -112,7 +110,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        shell(&format!("dmsetup remove --noudevsync --noudevrules --retry {}", self.name)).ok();
+        shell(&format!("DM_DISABLE_UDEV=1 dmsetup remove --retry {}", self.name)).ok();
     }
 }
 

@@ -7,6 +7,7 @@ mod bios;
 mod budget;
 mod commands;
 mod disks;
+mod requests;
 mod run;
 
 use std::{fs, path::Path, process::Command};
@@ -20,7 +21,7 @@ type Test = (&'static str, fn() -> Result<()>);
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let tests = [budget::TESTS, commands::TESTS, bios::TESTS].concat();
+    let tests = [budget::TESTS, commands::TESTS, requests::TESTS, bios::TESTS].concat();
     let trials = tests
         .into_iter()
         .map(|(name, test)| {

@@ -96,15 +96,25 @@ impl Running {
 }
 
 fn wait(child: &mut Child) -> Result<ExitStatus> {
+    let mut status = None;
+    let ended = wait_until("the end", || {
+        status = child.try_wait()?;
+        Ok(status.is_some())
+    });
+    if ended.is_err() {
+        child.kill().ok();
+    }
+    ended.and(status.context("no status"))
+}
+
+/// Waits until `condition` holds; a time-out is a failure.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
-    while start.elapsed() < LIMIT {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
+    while !condition()? {
+        ensure!(start.elapsed() < LIMIT, "{what}: waited {LIMIT:?} in vain");
         thread::sleep(Duration::from_millis(20));
     }
-    child.kill().ok();
-    bail!("did not end in {LIMIT:?}")
+    Ok(())
 }
 
 fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
@@ -131,6 +141,14 @@ pub fn shell(command: &str) -> Result<String> {
         Running::spawn(Command::new("bash").args(["-c", &format!("set -e; {command}")]))?.end()?;
     ensure!(ended.code == Some(0), "{command}: {ended:?}");
     Ok(ended.stdout)
+}
+
+/// Runs fio with these options, and returns the one job (or the group) of its report.
+pub fn fio(options: &str) -> Result<serde_json::Value> {
+    let report = shell(&format!("fio --name=t --group_reporting --output-format=json {options}"))?;
+    let report = report.find('{').map_or("", |start| &report[start..]);
+    let mut report: serde_json::Value = serde_json::from_str(report).context("fio's report")?;
+    Ok(report["jobs"][0].take())
 }
 
 /// The number in front of `what` in a summary: `  20000 bios completed`.
