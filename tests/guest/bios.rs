@@ -34,7 +34,7 @@ fn stage01_has_a_line_for_every_bio() -> Result<()> {
     dd(&format!("/dev/{disk}"), 0, 500)?;
     let reads = disks::bios(&disk)? - before;
     let output = running.interrupt()?;
-    let lines = output.lines().filter(|line| line.contains(": submit_bio(bio=0x"));
+    let lines = output.lines().filter(|line| line.contains("printk: submit_bio(bio=0x"));
     ensure!(lines.clone().count() as u64 == reads, "{} lines, {reads} reads", lines.count());
     Ok(())
 }
@@ -99,7 +99,7 @@ fn stage03_measures_every_bio() -> Result<()> {
         let map = shell("bpftool map dump name starts --json")?;
         let output = running.interrupt()?;
         ensure!(submitted >= 20_000, "{submitted} bios");
-        ensure!(map.trim() == "[]", "left in the map: {map}");
+        ensure!(map.trim() == "[]", "left in the map: {map:.300}");
         let completed = count(&output, "bios completed")?;
         ensure!(completed == submitted, "{disk}: {completed} of {submitted}: {output}");
         for nothing in ["in flight", "dropped", "missed"] {
@@ -126,7 +126,7 @@ fn stage03_counts_what_was_never_queued() -> Result<()> {
     let output = running.interrupt()?;
     let flushes = report["sync"]["total_ios"].as_u64().context("no count of fsync()")?;
     ensure!(writes == 200 && flushes > 190, "{writes} writes, {flushes} flushes");
-    ensure!(map.trim() == "[]", "left in the map: {map}");
+    ensure!(map.trim() == "[]", "left in the map: {map:.300}");
     ensure!(count(&output, "bios completed")? == writes + flushes, "{flushes} flushes: {output}");
     ensure!(count(&output, "in flight")? == 0, "{output}");
     Ok(())
@@ -212,7 +212,7 @@ fn stage04_is_right_about_split_bios() -> Result<()> {
             split.path()
         ))?;
         let output = running.interrupt()?;
-        let submitted = output.lines().filter(|l| l.contains(": submit_bio(bio=")).count();
+        let submitted = output.lines().filter(|l| l.contains("printk: submit_bio(bio=")).count();
         ensure!(submitted == 1, "{submitted} bios of one read: {output}");
         ensure!(slowest(&output)?.latency >= DELAY, "the {half} half is slow: {output}");
         ensure!(count(&output, "in flight")? == 0, "{output}");
@@ -234,7 +234,7 @@ fn stage04_is_right_about_split_bios() -> Result<()> {
     ))?;
     let parts = disks::bios(&serial.name)? - before;
     let output = running.interrupt()?;
-    let submitted = output.lines().filter(|l| l.contains(": submit_bio(bio=")).count();
+    let submitted = output.lines().filter(|l| l.contains("printk: submit_bio(bio=")).count();
     ensure!(submitted == 1 && parts == 4, "{submitted} bios, {parts} parts: {output}");
     ensure!(slowest(&output)?.latency >= 4 * 20_000_000, "shorter than its parts: {output}");
     ensure!(

@@ -197,7 +197,7 @@ fn two_stages_at_once_see_every_line() -> Result<()> {
     for running in [one, other] {
         let output = running.interrupt()?;
         // Every bio runs both programs, and each writes a line that both see.
-        let lines = output.lines().filter(|line| line.contains(": submit_bio(bio=0x"));
+        let lines = output.lines().filter(|line| line.contains("printk: submit_bio(bio=0x"));
         ensure!(lines.clone().count() == 600, "{} lines for 300 reads", lines.count());
         ensure!(count(&output, "trace lines, 0 lost")? >= 600, "{output}");
     }
@@ -214,7 +214,8 @@ fn lost_lines_are_counted() -> Result<()> {
     let reads = disks::bios(&disk)? - before;
     running.signal(Signal::CONT)?;
     let output = running.interrupt()?;
-    let printed = output.lines().filter(|line| line.contains(": submit_bio(bio=0x")).count() as u64;
+    let printed =
+        output.lines().filter(|line| line.contains("printk: submit_bio(bio=0x")).count() as u64;
     let summary = output.lines().last().context("no summary")?;
     let lost = summary.split(", ").nth(1).and_then(|lost| lost.split(' ').next());
     let lost: u64 = lost.context("no count")?.parse()?;
