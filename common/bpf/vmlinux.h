@@ -106,10 +106,26 @@ struct bio___old {
 	u8 bi_partno;
 };
 
+/* include/linux/blkdev.h: a whole disk. */
+struct gendisk {
+	int major;
+	int first_minor;
+};
+
+struct request_queue {
+	struct gendisk *disk;
+};
+
 /* include/linux/blk-mq.h: one I/O, as a driver gets it: one bio, a part of one, or several. */
-struct request_queue;
 struct request {
+	struct request_queue *q;
 	unsigned int __data_len; /* bytes left */
+	sector_t __sector;
+};
+
+/* Before 5.16 */
+struct request___old {
+	struct gendisk *rq_disk;
 };
 
 #pragma clang attribute pop

@@ -18,6 +18,8 @@ const STAGES: &[(&str, Option<(usize, usize)>)] = &[
     ("stage04_max_latency", Some((25, 35))),
     ("stage05_sector", Some((12, 8))),
     ("stage06_stacktrace", Some((20, 20))),
+    // Another layer: nearly every line with a bio in it is one with a request.
+    ("stage07_rq_latency", Some((64, 10))),
 ];
 
 fn workspace() -> PathBuf {

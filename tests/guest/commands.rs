@@ -29,7 +29,8 @@ pub const TESTS: &[Test] = &[
     ("lost_lines_are_counted", lost_lines_are_counted),
 ];
 
-const ALL: &[&str] = &["stage00", "stage01", "stage02", "stage03", "stage04", "stage05", "stage06"];
+const ALL: &[&str] =
+    &["stage00", "stage01", "stage02", "stage03", "stage04", "stage05", "stage06", "stage07"];
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
 fn help_needs_no_root() -> Result<()> {

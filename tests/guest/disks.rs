@@ -36,13 +36,32 @@ pub fn nvme() -> Result<String> {
     Ok("nvme0n1".into())
 }
 
-/// Requests and merged bios of a disk so far: every bio that was not split is one of either.
-/// (Documentation/block/stat.rst: read I/Os, read merges, …, write I/Os, write merges.)
-pub fn bios(disk: &str) -> Result<u64> {
+/// The SCSI disk's name.
+pub fn scsi() -> Result<String> {
+    ensure!(
+        Path::new("/sys/block/sda").exists(),
+        "no SCSI disk: was the guest started with --disk scsi?"
+    );
+    Ok("sda".into())
+}
+
+/// The kernel's counters of a disk so far (Documentation/block/stat.rst): read I/Os, read merges,
+/// sectors, ms, write I/Os, write merges, …
+fn stat(disk: &str) -> Result<Vec<u64>> {
     let text = fs::read_to_string(format!("/sys/block/{disk}/stat"))?;
     let fields: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
     ensure!(fields.len() >= 6, "odd: {text}");
-    Ok(fields[0] + fields[1] + fields[4] + fields[5])
+    Ok(fields)
+}
+
+/// Completed requests of a disk so far.
+pub fn requests(disk: &str) -> Result<u64> {
+    stat(disk).map(|stat| stat[0] + stat[4])
+}
+
+/// Completed requests and merged bios: every bio that was not split is one of either.
+pub fn bios(disk: &str) -> Result<u64> {
+    stat(disk).map(|stat| stat[0] + stat[1] + stat[4] + stat[5])
 }
 
 /// A null_blk disk with one hardware queue per CPU, gone when dropped.

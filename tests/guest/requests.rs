@@ -1,4 +1,4 @@
-//! Stage 00: how long requests take. The judges: fio, the block layer's counters, ftrace.
+//! Stages 00 and 07: how long requests take. The judges: fio, the block layer's counters, ftrace.
 
 use std::{collections::HashMap, fs, path::PathBuf};
 
@@ -7,13 +7,18 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     Test,
     disks::{self, NullBlk},
-    run::{Running, count, fio},
+    run::{Running, between, count, fio, shell, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
     ("stage00_counts_every_request_in_its_column", stage00_counts_every_request_in_its_column),
     ("stage00_has_fios_median", stage00_has_fios_median),
     ("stage00_counts_virtio_and_nvme", stage00_counts_virtio_and_nvme),
+    ("stage07_measures_every_request", stage07_measures_every_request),
+    ("stage07_is_never_shorter_than_the_device", stage07_is_never_shorter_than_the_device),
+    ("stage07_finds_the_slow_request", stage07_finds_the_slow_request),
+    ("stage07_waits_for_the_last_part", stage07_waits_for_the_last_part),
+    ("stage07_is_within_stage03", stage07_is_within_stage03),
 ];
 
 /// Latencies of requests by the kernel's own tracer, which stamps both events by the same clock.
@@ -168,5 +173,122 @@ fn stage00_counts_virtio_and_nvme() -> Result<()> {
         ensure!(count(&output, "in flight")? == 0, "{disk}: {output}");
         within_5_percent("p50", figure(&output, "p50")?, percentile(&ftrace.latencies()?.0, 500))?;
     }
+    Ok(())
+}
+
+const RANDOM_READS: &str = "--rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 --numjobs=2 \
+     --number_ios=2000 --norandommap --size=128M";
+
+fn stage07_measures_every_request() -> Result<()> {
+    let null = NullBlk::new(&[("irqmode", "1"), ("submit_queues", "2")])?;
+    for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?, null.name.clone()] {
+        let running = Running::stage("stage07", &["--quiet"])?;
+        let before = disks::requests(&disk)?;
+        fio(&format!("--filename=/dev/{disk} {RANDOM_READS}"))?;
+        let requests = disks::requests(&disk)? - before;
+        let map = shell("bpftool map dump name starts --json")?;
+        let output = running.interrupt()?;
+        ensure!(requests >= 3000, "{disk}: {requests} requests");
+        ensure!(map.trim() == "[]", "{disk}: left in the map: {map:.300}");
+        ensure!(
+            count(&output, "requests completed")? == requests,
+            "{disk}: {requests} requests: {output}"
+        );
+        for nothing in ["in flight", "dropped", "unmatched", "missed"] {
+            ensure!(count(&output, nothing)? == 0, "{disk}: {output}");
+        }
+    }
+    Ok(())
+}
+
+/// The durations of all event lines, in ns.
+fn durations(output: &str) -> Result<Vec<u64>> {
+    let lines = output.lines().filter(|line| line.contains("time duration: "));
+    lines.map(|line| Ok(between(line, "time duration: ", " ns")?.parse()?)).collect()
+}
+
+fn stage07_is_never_shorter_than_the_device() -> Result<()> {
+    let null =
+        NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "10000000"), ("submit_queues", "2")])?;
+    let running = Running::stage("stage07", &[])?;
+    let before = disks::requests(&null.name)?;
+    fio(&format!("--filename=/dev/{} {RANDOM_READS} --number_ios=500", null.name))?;
+    let requests = disks::requests(&null.name)? - before;
+    let durations = durations(&running.interrupt()?)?;
+    ensure!(durations.len() as u64 == requests, "{} lines, {requests} requests", durations.len());
+    let shortest = durations.iter().min().context("no requests")?;
+    ensure!(*shortest >= 10_000_000, "{shortest} ns on a disk that takes 10 ms");
+    Ok(())
+}
+
+fn stage07_finds_the_slow_request() -> Result<()> {
+    let slow = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "200000000")])?;
+    let running = Running::stage("stage07", &["--quiet"])?;
+    let read = format!(
+        "dd if=/dev/{} of=/dev/null bs=4k skip=1000 count=1 iflag=direct status=none",
+        slow.name
+    );
+    let reads = shell(&format!("({read}) & wait $!; echo read"));
+    fio(&format!("--filename=/dev/{} {RANDOM_READS}", disks::virtio()?))?;
+    ensure!(reads?.contains("read"), "dd failed");
+    let output = running.interrupt()?;
+    let expected =
+        format!("Bio Info : Sector (8000) of {} ({})", slow.name, disks::numbers(&slow.name)?);
+    ensure!(output.lines().any(|line| line == expected), "{expected} is not in {output}");
+    ensure!(between(&output, "Max latency ", " ns")?.parse::<u64>()? >= 200_000_000, "{output}");
+    ensure!(output.lines().any(|line| line == "=> blk_mq_start_request()"), "{output}");
+    Ok(())
+}
+
+/// scsi_debug, at every tenth command, transfers a part and leaves the rest to another one.
+fn stage07_waits_for_the_last_part() -> Result<()> {
+    shell("modprobe scsi_debug ndelay=2000000 opts=0x100 every_nth=10 dev_size_mb=64")?;
+    let result = (|| {
+        let find = "grep -l scsi_debug /sys/block/sd*/device/model | cut -d/ -f4";
+        wait_until("scsi_debug's disk", || {
+            Ok(!shell(&format!("{find} || true"))?.trim().is_empty())
+        })?;
+        let disk = shell(find)?.trim().to_owned();
+        wait_until("the disk", || Ok(std::path::Path::new(&format!("/dev/{disk}")).exists()))?;
+        let running = Running::stage("stage07", &[])?;
+        let before = disks::requests(&disk)?;
+        shell(&format!(
+            "dd if=/dev/{disk} of=/dev/null bs=64k count=200 iflag=direct status=none"
+        ))?;
+        let requests = disks::requests(&disk)? - before;
+        let output = running.interrupt()?;
+        let durations = durations(&output)?;
+        ensure!(
+            durations.len() as u64 == requests,
+            "{} lines, {requests} requests",
+            durations.len()
+        );
+        let in_parts = durations.iter().filter(|&&duration| duration >= 4_000_000).count();
+        ensure!(in_parts >= 10, "{in_parts} of {requests} took as long as two parts");
+        ensure!(count(&output, "in flight")? == 0, "{output}");
+        Ok(())
+    })();
+    shell("rmmod scsi_debug")?;
+    result
+}
+
+fn stage07_is_within_stage03() -> Result<()> {
+    let (bios, requests) = (Running::stage("stage03", &[])?, Running::stage("stage07", &[])?);
+    let disk = disks::virtio()?;
+    shell(&format!("dd if=/dev/{disk} of=/dev/null bs=4k count=200 iflag=direct status=none"))?;
+    requests.interrupt()?;
+    // Every trace pipe has the lines of both, in the order of time.
+    let mut request = None;
+    let mut compared = 0;
+    for line in bios.interrupt()?.lines() {
+        if line.contains("blk_mq_start_request() -> block_rq_complete()") {
+            request = Some(durations(line)?[0]);
+        } else if line.contains("submit_bio() -> bio_endio()") {
+            let (bio, request) = (durations(line)?[0], request.take().context("no request")?);
+            ensure!(bio >= request, "a bio took {bio} ns, its request {request} ns");
+            compared += 1;
+        }
+    }
+    ensure!(compared == 200, "{compared} of 200 I/Os");
     Ok(())
 }
