@@ -183,6 +183,10 @@ fn cmd_run(run: Run) -> Result<i32> {
     options.idle = run.idle;
     setup::packages(false)?;
     let mut argv = run.program;
+    // As cargo takes it: `run stage06 -- --quiet` is `run stage06 --quiet`.
+    if argv.get(1).is_some_and(|argument| argument == "--") {
+        argv.remove(1);
+    }
     let root = workspace::root()?;
     let name = argv[0].clone();
     let is_plain = !name.to_string_lossy().contains('/');
