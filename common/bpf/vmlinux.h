@@ -32,6 +32,8 @@ typedef __u16 __sum16;
 typedef __u32 __wsum;
 typedef u64 sector_t; /* 512 bytes, whatever the disk's own block size */
 typedef u32 dev_t; /* major << 20 | minor */
+typedef long ssize_t;
+typedef long long loff_t;
 typedef _Bool bool;
 
 enum { false, true };
@@ -47,6 +49,10 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_STACK_TRACE = 7,
 };
+
+/* For bpf_core_enum_value(): the running kernel's number, or whether it has one. */
+enum bpf_func_id { BPF_FUNC_trace_vprintk = 177 };
+enum pageflags { PG_uptodate = 3, PG_head = 6 };
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -126,6 +132,65 @@ struct request {
 /* Before 5.16 */
 struct request___old {
 	struct gendisk *rq_disk;
+};
+
+/* include/linux/xarray.h: a tree. What looks like a pointer is an entry, its two lowest bits say. */
+struct xarray {
+	void *xa_head;
+};
+
+struct xa_node {
+	u8 shift; /* 0 where the slots hold pages, 6 more in every node above */
+	void *slots[64];
+};
+
+/* include/linux/fs.h: the pages of a file that are in memory, the file, a file that is open. */
+struct address_space {
+	struct inode *host;
+	struct xarray i_pages;
+};
+
+struct super_block {
+	dev_t s_dev;
+};
+
+struct inode {
+	u16 i_mode;
+	struct super_block *i_sb;
+	unsigned long i_ino;
+	dev_t i_rdev; /* of a device file */
+	loff_t i_size;
+};
+
+struct file {
+	struct inode *f_inode;
+	struct address_space *f_mapping;
+};
+
+/* include/linux/fs.h, include/linux/uio.h: a read or write under way: where, and how much is left. */
+struct kiocb {
+	struct file *ki_filp;
+	loff_t ki_pos;
+};
+
+struct iov_iter {
+	unsigned long count;
+};
+
+/* include/linux/mm_types.h: pages that are kept together, a power of two; before 5.16, each page. */
+struct folio {
+	struct address_space *mapping;
+	unsigned long index;
+	unsigned int _folio_nr_pages; /* where it is more than one */
+};
+
+struct folio___new { /* 6.15 */
+	unsigned int _nr_pages;
+};
+
+struct page___old {
+	struct address_space *mapping;
+	unsigned long index;
 };
 
 #pragma clang attribute pop

@@ -19,7 +19,7 @@ pub use cli::{
 pub use device::Device;
 pub use heatmap::{Heatmap, no_colours, print_line};
 pub use histogram::{Histogram, SLOTS, readable, slot};
-pub use load::{load, missed};
+pub use load::{Links, hook_first_of, load, missed};
 pub use preflight::similar;
 pub use results::{constants, counters, per_cpu, print_total};
 pub use symbols::print_stack;

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::{
-    Object, OpenObject, PrintLevel, Program,
+    Link, Object, OpenObject, OpenProgramMut, PrintLevel, Program,
     query::ProgInfoIter,
     set_print,
     skel::{OpenSkel, Skel, SkelBuilder},
@@ -31,7 +31,7 @@ pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
     object: &'obj mut MaybeUninit<OpenObject>,
     cli: &Cli<Own>,
     configure: impl FnOnce(&mut B::Output) -> Result<()>,
-) -> Result<<B::Output as OpenSkel<'obj>>::Output> {
+) -> Result<(<B::Output as OpenSkel<'obj>>::Output, Links)> {
     preflight::root_and_btf()?;
     set_print(Some(if cli.verbose {
         (PrintLevel::Debug, |_, line| eprint!("{line}"))
@@ -46,16 +46,57 @@ pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
         .filter(|program| program.autoload())
         .map(|program| program.section().to_string_lossy().into_owned())
         .collect();
-    let mut skel = open.load().map_err(|error| explain("loaded", error, &hooks))?;
+    let skel = open.load().map_err(|error| explain("loaded", error, &hooks))?;
     if !cli.own.quiet() {
         trace_pipe::open_before_attach()?;
     }
-    if let Err(error) = skel.attach() {
+    let links = Links::attach(skel.object()).map_err(|error| {
         trace_pipe::close();
-        return Err(explain("attached", error, &hooks));
-    }
+        explain("attached", error, &hooks)
+    })?;
     cli::say_tracing(cli);
-    Ok(skel)
+    Ok((skel, links))
+}
+
+/// The hooks of a loaded object. Dropped, they are detached.
+///
+/// Hooks come into being one after the other, and so do they go. What hooks the start of an I/O
+/// stands first in a program's file: it is attached last and detached first. So no start is seen
+/// whose end was not hooked yet, or is hooked no more: what is in flight at exit really is.
+pub struct Links(Vec<Link>);
+
+impl Links {
+    fn attach(object: &Object) -> libbpf_rs::Result<Links> {
+        let programs: Vec<_> = object.progs_mut().filter(|program| program.autoload()).collect();
+        let attached = programs.iter().rev().map(|program| program.attach());
+        let mut links: Vec<Link> = attached.collect::<libbpf_rs::Result<_>>()?;
+        links.reverse();
+        Ok(Links(links))
+    }
+
+    /// Detaches the programs; their maps and variables then stand still.
+    pub fn detach(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Moves fentry and fexit programs to the first of `functions` that the running kernel has: a
+/// function that was renamed, its arguments at the same places. For [`load`]'s `configure`.
+///
+/// Fails with [`Unsupported`] where the kernel has none of them.
+///
+/// [`Unsupported`]: crate::Unsupported
+pub fn hook_first_of<'a, 'obj: 'a>(
+    functions: &[&str],
+    programs: impl IntoIterator<Item = &'a mut OpenProgramMut<'obj>>,
+) -> Result<()> {
+    let function = preflight::first_function(functions)?;
+    for program in programs {
+        program
+            .set_attach_target(0, Some(function.to_owned()))
+            .with_context(|| format!("{function}() could not be hooked"))?;
+    }
+    Ok(())
 }
 
 static LOG: Mutex<String> = Mutex::new(String::new());

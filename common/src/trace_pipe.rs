@@ -15,7 +15,7 @@ use rustix::{
     fs::{FlockOperation, OFlags, flock},
 };
 
-use crate::{Cli, Options, cli, preflight};
+use crate::{Cli, Links, Options, cli, preflight};
 
 /// The pipe that [`open_before_attach`] has opened.
 static PIPE: Mutex<Option<TracePipe>> = Mutex::new(None);
@@ -35,20 +35,19 @@ fn lock_pipe() -> MutexGuard<'static, Option<TracePipe>> {
     PIPE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Prints the lines of the trace pipe until the run is over, then detaches the programs by
-/// dropping `links`, prints what is still in the pipe, and says how many lines were lost.
+/// Prints the lines of the trace pipe until the run is over, then detaches the programs, prints what is still in the pipe, and says how many lines were lost.
 ///
 /// With `--quiet` there are no lines, and this only waits. Fails where tracefs does.
-pub fn print_trace_pipe<Own: Options>(cli: &Cli<Own>, links: &mut impl Default) -> Result<()> {
+pub fn print_trace_pipe<Own: Options>(cli: &Cli<Own>, mut links: Links) -> Result<()> {
     let Some(mut pipe) = lock_pipe().take() else {
         cli::wait(cli);
-        *links = Default::default();
+        links.detach();
         return Ok(());
     };
     while !cli::deadline(cli) {
         pipe.print()?;
     }
-    *links = Default::default();
+    links.detach();
     pipe.finish()
 }
 

@@ -14,6 +14,7 @@ use libbpf_rs::{MapCore, skel::Skel};
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
+use trace::TraceSkelBuilder;
 
 #[derive(clap::Args, Debug)]
 struct Own {
@@ -39,7 +40,8 @@ const ROW: Duration = Duration::from_secs(2);
 
 fn run(cli: &Cli<Own>) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let mut skel = common::load(trace::TraceSkelBuilder::default(), &mut object, cli, |_| Ok(()))?;
+    let (skel, mut links) =
+        common::load(TraceSkelBuilder::default(), &mut object, cli, |_| Ok(()))?;
     let heatmap = Heatmap { all: cli.own.all, text: cli.own.text || common::no_colours() };
     common::print_line(&heatmap.legend());
     let mut total = Histogram::default();
@@ -51,7 +53,7 @@ fn run(cli: &Cli<Own>) -> Result<()> {
             over = common::deadline(cli);
         }
         if over {
-            skel.links = Default::default();
+            links.detach();
         }
         let now = Histogram::sum(&common::per_cpu(&skel.maps.latencies)?);
         if row % 20 == 1 {

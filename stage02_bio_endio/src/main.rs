@@ -8,6 +8,7 @@ use common::Cli;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
+use trace::TraceSkelBuilder;
 
 fn main() -> ExitCode {
     common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
@@ -15,7 +16,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let mut skel = common::load(trace::TraceSkelBuilder::default(), &mut object, cli, |_| Ok(()))?;
-    common::print_trace_pipe(cli, &mut skel.links)?;
+    let (_skel, links) = common::load(TraceSkelBuilder::default(), &mut object, cli, |_| Ok(()))?;
+    common::print_trace_pipe(cli, links)?;
     Ok(())
 }

@@ -9,6 +9,7 @@ use libbpf_rs::{MapCore, skel::Skel};
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
+use trace::TraceSkelBuilder;
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl plain::Plain for trace::types::max_latency {}
@@ -19,10 +20,10 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let mut skel = common::load(trace::TraceSkelBuilder::default(), &mut object, cli, |open| {
+    let (skel, links) = common::load(TraceSkelBuilder::default(), &mut object, cli, |open| {
         common::constants(&mut open.maps.rodata_data).map(|c| c.quiet = cli.own.quiet)
     })?;
-    common::print_trace_pipe(cli, &mut skel.links)?;
+    common::print_trace_pipe(cli, links)?;
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(counts.completed, "requests completed");
     println!("{:>8} in flight", skel.maps.starts.keys().count());

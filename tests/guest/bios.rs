@@ -191,6 +191,8 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
         );
         ensure!(count(&output, "bios completed")? > 1000, "run {run}: no load: {output}");
         ensure!(count(&output, "dropped")? + count(&output, "missed")? == 0, "run {run}: {output}");
+        // fio keeps 8 on their way on each disk, and dd's has ended.
+        ensure!(count(&output, "in flight")? <= 16, "run {run}: {output}");
         Ok(())
     });
     shell(&format!("kill {pids}; while pgrep -x fio >/dev/null; do sleep 0.1; done"))?;
