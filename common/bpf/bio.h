@@ -27,7 +27,9 @@ static __always_inline dev_t bio_dev(struct bio *bio)
 
 /* Whether this call of bio_endio() is not the bio's end yet. Parts of a split bio may still be on
  * their way: bio_endio() counts them down. Or its checksums are verified first: it returns at
- * once, and is called again. In both cases block_bio_complete tells of the end. */
+ * once, and is called again. In both cases bio_uninit() tells of the end: bio_endio() calls it just
+ * before it hands the bio back. (The tracepoint block_bio_complete does not: requests switch it
+ * off for the bios that they end.) */
 static __always_inline bool bio_goes_on(struct bio *bio)
 {
 	if (bio->__bi_remaining.counter > 1)

@@ -90,7 +90,8 @@ __noinline u64 resident_in_block(u64 head, u64 first, u64 last)
 /* How many of the `pages` from index `first` on are resident. */
 static __always_inline u64 resident(struct address_space *mapping, u64 first, u64 pages)
 {
-	u64 head = (u64)mapping->i_pages.xa_head, last = first + pages - 1, sum = 0;
+	u64 head = (u64)BPF_CORE_READ(mapping, i_pages.xa_head);
+	u64 last = first + pages - 1, sum = 0;
 
 	for (int i = 0; i < BLOCKS && pages && first <= last; i++) {
 		u64 end = first | (BLOCK - 1);

@@ -34,10 +34,12 @@ static __always_inline void *take_record(void *map)
 	return NULL;
 }
 
+/* NULL is nothing to release. */
 static __always_inline void release_record(void *record)
 {
 	barrier();
-	*(u64 *)record = 0;
+	if (record)
+		*(u64 *)record = 0;
 }
 
 #endif /* __RECORD_H__ */

@@ -23,8 +23,10 @@ int BPF_PROG(submit_bio_entry, struct bio *bio)
 {
 	struct in_flight started = { .start = bpf_ktime_get_ns() };
 
-	if (bpf_map_update_elem(&starts, &bio, &started, BPF_ANY))
+	if (bpf_map_update_elem(&starts, &bio, &started, BPF_NOEXIST)) {
+		bpf_map_update_elem(&starts, &bio, &started, BPF_ANY);
 		__sync_fetch_and_add(&dropped, 1);
+	}
 	if (!quiet)
 		bpf_printk("submit_bio(bio=0x%llx) called: %llu", (u64)bio, started.start);
 	return 0;
@@ -55,8 +57,8 @@ int BPF_PROG(bio_endio_entry, struct bio *bio)
 }
 
 /* A bio whose last part ends within the bio_endio() of that part has no call of its own. */
-SEC("tp_btf/block_bio_complete")
-int BPF_PROG(block_bio_complete, struct request_queue *queue, struct bio *bio)
+SEC("fentry/bio_uninit")
+int BPF_PROG(bio_uninit_entry, struct bio *bio)
 {
 	bio_ended(bio);
 	return 0;

@@ -27,7 +27,7 @@ fn run(cli: &Cli) -> Result<()> {
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(counts.completed, "bios completed");
     println!("{:>8} in flight", skel.maps.starts.keys().count());
-    println!("{:>8} dropped: the map was full", counts.dropped);
+    println!("{:>8} dropped: the map was full, or their end not seen", counts.dropped);
     println!("{:>8} unmatched: their start was not seen", counts.unmatched);
     println!("{:>8} missed: caught at work by an interrupt", common::missed(skel.object())?);
     print_max_latency(&skel.maps.max)

@@ -52,8 +52,10 @@ int BPF_PROG(submit_bio_entry, struct bio *bio)
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};
 
-	if (bpf_map_update_elem(&starts, &bio, &started, BPF_ANY))
+	if (bpf_map_update_elem(&starts, &bio, &started, BPF_NOEXIST)) {
+		bpf_map_update_elem(&starts, &bio, &started, BPF_ANY);
 		__sync_fetch_and_add(&dropped, 1);
+	}
 	if (!quiet)
 		bpf_printk("submit_bio(bio=0x%llx) called: %llu", (u64)bio, started.start);
 	return 0;
@@ -71,11 +73,9 @@ static bool bio_ended(struct bio *bio)
 		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - started->start);
 	}
 	struct max_latency *slowest = take_record(&max);
-	if (slowest) {
-		if (end - started->start > slowest->end - slowest->started.start)
-			*slowest = (struct max_latency){ TAKEN, (u64)bio, end, *started };
-		release_record(slowest);
-	}
+	if (slowest && end - started->start > slowest->end - slowest->started.start)
+		*slowest = (struct max_latency){ TAKEN, (u64)bio, end, *started };
+	release_record(slowest);
 	bpf_map_delete_elem(&starts, &bio);
 	__sync_fetch_and_add(&completed, 1);
 	return true;
@@ -90,8 +90,8 @@ int BPF_PROG(bio_endio_entry, struct bio *bio)
 }
 
 /* A bio whose last part ends within the bio_endio() of that part has no call of its own. */
-SEC("tp_btf/block_bio_complete")
-int BPF_PROG(block_bio_complete, struct request_queue *queue, struct bio *bio)
+SEC("fentry/bio_uninit")
+int BPF_PROG(bio_uninit_entry, struct bio *bio)
 {
 	bio_ended(bio);
 	return 0;

@@ -84,11 +84,9 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 			   end - started->start);
 	}
 	struct max_latency *slowest = take_record(&max);
-	if (slowest) {
-		if (end - started->start > slowest->end - slowest->started.start)
-			*slowest = (struct max_latency){ TAKEN, (u64)rq, end, *started };
-		release_record(slowest);
-	}
+	if (slowest && end - started->start > slowest->end - slowest->started.start)
+		*slowest = (struct max_latency){ TAKEN, (u64)rq, end, *started };
+	release_record(slowest);
 	bpf_map_delete_elem(&starts, &rq);
 	__sync_fetch_and_add(&completed, 1);
 	return 0;

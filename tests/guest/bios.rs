@@ -15,6 +15,7 @@ pub const TESTS: &[Test] = &[
     ("stage02_shows_both_ends", stage02_shows_both_ends),
     ("stage03_lines_add_up", stage03_lines_add_up),
     ("stage03_measures_every_bio", stage03_measures_every_bio),
+    ("stage03_measures_every_split_bio", stage03_measures_every_split_bio),
     ("stage03_counts_what_was_never_queued", stage03_counts_what_was_never_queued),
     ("stage04_finds_the_delayed_bio", stage04_finds_the_delayed_bio),
     ("stage04_is_right_about_split_bios", stage04_is_right_about_split_bios),
@@ -102,6 +103,31 @@ fn stage03_measures_every_bio() -> Result<()> {
         ensure!(map.trim() == "[]", "left in the map: {map:.300}");
         let completed = count(&output, "bios completed")?;
         ensure!(completed == submitted, "{disk}: {completed} of {submitted}: {output}");
+        for nothing in ["in flight", "dropped", "missed"] {
+            ensure!(count(&output, nothing)? == 0, "{disk}: {output}");
+        }
+    }
+    Ok(())
+}
+
+/// 4 MiB at a time, which the block layer splits: the last part to end is now the bio itself, now
+/// another.
+fn stage03_measures_every_split_bio() -> Result<()> {
+    for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?] {
+        let running = Running::stage("stage03", &[])?;
+        let before = disks::bios(&disk)?;
+        shell(&format!("dd if=/dev/{disk} of=/dev/null bs=4M count=40 iflag=direct status=none"))?;
+        let parts = disks::bios(&disk)? - before;
+        let map = shell("bpftool map dump name starts --json")?;
+        let output = running.interrupt()?;
+        let submitted =
+            output.lines().filter(|l| l.contains("printk: submit_bio(bio=")).count() as u64;
+        ensure!(parts > submitted, "{disk}: nothing was split: {submitted} bios, {parts} parts");
+        ensure!(
+            count(&output, "bios completed")? == submitted,
+            "{disk}: {submitted} submitted: {output}"
+        );
+        ensure!(map.trim() == "[]", "{disk}: left in the map: {map:.300}");
         for nothing in ["in flight", "dropped", "missed"] {
             ensure!(count(&output, nothing)? == 0, "{disk}: {output}");
         }

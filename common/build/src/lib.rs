@@ -26,7 +26,7 @@ pub fn skeleton(source: &str) {
         .build_and_generate(&skeleton);
     if let Err(error) = built {
         fail(&format!(
-            "{source} was not built: {error:?}\nIs clang here? `cargo vm setup` installs what is missing."
+            "{source} was not built: {error:#}\nIs clang here? `cargo vm setup` installs what is missing."
         ));
     }
 }
