@@ -7,6 +7,8 @@ mod bios;
 mod budget;
 mod commands;
 mod disks;
+mod pagecache;
+mod readme;
 mod requests;
 mod run;
 
@@ -21,7 +23,15 @@ type Test = (&'static str, fn() -> Result<()>);
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let tests = [budget::TESTS, commands::TESTS, requests::TESTS, bios::TESTS].concat();
+    let tests = [
+        budget::TESTS,
+        commands::TESTS,
+        requests::TESTS,
+        bios::TESTS,
+        readme::TESTS,
+        pagecache::TESTS,
+    ]
+    .concat();
     let trials = tests
         .into_iter()
         .map(|(name, test)| {

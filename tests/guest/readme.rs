@@ -1,0 +1,71 @@
+//! What a stage's README shows is what the stage prints.
+
+use std::{collections::HashSet, fs, process::Command};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{
+    Test, budget, disks,
+    run::{Running, shell, stage},
+};
+
+pub const TESTS: &[Test] = &[("readmes_show_real_output", readmes_show_real_output)];
+
+fn readmes_show_real_output() -> Result<()> {
+    shell(&format!("mount /dev/{} /mnt/data", disks::data()?))?;
+    let workload = budget::workspace().join("vm/workload.sh");
+    let workload = Running::spawn(&mut Command::new(workload))?;
+    let result = budget::stages().try_for_each(|directory| {
+        let package = directory.split('_').next().unwrap_or_default();
+        let readme = fs::read_to_string(budget::workspace().join(directory).join("README.md"))?;
+        let (_, rest) =
+            readme.split_once("## What you see\n```\n").context(directory.to_owned())?;
+        let (shown, _) = rest.split_once("\n```\n").context("the block has no end")?;
+        let ended = stage(package, &["--duration", "3s"])?;
+        ensure!(ended.code == Some(0), "{package}: {ended:?}");
+        let printed: HashSet<String> = ended.stdout.lines().map(shape).collect();
+        for line in shown.lines().filter(|line| *line != "...") {
+            ensure!(
+                printed.contains(&shape(line)),
+                "{directory}/README.md: nothing like {line:?} was printed:\n{}",
+                ended.stdout
+            );
+        }
+        Ok(())
+    });
+    workload.signal(rustix::process::Signal::KILL)?;
+    workload.end()?;
+    shell("umount -l /mnt/data")?;
+    result
+}
+
+/// A line without what differs from run to run: numbers, addresses, tasks, functions, the cells of
+/// a heatmap, the name of a partition.
+fn shape(line: &str) -> String {
+    if line.starts_with("=> ") {
+        return "=> a function".into();
+    }
+    if line.starts_with("Bio Info : Sector (") {
+        return "where".into();
+    }
+    if let Some((_, count)) = line.split_once("# ") {
+        return if count == "no I/O" { "no row".into() } else { "a row".into() };
+    }
+    // A line of the trace pipe: the task, the CPU and the flags stand before the time.
+    let line = line.split_once(": bpf_trace_printk: ").map_or(line, |(_, event)| event);
+    let mut shape = String::new();
+    for word in line.split_whitespace() {
+        let word: String = word.chars().map(|c| if c.is_ascii_digit() { 'N' } else { c }).collect();
+        let hex = word.contains("=Nx");
+        let end = if hex { word.find("Nx").unwrap_or(word.len()) } else { word.len() };
+        let rest = word[end..].trim_start_matches(|c: char| c.is_ascii_alphanumeric());
+        shape.push_str(&word[..end]);
+        shape.push_str(rest);
+        shape.push(' ');
+    }
+    while shape.contains("NN") || shape.contains("N.N") {
+        shape = shape.replace("NN", "N").replace("N.N", "N");
+    }
+    // Times are given in the unit that fits.
+    shape.replace(" us ", " ms ").replace(" s ", " ms ")
+}
