@@ -10,7 +10,7 @@ use plain::Plain;
 pub fn print_total(count: u64, what: &str) {
     match count {
         0 => println!(
-            "No I/O was seen: 0 {what}. Did anything read or write meanwhile? Past the page cache: dd iflag=direct"
+            "No I/O was seen: 0 {what}. Did anything read or write meanwhile? dd reads through the page cache, with iflag=direct past it"
         ),
         count => println!("{count:>8} {what}"),
     }

@@ -158,7 +158,7 @@ impl TracePipe {
         while self.drain(1 << 20)? {}
         match (self.lines, self.lost) {
             (0, 0) => println!(
-                "No event was seen. Did anything read or write meanwhile? Past the page cache: dd iflag=direct"
+                "No event was seen. Did anything read or write meanwhile? dd reads through the page cache, with iflag=direct past it"
             ),
             (lines, lost) => println!("{lines} trace lines, {lost} lost"),
         }
