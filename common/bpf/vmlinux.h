@@ -193,6 +193,30 @@ struct page___old {
 	unsigned long index;
 };
 
+/* include/linux/ns_common.h, pid_namespace.h, pid.h, sched.h: a process and its numbers. */
+struct ns_common {
+	unsigned int inum;
+};
+
+struct pid_namespace {
+	struct ns_common ns;
+};
+
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+};
+
+struct pid {
+	unsigned int level; /* of the namespace it lives in; 0 is the first one */
+	struct upid numbers[1]; /* one for each namespace that sees it, from level 0 on */
+};
+
+struct task_struct {
+	struct task_struct *group_leader;
+	struct pid *thread_pid;
+};
+
 #pragma clang attribute pop
 
 #endif /* __VMLINUX_H__ */

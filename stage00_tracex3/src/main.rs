@@ -39,14 +39,12 @@ fn main() -> ExitCode {
 const ROW: Duration = Duration::from_secs(2);
 
 fn run(cli: &Cli<Own>) -> Result<()> {
-    let mut object = MaybeUninit::uninit();
-    let (skel, mut links) =
-        common::load(TraceSkelBuilder::default(), &mut object, cli, |_| Ok(()))?;
+    let (builder, mut object) = (TraceSkelBuilder::default(), MaybeUninit::uninit());
+    let (skel, mut links) = common::load(builder, &mut object, cli, |_| Ok(()))?;
     let heatmap = Heatmap { all: cli.own.all, text: cli.own.text || common::no_colours() };
     common::print_line(&heatmap.legend());
     let mut total = Histogram::default();
-    let mut over = common::deadline(cli);
-    let start = Instant::now();
+    let (mut over, start) = (common::deadline(cli), Instant::now());
     for row in 1.. {
         while !over && start.elapsed() < row * ROW {
             thread::sleep(Duration::from_millis(50));

@@ -14,7 +14,7 @@ const STAGES: &[(&str, Option<(usize, usize)>)] = &[
     ("stage01_submit_bio", None),
     ("stage02_bio_endio", Some((12, 4))),
     // The second hook at the end of a bio, without which a split bio is reported short.
-    ("stage03_latency_map", Some((58, 15))),
+    ("stage03_latency_map", Some((59, 15))),
     ("stage04_max_latency", Some((25, 35))),
     ("stage05_sector", Some((12, 8))),
     ("stage06_stacktrace", Some((20, 20))),
