@@ -19,7 +19,7 @@ const STAGES: &[(&str, Option<(usize, usize)>)] = &[
     ("stage05_sector", Some((12, 8))),
     ("stage06_stacktrace", Some((20, 20))),
     // Another layer: nearly every line with a bio in it is one with a request.
-    ("stage07_rq_latency", Some((64, 10))),
+    ("stage07_rq_latency", Some((65, 10))),
 ];
 
 /// The directories of the stages that have a budget, and stage 00.
