@@ -75,6 +75,6 @@ fn run(cli: &Cli<Own>) -> Result<()> {
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped: the map was full", counts.dropped);
     println!("{:>8} unmatched: flushes, dropped, issued before or after", counts.unmatched);
-    println!("{:>8} missed: caught at work by an interrupt", common::missed(skel.object())?);
+    println!("{:>8} missed: the program was at work there already", common::missed(skel.object())?);
     Ok(())
 }

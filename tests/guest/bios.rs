@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     Test,
-    disks::{self, Mapped, NullBlk},
+    disks::{self, Mapped, Mounted, NullBlk},
     run::{Running, between, count, fio, shell, wait_until},
 };
 
@@ -389,41 +389,37 @@ fn ftrace_stacks(work: impl FnOnce() -> Result<()>) -> Result<Vec<Judged>> {
 }
 
 fn stage06_shows_the_stack() -> Result<()> {
-    shell(&format!("mount /dev/{} /mnt/data", disks::data()?))?;
-    let result = (|| {
-        shell("dd if=/dev/zero of=/mnt/data/read bs=1M count=16 conv=fsync status=none; sync")?;
-        for (command, must_have) in [
-            (
-                "dd if=/mnt/data/read of=/dev/null bs=4k count=1 iflag=direct status=none",
-                "ext4_file_read_iter",
-            ),
-            (
-                "dd if=/dev/zero of=/mnt/data/read bs=1M count=16 conv=notrunc,fsync status=none",
-                "ext4_sync_file",
-            ),
-        ] {
-            // The slowest is now the read or write itself, now the journal's.
-            let mut seen = false;
-            for _ in 0..10 {
-                let mut output = String::new();
-                let judged = ftrace_stacks(|| {
-                    let running = Running::stage("stage06", &[])?;
-                    shell(command)?;
-                    output = running.interrupt()?;
-                    Ok(())
-                })?;
-                seen |= check_stack(&output, &judged)?.iter().any(|frame| frame == must_have);
-                shell("sync")?;
-                if seen {
-                    break;
-                }
+    let _mounted = Mounted::new()?;
+    shell("dd if=/dev/zero of=/mnt/data/read bs=1M count=16 conv=fsync status=none; sync")?;
+    for (command, must_have) in [
+        (
+            "dd if=/mnt/data/read of=/dev/null bs=4k count=1 iflag=direct status=none",
+            "ext4_file_read_iter",
+        ),
+        (
+            "dd if=/dev/zero of=/mnt/data/read bs=1M count=16 conv=notrunc,fsync status=none",
+            "ext4_sync_file",
+        ),
+    ] {
+        // The slowest is now the read or write itself, now the journal's.
+        let mut seen = false;
+        for _ in 0..10 {
+            let mut output = String::new();
+            let judged = ftrace_stacks(|| {
+                let running = Running::stage("stage06", &[])?;
+                shell(command)?;
+                output = running.interrupt()?;
+                Ok(())
+            })?;
+            seen |= check_stack(&output, &judged)?.iter().any(|frame| frame == must_have);
+            shell("sync")?;
+            if seen {
+                break;
             }
-            ensure!(seen, "{must_have} is in no stack of {command}");
         }
-        Ok(())
-    })();
-    shell("umount /mnt/data")?;
-    result
+        ensure!(seen, "{must_have} is in no stack of {command}");
+    }
+    Ok(())
 }
 
 /// The printed stack must be the one that ftrace took of that bio then, frame by frame, and name

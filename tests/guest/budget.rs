@@ -20,6 +20,8 @@ const STAGES: &[(&str, Option<(usize, usize)>)] = &[
     ("stage06_stacktrace", Some((20, 20))),
     // Another layer: nearly every line with a bio in it is one with a request.
     ("stage07_rq_latency", Some((65, 10))),
+    ("stage08_pagecache", None),
+    ("stage09_pid_filter", Some((12, 20))),
 ];
 
 /// The directories of the stages that have a budget, and stage 00.

@@ -45,6 +45,26 @@ pub fn scsi() -> Result<String> {
     Ok("sda".into())
 }
 
+/// The ext4 file system of the data disk at /mnt/data, as long as it is needed.
+pub struct Mounted {
+    pub disk: String,
+}
+
+impl Mounted {
+    pub fn new() -> Result<Mounted> {
+        let disk = data()?;
+        shell(&format!("mkdir -p /mnt/data; mount -t ext4 /dev/{disk} /mnt/data"))?;
+        Ok(Mounted { disk })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // What still runs there, after a failure, must not keep the tests after it from the disk.
+        shell("rm -rf /mnt/data/*; umount /mnt/data || umount -l /mnt/data").ok();
+    }
+}
+
 /// The kernel's counters of a disk so far (Documentation/block/stat.rst): read I/Os, read merges,
 /// sectors, ms, write I/Os, write merges, …
 fn stat(disk: &str) -> Result<Vec<u64>> {

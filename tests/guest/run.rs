@@ -73,6 +73,11 @@ impl Running {
         bail!("{} never said {text:?}: {:?}", self.name, self.said)
     }
 
+    /// The number of the process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill_process(Pid::from_child(&self.child), signal).context("kill")

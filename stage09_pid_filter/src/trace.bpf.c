@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+#include "vmlinux.h"
+#include "pagecache.h"
+#include "process.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#define EAGAIN 11
+#define EIOCBQUEUED 529
+
+const volatile bool quiet;
+const volatile u32 pid, namespace; /* no pid: all processes */
+u64 reads_ended, total, hit, readahead, refused, dropped, unmatched;
+
+/* A thread may read two files at once: an encrypting file system reads the one below. */
+struct reader {
+	u64 thread;
+	struct address_space *mapping;
+};
+
+struct read {
+	u64 offset, bytes; /* as asked for */
+	u64 first, pages, hit, readahead;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct reader);
+	__type(value, struct read);
+} starts SEC(".maps");
+
+static bool filtered_out(void)
+{
+	return pid && process_in(namespace) != pid;
+}
+
+SEC("fentry/filemap_read")
+int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
+{
+	struct address_space *mapping = iocb->ki_filp->f_mapping;
+	struct reader reader = { bpf_get_current_pid_tgid(), mapping };
+	struct read read = { .offset = iocb->ki_pos, .bytes = iter->count };
+	u64 size = mapping->host->i_size, end = read.offset + read.bytes;
+
+	if (filtered_out())
+		return 0;
+	/* Past the end of the file there are no pages to ask for. */
+	if (end > size)
+		end = size;
+	if (read.offset < end) {
+		read.first = read.offset >> PAGE_SHIFT;
+		read.pages = ((end - 1) >> PAGE_SHIFT) - read.first + 1;
+		read.hit = resident(mapping, read.first, read.pages);
+	}
+	if (bpf_map_update_elem(&starts, &reader, &read, BPF_NOEXIST)) {
+		bpf_map_update_elem(&starts, &reader, &read, BPF_ANY);
+		__sync_fetch_and_add(&dropped, 1);
+	}
+	return 0;
+}
+
+SEC("tp_btf/mm_filemap_add_to_page_cache")
+int BPF_PROG(page_added, struct folio *folio)
+{
+	struct reader reader = { bpf_get_current_pid_tgid(), folio_mapping(folio) };
+	struct read *read = bpf_map_lookup_elem(&starts, &reader);
+
+	if (read)
+		read->readahead += folio_pages_beyond(folio, read->first, read->pages);
+	return 0;
+}
+
+SEC("fexit/filemap_read")
+int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
+{
+	struct file *file = iocb->ki_filp;
+	struct reader reader = { bpf_get_current_pid_tgid(), file->f_mapping };
+	struct read *read = bpf_map_lookup_elem(&starts, &reader);
+	u32 dev = file_dev(file);
+
+	if (filtered_out())
+		return 0;
+	if (!read) {
+		__sync_fetch_and_add(&unmatched, 1);
+		return 0;
+	}
+	if (ret == -EAGAIN || ret == -EIOCBQUEUED) {
+		__sync_fetch_and_add(&refused, 1);
+	} else {
+		__sync_fetch_and_add(&reads_ended, 1);
+		__sync_fetch_and_add(&total, read->pages);
+		__sync_fetch_and_add(&hit, read->hit);
+	}
+	__sync_fetch_and_add(&readahead, read->readahead);
+	if (!quiet && printk_takes_many()) {
+		bpf_printk("read(inode=%lu dev=%u:%u offset=%llu bytes=%llu) = %ld: "
+			   "hit %llu miss %llu readahead %llu",
+			   file->f_inode->i_ino, dev >> 20, dev & 0xfffff, read->offset, read->bytes,
+			   ret, read->hit, read->pages - read->hit, read->readahead);
+	} else if (!quiet) {
+		bpf_printk("read(inode=%lu dev=%u:%u", file->f_inode->i_ino, dev >> 20, dev & 0xfffff);
+		bpf_printk("     offset=%llu bytes=%llu) = %ld:", read->offset, read->bytes, ret);
+		bpf_printk("     hit %llu miss %llu readahead %llu", read->hit,
+			   read->pages - read->hit, read->readahead);
+	}
+	bpf_map_delete_elem(&starts, &reader);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
