@@ -1,9 +1,14 @@
 //! `cargo vm test`: the host's tests, then the guest's tests in one boot per kernel.
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -41,6 +46,10 @@ struct Count {
     names: Vec<String>,
     /// Programs that reported to the end.
     results: u32,
+    /// The release of the kernel that they ran on: `6.1.0-50-amd64`.
+    release: Option<String>,
+    /// For each stage, how many of its tests passed, and how many there are.
+    stages: BTreeMap<String, (u32, u32)>,
 }
 
 impl Count {
@@ -54,10 +63,20 @@ impl Count {
             self.passed += number("passed;");
             self.failed += number("failed;");
             self.results += 1;
-        } else if let Some(name) =
-            line.strip_prefix("test ").and_then(|l| l.strip_suffix(" ... FAILED"))
+        } else if let Some(release) = line.strip_prefix("kernel ") {
+            self.release = Some(release.to_owned());
+        } else if let Some((name, result)) =
+            line.strip_prefix("test ").and_then(|test| test.rsplit_once(" ... "))
         {
-            self.names.push(format!("{} ({place})", name.trim()));
+            let name = name.trim();
+            if result == "FAILED" {
+                self.names.push(format!("{name} ({place})"));
+            }
+            if let (true, Some((stage, _))) = (name.starts_with("stage"), name.split_once('_')) {
+                let (passed, all) = self.stages.entry(stage.to_owned()).or_default();
+                *passed += u32::from(result == "ok");
+                *all += 1;
+            }
         }
     }
 
@@ -67,10 +86,10 @@ impl Count {
         self.names.push(what);
     }
 
-    fn add(&mut self, other: Count) {
+    fn add(&mut self, other: &Count) {
         self.passed += other.passed;
         self.failed += other.failed;
-        self.names.extend(other.names);
+        self.names.extend_from_slice(&other.names);
     }
 }
 
@@ -89,8 +108,12 @@ pub fn main(kernel: Option<&str>, filter: Option<&str>) -> Result<i32> {
     let mut sum = host(&root, filter)?;
     match build(&root) {
         Ok(guest) => {
-            for kernel in kernels {
-                sum.add(in_guest(&root, &guest, &kernel, filter)?);
+            let counts = in_guests(&root, &guest, &kernels, filter);
+            counts.iter().for_each(|count| sum.add(count));
+            if (kernel, filter) == (Some("all"), None)
+                && let Err(error) = check_table(&root.join("README.md"), &counts)
+            {
+                sum.broken(format!("{error:#}"));
             }
         }
         Err(error) => sum.broken(format!("{error:#}")),
@@ -116,7 +139,7 @@ fn host(root: &Path, filter: Option<&str>) -> Result<Count> {
     // --quiet would hide the tests' names too.
     command.args(["--", "--format=pretty"]);
     let mut count = Count::default();
-    let status = follow(command, "host", &mut count)?;
+    let status = follow(command, "host", "", &mut count)?;
     if !status.success() && count.failed == 0 {
         count.broken(format!("cargo test on the host ended with {status}"));
     }
@@ -132,8 +155,40 @@ fn build(root: &Path) -> Result<PathBuf> {
     workspace::build(root, &args, GUEST.1)
 }
 
-/// One boot: all guest tests on one kernel.
-fn in_guest(root: &Path, guest: &Path, kernel: &str, filter: Option<&str>) -> Result<Count> {
+/// One boot for each kernel, as many at once as there are CPUs: an emulated guest keeps one busy.
+/// One that does not boot fails its own tests and no other's.
+fn in_guests(root: &Path, guest: &Path, kernels: &[String], filter: Option<&str>) -> Vec<Count> {
+    let at_once = thread::available_parallelism().map_or(1, usize::from).min(kernels.len());
+    let left = Mutex::new(kernels.iter().enumerate());
+    let counts = Mutex::new(BTreeMap::new());
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some((number, kernel)) = next() {
+                    let prefix = if kernels.len() > 1 { format!("{kernel}: ") } else { "".into() };
+                    let count =
+                        in_guest(root, guest, kernel, &prefix, filter).unwrap_or_else(|error| {
+                            let mut count = Count::default();
+                            count.broken(format!("the guest tests on {kernel}: {error:#}"));
+                            count
+                        });
+                    counts.lock().unwrap_or_else(PoisonError::into_inner).insert(number, count);
+                }
+            });
+        }
+    });
+    counts.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+}
+
+/// One boot: all guest tests on one kernel. `prefix` stands before each line that they print.
+fn in_guest(
+    root: &Path,
+    guest: &Path,
+    kernel: &str,
+    prefix: &str,
+    filter: Option<&str>,
+) -> Result<Count> {
     say!("guest tests on {kernel}");
     let disks = DISKS.iter().filter_map(Disk::to_possible_value);
     let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
@@ -146,7 +201,7 @@ fn in_guest(root: &Path, guest: &Path, kernel: &str, filter: Option<&str>) -> Re
         .current_dir(root);
     command.envs(environment(guest, root));
     let mut count = Count::default();
-    let status = follow(command, kernel, &mut count)?;
+    let status = follow(command, kernel, prefix, &mut count)?;
     if count.results == 0 {
         count.broken(format!("the guest tests on {kernel} did not come to an end ({status})"));
     } else if !status.success() && count.failed == 0 {
@@ -155,8 +210,58 @@ fn in_guest(root: &Path, guest: &Path, kernel: &str, filter: Option<&str>) -> Re
     Ok(count)
 }
 
-/// Runs a command, passing its standard output on and counting in it.
-fn follow(mut command: Command, place: &str, count: &mut Count) -> Result<ExitStatus> {
+/// The lines of the README between which [`check_table`] looks for its table.
+const TABLE: (&str, &str) =
+    ("<!-- written by: cargo vm test --kernel all -->\n", "<!-- end of what it wrote -->");
+
+/// Which stage runs on which kernel, as just tested, must be what the README says; else this
+/// writes it there, and fails.
+fn check_table(readme: &Path, counts: &[Count]) -> Result<()> {
+    let text = fs::read_to_string(readme).with_context(|| readme.display().to_string())?;
+    let (before, rest) = text.split_once(TABLE.0).context("README.md has no table of kernels")?;
+    let (old, after) = rest.split_once(TABLE.1).context("README.md's table has no end")?;
+    let new = table(counts);
+    if old == new {
+        return Ok(());
+    }
+    let whole = [before, TABLE.0, &new, TABLE.1, after].concat();
+    fs::write(readme, whole).with_context(|| readme.display().to_string())?;
+    anyhow::bail!("README.md's table of kernels was not as tested; it is now: commit it")
+}
+
+/// A line for each stage, a column for each kernel that came up.
+fn table(counts: &[Count]) -> String {
+    let tested: Vec<(&str, &Count)> =
+        counts.iter().filter_map(|count| Some((count.release.as_deref()?, count))).collect();
+    let stages: std::collections::BTreeSet<&String> =
+        tested.iter().flat_map(|(_, count)| count.stages.keys()).collect();
+    let mut table = String::from("| |");
+    for (release, _) in &tested {
+        write!(table, " {release} |").ok();
+    }
+    table += "\n|---|";
+    table += &"---|".repeat(tested.len());
+    for stage in stages {
+        write!(table, "\n| {stage} |").ok();
+        for (_, count) in &tested {
+            match count.stages.get(stage) {
+                Some((passed, all)) if passed == all => write!(table, " {all} tests pass |"),
+                Some((passed, all)) => write!(table, " {} of {all} tests fail |", all - passed),
+                None => write!(table, " not tested |"),
+            }
+            .ok();
+        }
+    }
+    table + "\n"
+}
+
+/// Runs a command, passing its standard output on, `prefix` before each line, and counting in it.
+fn follow(
+    mut command: Command,
+    place: &str,
+    prefix: &str,
+    count: &mut Count,
+) -> Result<ExitStatus> {
     // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
     unsafe {
         command
@@ -170,7 +275,7 @@ fn follow(mut command: Command, place: &str, count: &mut Count) -> Result<ExitSt
             let line = line.context("cannot read the tests' output")?;
             let line = String::from_utf8_lossy(&line);
             count.line(line.trim_end(), place);
-            writeln!(stdout, "{line}").context("cannot write the tests' output")?;
+            writeln!(stdout, "{prefix}{line}").context("cannot write the tests' output")?;
         }
     }
     child.wait().context("cannot wait for the tests")
@@ -193,7 +298,35 @@ mod tests {
         ] {
             count.line(line, "6.1");
         }
-        let names = vec!["c (6.1)".to_owned(), "d - should panic (6.1)".to_owned()];
-        assert_eq!(count, Count { passed: 41, failed: 2, names, results: 2 });
+        assert_eq!((count.passed, count.failed, count.results), (41, 2, 2));
+        assert_eq!(count.names, ["c (6.1)", "d - should panic (6.1)"]);
+    }
+
+    #[test]
+    fn the_table_follows_the_tests() {
+        let mut counts = [Count::default(), Count::default(), Count::default()];
+        for line in ["kernel 5.10.0-32-amd64", "test stage08_a     ... ok", "test stage08_b ... ok"]
+        {
+            counts[0].line(line, "5.10");
+        }
+        // The one in the middle did not boot.
+        for line in ["kernel 6.1.0-50-amd64", "test stage08_a ... FAILED", "test stage09_b ... ok"]
+        {
+            counts[2].line(line, "6.1");
+        }
+        let expected = "\
+| | 5.10.0-32-amd64 | 6.1.0-50-amd64 |
+|---|---|---|
+| stage08 | 2 tests pass | 1 of 1 tests fail |
+| stage09 | not tested | 1 tests pass |
+";
+        assert_eq!(table(&counts), expected);
+        let dir = tempfile::tempdir().unwrap();
+        let readme = dir.path().join("README.md");
+        fs::write(&readme, format!("a\n{}old\n{}\nb\n", TABLE.0, TABLE.1)).unwrap();
+        assert!(check_table(&readme, &counts).unwrap_err().to_string().contains("commit it"));
+        let written = fs::read_to_string(&readme).unwrap();
+        assert_eq!(written, format!("a\n{}{expected}{}\nb\n", TABLE.0, TABLE.1));
+        check_table(&readme, &counts).unwrap();
     }
 }
