@@ -40,6 +40,11 @@ pub trait Options: Args {
     fn quiet(&self) -> bool {
         false
     }
+
+    /// How many entries the map `starts` has room for, where it is not to be as in the program.
+    fn in_flight(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// None but the common ones.
@@ -54,12 +59,29 @@ pub struct Quiet {
     /// No event lines: the program is loaded without the code for them
     #[arg(short, long)]
     pub quiet: bool,
+    /// The size of the map.
+    #[command(flatten)]
+    pub room: Room,
 }
 
 impl Options for Quiet {
     fn quiet(&self) -> bool {
         self.quiet
     }
+
+    fn in_flight(&self) -> Option<u32> {
+        self.room.in_flight
+    }
+}
+
+/// `--in-flight`.
+#[derive(Args, Debug)]
+pub struct Room {
+    /// How many may be on their way at once: for more, the map has no room, and they count as dropped
+    /// [default: 16384]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(allow_negative_numbers = true)]
+    pub in_flight: Option<u32>,
 }
 
 /// This machine cannot run the stage; says what is missing and what to do. Exit code 3.

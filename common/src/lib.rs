@@ -15,7 +15,7 @@ mod symbols;
 mod trace_pipe;
 
 pub use cli::{
-    Cli, NoOptions, Options, Quiet, QuietCli, Unsupported, deadline, main, stopped, wait,
+    Cli, NoOptions, Options, Quiet, QuietCli, Room, Unsupported, deadline, main, stopped, wait,
 };
 pub use device::Device;
 pub use heatmap::{Heatmap, no_colours, print_line};

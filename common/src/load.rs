@@ -40,6 +40,10 @@ pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
     }));
     let mut open = builder.open(object).map_err(|error| explain("opened", error, &[]))?;
     configure(&mut open)?;
+    if let Some(most) = cli.own.in_flight() {
+        let mut starts = open.open_object_mut().maps_mut().filter(|map| map.name() == "starts");
+        starts.try_for_each(|mut map| map.set_max_entries(most)).context("--in-flight")?;
+    }
     let hooks: Vec<String> = open
         .open_object()
         .progs()

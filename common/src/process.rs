@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{Cli, Options};
+use crate::{Cli, Options, Room};
 
 /// The command line of a stage that can be told whom to see.
 pub type PidCli = Cli<Pid>;
@@ -19,11 +19,18 @@ pub struct Pid {
     /// No event lines: the program is loaded without the code for them
     #[arg(short, long)]
     pub quiet: bool,
+    /// The size of the map.
+    #[command(flatten)]
+    pub room: Room,
 }
 
 impl Options for Pid {
     fn quiet(&self) -> bool {
         self.quiet
+    }
+
+    fn in_flight(&self) -> Option<u32> {
+        self.room.in_flight
     }
 }
 

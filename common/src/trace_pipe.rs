@@ -3,8 +3,6 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::PathBuf,
     process,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -12,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{FlockOperation, OFlags, flock},
+    fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, unlinkat},
 };
 
 use crate::{Cli, Links, Options, cli, preflight};
@@ -58,11 +56,17 @@ const PREFIX: &str = "bpf-workshop-";
 ///
 /// It is locked while its process lives; an instance without a lock was left by a killed one, and
 /// the next `open` removes it.
+///
+/// All goes by way of the two open directories: should tracefs be unmounted meanwhile, nothing
+/// changes and nothing is left behind.
 struct TracePipe {
-    instance: PathBuf,
+    /// `instances` of tracefs.
+    instances: File,
+    /// The instance's name there.
+    name: String,
+    /// The instance; holds the lock.
+    directory: File,
     pipe: Option<File>,
-    /// Holds the lock.
-    _directory: File,
     /// The beginning of a line whose end has not been read yet.
     rest: Vec<u8>,
     lines: u64,
@@ -71,35 +75,36 @@ struct TracePipe {
 
 impl TracePipe {
     fn open() -> Result<TracePipe> {
-        let instances = preflight::tracefs()?.join("instances");
-        remove_left_overs(&instances);
+        let path = preflight::tracefs()?.join("instances");
+        remove_left_overs(&path);
+        let instances = File::open(&path).with_context(|| path.display().to_string())?;
         // Another start may take a new instance for a left-over before it is locked: try again.
-        let (instance, directory) = (0..10)
-            .map(|attempt| create(instances.join(format!("{PREFIX}{}-{attempt}", process::id()))))
+        let (name, directory) = (0..10)
+            .map(|attempt| create(&instances, format!("{PREFIX}{}-{attempt}", process::id())))
             .find_map(Result::ok)
-            .with_context(|| {
-                format!("no tracefs instance could be made in {}", instances.display())
-            })?;
+            .with_context(|| format!("no tracefs instance could be made in {}", path.display()))?;
         let mut pipe = TracePipe {
-            instance,
+            instances,
+            name,
+            directory,
             pipe: None,
-            _directory: directory,
             rest: Vec::new(),
             lines: 0,
             lost: 0,
         };
-        let opened = OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlags::NONBLOCK.bits() as i32)
-            .open(pipe.instance.join("trace_pipe"));
-        pipe.pipe = Some(opened.context("the instance's trace_pipe could not be opened")?);
+        let opened =
+            openat(&pipe.directory, "trace_pipe", OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
+        let opened = opened.context("the instance's trace_pipe could not be opened")?;
+        pipe.pipe = Some(opened.into());
         pipe.enable(true).context("the event bpf_trace_printk could not be switched on")?;
         Ok(pipe)
     }
 
     fn enable(&self, on: bool) -> io::Result<()> {
-        let event = self.instance.join("events/bpf_trace/bpf_trace_printk/enable");
-        fs::write(event, if on { "1" } else { "0" })
+        let event = "events/bpf_trace/bpf_trace_printk/enable";
+        let mut enable: File =
+            openat(&self.directory, event, OFlags::WRONLY, Mode::empty())?.into();
+        enable.write_all(if on { b"1" } else { b"0" })
     }
 
     /// Waits a tenth of a second for lines and prints those that have come.
@@ -170,16 +175,16 @@ impl Drop for TracePipe {
     fn drop(&mut self) {
         // An instance cannot be removed while its pipe is open.
         self.pipe = None;
-        fs::remove_dir(&self.instance).ok();
+        unlinkat(&self.instances, &self.name, AtFlags::REMOVEDIR).ok();
     }
 }
 
 /// Makes and locks an instance.
-fn create(instance: PathBuf) -> Result<(PathBuf, File)> {
-    fs::create_dir(&instance)?;
-    let directory = File::open(&instance)?;
+fn create(instances: &File, name: String) -> Result<(String, File)> {
+    mkdirat(instances, &name, Mode::RWXU)?;
+    let directory = openat(instances, &name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
-    Ok((instance, directory))
+    Ok((name, directory.into()))
 }
 
 /// Lets later lines go nowhere, so that a reader who has gone makes no `println!` panic.
@@ -224,11 +229,11 @@ mod tests {
 
     #[test]
     fn a_line_read_in_two_pieces_is_one_line() {
-        let directory = File::open("/").unwrap();
         let mut pipe = TracePipe {
-            instance: "/nonexistent".into(),
+            instances: File::open("/proc").unwrap(),
+            name: "nonexistent".into(),
+            directory: File::open("/proc").unwrap(),
             pipe: None,
-            _directory: directory,
             rest: Vec::new(),
             lines: 0,
             lost: 0,

@@ -24,11 +24,17 @@ struct Own {
     /// Text only; so too with NO_COLOR, and where stdout is no terminal
     #[arg(short, long)]
     text: bool,
+    #[command(flatten)]
+    room: common::Room,
 }
 
 impl common::Options for Own {
     fn quiet(&self) -> bool {
         true // it has no event lines
+    }
+
+    fn in_flight(&self) -> Option<u32> {
+        self.room.in_flight
     }
 }
 

@@ -4,9 +4,6 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-#define EAGAIN 11
-#define EIOCBQUEUED 529
-
 const volatile bool quiet;
 u64 reads_ended, total, hit, readahead, refused, dropped, unmatched;
 
@@ -68,7 +65,6 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 	struct file *file = iocb->ki_filp;
 	struct reader reader = { bpf_get_current_pid_tgid(), file->f_mapping };
 	struct read *read = bpf_map_lookup_elem(&starts, &reader);
-	u32 dev = file_dev(file);
 
 	if (!read) {
 		__sync_fetch_and_add(&unmatched, 1);
@@ -82,17 +78,9 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 		__sync_fetch_and_add(&hit, read->hit);
 	}
 	__sync_fetch_and_add(&readahead, read->readahead);
-	if (!quiet && printk_takes_many()) {
-		bpf_printk("read(inode=%lu dev=%u:%u offset=%llu bytes=%llu) = %ld: "
-			   "hit %llu miss %llu readahead %llu",
-			   file->f_inode->i_ino, dev >> 20, dev & 0xfffff, read->offset, read->bytes,
-			   ret, read->hit, read->pages - read->hit, read->readahead);
-	} else if (!quiet) {
-		bpf_printk("read(inode=%lu dev=%u:%u", file->f_inode->i_ino, dev >> 20, dev & 0xfffff);
-		bpf_printk("     offset=%llu bytes=%llu) = %ld:", read->offset, read->bytes, ret);
-		bpf_printk("     hit %llu miss %llu readahead %llu", read->hit,
-			   read->pages - read->hit, read->readahead);
-	}
+	if (!quiet)
+		print_read(file, read->offset, read->bytes, ret, read->hit, read->pages - read->hit,
+			   read->readahead);
 	bpf_map_delete_elem(&starts, &reader);
 	return 0;
 }

@@ -129,7 +129,7 @@ fn no_io_is_said_so() -> Result<()> {
 
 /// How many BPF programs, maps and links the kernel holds, by bpftool.
 /// The programs, maps and links that are loaded, by kind and id; an id never comes again.
-fn loaded() -> Result<HashSet<String>> {
+pub fn loaded() -> Result<HashSet<String>> {
     let mut loaded = HashSet::new();
     for kind in ["prog", "map", "link"] {
         let list: serde_json::Value =
@@ -140,14 +140,14 @@ fn loaded() -> Result<HashSet<String>> {
     Ok(loaded)
 }
 
-fn instances() -> Vec<String> {
+pub fn instances() -> Vec<String> {
     let entries = fs::read_dir(INSTANCES).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// Waits until nothing is loaded but what was before: the kernel frees programs and maps a moment
 /// after their last user has gone.
-fn wait_until_unloaded(before: &HashSet<String>) -> Result<()> {
+pub fn wait_until_unloaded(before: &HashSet<String>) -> Result<()> {
     wait_until("the end of what was loaded", || Ok(loaded()?.is_subset(before)))
         .with_context(|| shell("bpftool prog list; bpftool map list").unwrap_or_default())
 }

@@ -108,6 +108,12 @@ impl NullBlk {
         disk.name = name.context("null_blk made no disk")?;
         Ok(disk)
     }
+
+    /// Takes the disk away under its users, or makes a new one.
+    pub fn power(&self, on: bool) -> Result<()> {
+        fs::write(format!("{}/power", self.directory), if on { "1" } else { "0" })
+            .context("null_blk's power")
+    }
 }
 
 impl Drop for NullBlk {
@@ -132,6 +138,12 @@ impl Mapped {
     /// `/dev/mapper/NAME`.
     pub fn path(&self) -> String {
         format!("/dev/mapper/{}", self.name)
+    }
+
+    /// Lets I/O wait, or go on.
+    pub fn suspend(&self, on: bool) -> Result<()> {
+        let verb = if on { "suspend --noflush --nolockfs" } else { "resume" };
+        shell(&format!("DM_DISABLE_UDEV=1 dmsetup {verb} {}", self.name)).map(|_| ())
     }
 
     /// `dm-0`.

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     Test,
     disks::{self, Mapped, Mounted},
-    run::{Running, count, programs, shell, stage, wait_until},
+    run::{Running, count, kernel_is_preemptible, programs, shell, stage, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
@@ -400,15 +400,6 @@ fn block_device(stage: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether a task may lose the CPU while it is at work in the kernel, `lazy` or `full`: then it may
-/// lose it in the midst of a BPF program, and those of other tasks there are missed.
-fn kernel_is_preemptible() -> Result<bool> {
-    let path = "/sys/kernel/debug/sched/preempt";
-    // No such file, no choice: 5.10 is of the voluntary kind.
-    let models = fs::read_to_string(path).unwrap_or_default();
-    Ok(["(lazy)", "(full)"].iter().any(|model| models.contains(model)))
-}
-
 /// Several threads at once, each on a file of its own. One for each CPU, bound to it: all is seen.
 /// More of them: all is seen, or the kernel says that it was missed.
 fn threads(stage: &str) -> Result<()> {
@@ -438,7 +429,7 @@ fn threads(stage: &str) -> Result<()> {
         })?;
         let output = running.interrupt()?;
         let missed = count(&output, "missed")?;
-        if missed > 0 && names.len() > 2 && kernel_is_preemptible()? {
+        if missed > 0 && names.len() > 2 && kernel_is_preemptible() {
             let mut unseen = 0;
             for (file, judged) in files.iter().zip(&judged) {
                 let (printed, _) = printed(&output, file)?;

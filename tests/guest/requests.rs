@@ -214,8 +214,10 @@ fn stage07_is_never_shorter_than_the_device() -> Result<()> {
     let before = disks::requests(&null.name)?;
     fio(&format!("--filename=/dev/{} {RANDOM_READS} --number_ios=500", null.name))?;
     let requests = disks::requests(&null.name)? - before;
-    let durations = durations(&running.interrupt()?)?;
-    ensure!(durations.len() as u64 == requests, "{} lines, {requests} requests", durations.len());
+    let output = running.interrupt()?;
+    let durations = durations(&output)?;
+    let lines = durations.len() as u64;
+    ensure!(lines == requests, "{lines} lines, {requests} requests: {output}");
     let shortest = durations.iter().min().context("no requests")?;
     ensure!(*shortest >= 10_000_000, "{shortest} ns on a disk that takes 10 ms");
     Ok(())

@@ -1,0 +1,320 @@
+//! What may happen to a run from outside: killed at any moment, tracefs or the disk gone, clocks
+//! set, CPUs taken away, more I/O in flight than a map holds, a million I/Os.
+
+use std::{
+    fs,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+
+use crate::{
+    Test,
+    commands::{instances, loaded, wait_until_unloaded},
+    disks::{self, Mapped, NullBlk},
+    run::{Running, count, fio, programs, shell, stage, wait_until},
+};
+
+pub const TESTS: &[Test] = &[
+    ("killed_at_any_moment_leaves_nothing", killed_at_any_moment_leaves_nothing),
+    ("tracefs_may_be_unmounted", tracefs_may_be_unmounted),
+    ("stage03_survives_the_disk", || the_disk_may_go("stage03", "bios")),
+    ("stage07_survives_the_disk", || the_disk_may_go("stage07", "requests")),
+    ("stage04_waits_for_a_suspended_disk", stage04_waits_for_a_suspended_disk),
+    ("the_clock_may_be_set", the_clock_may_be_set),
+    ("a_cpu_may_go_and_come", a_cpu_may_go_and_come),
+    ("stage00_counts_what_does_not_fit", || what_does_not_fit("stage00", "requests")),
+    ("stage03_counts_what_does_not_fit", || what_does_not_fit("stage03", "bios")),
+    ("stage07_counts_what_does_not_fit", || what_does_not_fit("stage07", "requests")),
+    ("a_million_ios", a_million_ios),
+];
+
+/// SIGKILL, 20 times, anywhere between the start and a second after the hooks are in place.
+fn killed_at_any_moment_leaves_nothing() -> Result<()> {
+    let before = loaded()?;
+    let start = Instant::now();
+    stage("stage06", &["--duration", "1s"])?;
+    let most = start.elapsed().as_millis() as u64;
+    let mut seed = 1_u64;
+    let mut interrupted = 0;
+    for run in 0..20 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let name = ["stage02", "stage06", "stage07", "stage09"][run % 4];
+        let running = Running::spawn(&mut Command::new(programs().join(name)))?;
+        thread::sleep(Duration::from_millis((seed >> 33) % most));
+        running.signal(Signal::KILL)?;
+        let ended = running.end()?;
+        ensure!(ended.code.is_none(), "{name} was not killed: {ended:?}");
+        interrupted += u32::from(!ended.stderr.contains("tracing"));
+        wait_until_unloaded(&before).with_context(|| format!("{name}, run {run}"))?;
+        ensure!(instances().len() <= 1, "{name}, run {run}: {:?}", instances());
+    }
+    ensure!((1..20).contains(&interrupted), "{interrupted} of 20 killed before they traced");
+    stage("stage01", &["--duration", "100ms"])?;
+    ensure!(instances().is_empty(), "{:?}", instances());
+    wait_until_unloaded(&before)
+}
+
+/// The loop that reads from a disk by the hundreds, as long as it is needed.
+struct Load(Running);
+
+impl Load {
+    fn on(disk: &str, more: &str) -> Result<Load> {
+        let load = format!(
+            "fio --name=load --filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
+             --rate_iops=300 --time_based --runtime=100 --size=64M --output-format=terse {more} >/dev/null 2>&1"
+        );
+        Ok(Load(Running::spawn(Command::new("bash").args(["-c", &format!("exec {load}")]))?))
+    }
+
+    fn stop(self) -> Result<()> {
+        self.0.signal(Signal::INT)?;
+        self.0.end().map(|_| ())
+    }
+}
+
+/// Waits for some more I/O on the disk.
+fn some_more(disk: &str) -> Result<()> {
+    let before = disks::bios(disk)?;
+    wait_until("the load", || Ok(disks::bios(disk)? > before + 100))
+}
+
+fn tracefs_may_be_unmounted() -> Result<()> {
+    let disk = disks::virtio()?;
+    for name in ["stage02", "stage04"] {
+        let before = disks::bios(&disk)?;
+        let running = Running::stage(name, &[])?;
+        let load = Load::on(&disk, "")?;
+        some_more(&disk)?;
+        shell("umount -l /sys/kernel/tracing; umount -l /sys/kernel/debug/tracing || true")?;
+        let result = some_more(&disk).and_then(|()| load.stop());
+        let ended = running.signal(Signal::INT).and_then(|()| running.end());
+        shell("mount -t tracefs tracefs /sys/kernel/tracing")?;
+        result?;
+        let ended = ended?;
+        ensure!(ended.code == Some(0), "{name}: {ended:?}");
+        let reads = disks::bios(&disk)? - before;
+        let lines =
+            ended.stdout.lines().filter(|line| line.contains("printk: submit_bio(bio=")).count();
+        ensure!(lines as u64 == reads, "{name}: {lines} lines, {reads} reads: {}", ended.stdout);
+        if name == "stage04" {
+            ensure!(count(&ended.stdout, "bios completed")? == reads, "{reads} reads: {ended:?}");
+        }
+        ensure!(instances().is_empty(), "{name} left {:?}", instances());
+    }
+    Ok(())
+}
+
+/// null_blk's power goes off while four dd read from it: what was submitted ends, and so do they.
+fn the_disk_may_go(name: &str, what: &str) -> Result<()> {
+    let disk = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
+    let running = Running::stage(name, &[])?;
+    let read = format!("dd if=/dev/{} of=/dev/null bs=4k iflag=direct status=none", disk.name);
+    let readers: Vec<Running> = (0..4)
+        .map(|_| Running::spawn(Command::new("bash").args(["-c", &format!("exec {read}")])))
+        .collect::<Result<_>>()?;
+    some_more(&disk.name)?;
+    disk.power(false)?;
+    for reader in readers {
+        reader.end()?;
+    }
+    let output = running.interrupt()?;
+    ensure!(output.contains(" trace lines, 0 lost"), "{output}");
+    let begun =
+        if what == "bios" { "printk: submit_bio(bio=" } else { "printk: blk_mq_start_request(rq=" };
+    let begun = output.lines().filter(|line| line.contains(begun)).count() as u64;
+    ensure!(begun > 100, "{begun} {what}: {output}");
+    ensure!(count(&output, &format!("{what} completed"))? == begun, "{begun} {what}: {output}");
+    for nothing in ["in flight", "dropped", "missed"] {
+        ensure!(count(&output, nothing)? == 0, "{output}");
+    }
+    Ok(())
+}
+
+fn stage04_waits_for_a_suspended_disk() -> Result<()> {
+    let disk = Mapped::new("halt", &format!("0 131072 linear /dev/{} 0", disks::virtio()?))?;
+    let read = format!("dd if={} of=/dev/null bs=4k count=1 iflag=direct status=none", disk.path());
+    for resumed in [true, false] {
+        let running = Running::stage("stage04", &[])?;
+        shell(&read)?;
+        disk.suspend(true)?;
+        let reader = Running::spawn(Command::new("bash").args(["-c", &read]))?;
+        thread::sleep(Duration::from_millis(700));
+        if resumed {
+            disk.suspend(false)?;
+            ensure!(reader.end()?.code == Some(0), "dd failed");
+            let output = running.interrupt()?;
+            let latency = crate::run::between(&output, "Max latency ", " ns")?.parse::<u64>()?;
+            // dd takes a while to start.
+            ensure!(latency > 200_000_000, "the read waited: {output}");
+            ensure!(count(&output, "bios completed")? == 2, "{output}");
+            ensure!(count(&output, "in flight")? == 0, "{output}");
+        } else {
+            let output = running.interrupt();
+            disk.suspend(false)?;
+            reader.end()?;
+            let output = output?;
+            ensure!(count(&output, "bios completed")? == 1, "{output}");
+            ensure!(count(&output, "in flight")? == 1, "{output}");
+        }
+    }
+    Ok(())
+}
+
+/// An hour on and back: latencies are of the clock that nobody sets, and so is --duration.
+fn the_clock_may_be_set() -> Result<()> {
+    let null = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "300000000")])?;
+    let read = format!("dd if=/dev/{} of=/dev/null bs=4k count=1 iflag=direct", null.name);
+    for step in ["+3600", "-3600"] {
+        let start = Instant::now();
+        let mut running = Running::spawn(Command::new(programs().join("stage04")).args([
+            "--quiet",
+            "--duration",
+            "3s",
+        ]))?;
+        running.wait_for("tracing")?;
+        let tracing = Instant::now();
+        shell(&format!(
+            "{read} status=none & sleep 0.1; date -s @$(( $(date +%s) {step} )); wait"
+        ))?;
+        let ended = running.end()?;
+        let (all, traced) = (start.elapsed(), tracing.elapsed());
+        ensure!(ended.code == Some(0), "{ended:?}");
+        ensure!(traced >= Duration::from_millis(2900), "{step}: over after {traced:?}");
+        let latency = crate::run::between(&ended.stdout, "Max latency ", " ns")?.parse::<u64>()?;
+        let most = all.as_nanos() as u64;
+        ensure!((300_000_000..most).contains(&latency), "{step}: {ended:?}");
+    }
+    Ok(())
+}
+
+/// The second CPU goes while it has I/O on its way, and comes back; what it has seen stays.
+fn a_cpu_may_go_and_come() -> Result<()> {
+    let online = |on: bool| {
+        fs::write("/sys/devices/system/cpu/cpu1/online", if on { "1" } else { "0" })
+            .context("cpu1/online")
+    };
+    let disk = disks::virtio()?;
+    let slow = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "900000000")])?;
+    let before = disks::bios(&disk)? + disks::bios(&slow.name)?;
+    let running =
+        [Running::stage("stage04", &["--quiet"])?, Running::stage("stage07", &["--quiet"])?];
+    let load = Load::on(&disk, "")?;
+    let result = (|| {
+        some_more(&disk)?;
+        // It ends on the CPU that it began on, and is the slowest.
+        let read = format!("dd if=/dev/{} of=/dev/null bs=4k count=1 iflag=direct", slow.name);
+        shell(&format!("taskset -c 1 {read} status=none"))?;
+        for _ in 0..2 {
+            online(false)?;
+            some_more(&disk)?;
+            online(true)?;
+            some_more(&disk)?;
+        }
+        online(false)
+    })();
+    load.stop()?;
+    let completed = disks::bios(&disk)? + disks::bios(&slow.name)? - before;
+    let outputs: Vec<Result<String>> = running.into_iter().map(Running::interrupt).collect();
+    online(true)?;
+    result?;
+    for output in outputs {
+        let output = output?;
+        let what = if output.contains("bios") { "bios completed" } else { "requests completed" };
+        ensure!(count(&output, what)? == completed, "{completed} completed: {output}");
+        for nothing in ["in flight", "dropped", "missed"] {
+            ensure!(count(&output, nothing)? == 0, "{output}");
+        }
+        let latency = crate::run::between(&output, "Max latency ", " ns")?.parse::<u64>()?;
+        ensure!(latency >= 900_000_000, "what CPU 1 saw is gone: {output}");
+    }
+    Ok(())
+}
+
+/// 64 reads on their way at once, and a map for 8 only.
+fn what_does_not_fit(name: &str, what: &str) -> Result<()> {
+    let disk = NullBlk::new(&[
+        ("irqmode", "2"),
+        ("completion_nsec", "50000000"),
+        ("hw_queue_depth", "128"),
+    ])?;
+    let mut arguments = vec!["--in-flight", "8"];
+    arguments.extend((name != "stage00").then_some("--quiet"));
+    let running = Running::stage(name, &arguments)?;
+    let before = disks::bios(&disk.name)?;
+    fio(&format!(
+        "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 \
+         --numjobs=2 --number_ios=1000 --norandommap",
+        disk.name
+    ))?;
+    let done = disks::bios(&disk.name)? - before;
+    let output = running.interrupt()?;
+    let completed = count(&output, &format!("{what} completed"))?;
+    let dropped = count(&output, "dropped")?;
+    ensure!(done == 2000, "{done} reads");
+    ensure!(dropped > 500 && completed > 0, "not much to count: {output}");
+    ensure!(completed + dropped == done, "{done} reads: {output}");
+    ensure!(count(&output, "in flight")? == 0 && count(&output, "missed")? == 0, "{output}");
+    Ok(())
+}
+
+/// All stages that can be quiet, at the same time, over 1,000,000 O_DIRECT reads of null_blk.
+fn a_million_ios() -> Result<()> {
+    let disk = NullBlk::new(&[("irqmode", "0"), ("submit_queues", "2")])?;
+    let names = ["stage03", "stage04", "stage05", "stage06", "stage07", "stage08", "stage09"];
+    let mut running = vec![Running::stage("stage00", &["-t"])?];
+    for name in names {
+        running.push(Running::stage(name, &["--quiet"])?);
+    }
+    // Anonymous memory, kB: what the tool itself has taken.
+    let memory = |running: &Running| -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", running.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        Ok(line.context("no RssAnon")?.trim().trim_end_matches(" kB").parse()?)
+    };
+    let before = disks::bios(&disk.name)?;
+    let mut load = Running::spawn(Command::new("bash").args([
+        "-c",
+        &format!(
+            "exec fio --name=t --filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 \
+             --iodepth_batch=8 --numjobs=2 --cpus_allowed=0,1 --cpus_allowed_policy=split --io_size=2048000000 \
+             --norandommap --thread --gtod_reduce=1 --output-format=terse >/dev/null",
+            disk.name
+        ),
+    ]))?;
+    let done = || Ok::<_, anyhow::Error>(disks::bios(&disk.name)? - before);
+    wait_until("the first I/Os", || Ok(done()? > 100_000))?;
+    let early: Vec<u64> = running.iter().map(memory).collect::<Result<_>>()?;
+    load.wait_at_most(Duration::from_secs(600))?;
+    let late: Vec<u64> = running.iter().map(memory).collect::<Result<_>>()?;
+    let done = done()?;
+    ensure!(done == 1_000_000, "{done} reads");
+    for map in serde_json::from_str::<serde_json::Value>(&shell("bpftool map list --json")?)?
+        .as_array()
+        .context("bpftool")?
+        .iter()
+        .filter(|map| map["name"] == "starts")
+    {
+        let left = shell(&format!("bpftool map dump id {} --json", map["id"]))?;
+        ensure!(left.trim() == "[]", "left in a map: {left:.300}");
+    }
+    let names = ["stage00"].into_iter().chain(names);
+    for (((running, name), early), late) in running.into_iter().zip(names).zip(early).zip(late) {
+        ensure!(late <= early + 256, "{name} has taken {early} kB, then {late}");
+        let output = running.interrupt()?;
+        match name {
+            "stage08" | "stage09" => {}
+            "stage00" | "stage07" => {
+                ensure!(count(&output, "requests completed")? == done, "{name}: {output}")
+            }
+            _ => ensure!(count(&output, "bios completed")? == done, "{name}: {output}"),
+        }
+        for nothing in ["in flight", "dropped", "missed"] {
+            ensure!(count(&output, nothing)? == 0, "{name}: {output}");
+        }
+    }
+    Ok(())
+}
