@@ -5,8 +5,10 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
+use clap::Args;
+
 use crate::{
-    cli,
+    Cli, Options, Room, cli,
     histogram::{Histogram, longest},
     trace_pipe::mute,
 };
@@ -21,6 +23,40 @@ const LAST: usize = 10 * DECADE;
 /// From few to many, as text and as 256-colour codes.
 const SYMBOLS: [char; 5] = ['.', ':', 'o', 'O', '@'];
 const COLOURS: [u8; 5] = [52, 124, 196, 208, 226];
+
+/// The command line of a stage that prints a heatmap.
+pub type HeatmapCli = Cli<HeatmapOptions>;
+
+/// `--all`, `--text`.
+#[derive(Args, Debug)]
+pub struct HeatmapOptions {
+    /// All latencies from 1 ns on, not from 1 us
+    #[arg(short, long)]
+    all: bool,
+    /// Text only; so too with NO_COLOR, and where stdout is no terminal
+    #[arg(short, long)]
+    text: bool,
+    #[command(flatten)]
+    room: Room,
+}
+
+impl HeatmapOptions {
+    /// The heatmap as asked for.
+    pub fn heatmap(&self) -> Heatmap {
+        Heatmap { all: self.all, text: self.text || no_colours() }
+    }
+}
+
+impl Options for HeatmapOptions {
+    /// There are no event lines.
+    fn quiet(&self) -> bool {
+        true
+    }
+
+    fn in_flight(&self) -> Option<u32> {
+        self.room.in_flight
+    }
+}
 
 /// How a heatmap looks.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +127,7 @@ fn column(slot: usize) -> usize {
 
 /// Whether colours would be wrong on stdout: it is no terminal, or the user wants none
 /// (`NO_COLOR`, `TERM=dumb`).
-pub fn no_colours() -> bool {
+fn no_colours() -> bool {
     let wanted_not = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     wanted_not || env::var_os("TERM").is_some_and(|t| t == "dumb") || !io::stdout().is_terminal()
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Result;
-use common::{Cli, Heatmap, Histogram};
+use common::{HeatmapCli as Cli, Histogram};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
@@ -16,38 +16,16 @@ mod trace {
 }
 use trace::TraceSkelBuilder;
 
-#[derive(clap::Args, Debug)]
-struct Own {
-    /// All latencies from 1 ns on, not from 1 us
-    #[arg(short, long)]
-    all: bool,
-    /// Text only; so too with NO_COLOR, and where stdout is no terminal
-    #[arg(short, long)]
-    text: bool,
-    #[command(flatten)]
-    room: common::Room,
-}
-
-impl common::Options for Own {
-    fn quiet(&self) -> bool {
-        true // it has no event lines
-    }
-
-    fn in_flight(&self) -> Option<u32> {
-        self.room.in_flight
-    }
-}
-
 fn main() -> ExitCode {
     common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
 }
 
 const ROW: Duration = Duration::from_secs(2);
 
-fn run(cli: &Cli<Own>) -> Result<()> {
+fn run(cli: &Cli) -> Result<()> {
     let (builder, mut object) = (TraceSkelBuilder::default(), MaybeUninit::uninit());
     let (skel, mut links) = common::load(builder, &mut object, cli, |_| Ok(()))?;
-    let heatmap = Heatmap { all: cli.own.all, text: cli.own.text || common::no_colours() };
+    let heatmap = cli.own.heatmap();
     common::print_line(&heatmap.legend());
     let mut total = Histogram::default();
     let (mut over, start) = (common::deadline(cli), Instant::now());

@@ -214,7 +214,7 @@ fn printed(output: &str, file: &Watched) -> Result<(Vec<Read>, u64)> {
 }
 
 /// The event lines, one for each read; where bpf_printk() takes few values, a read has three.
-fn events(output: &str) -> Result<Vec<String>> {
+pub fn events(output: &str) -> Result<Vec<String>> {
     let complete = ["trace lines, 0 lost", "No event was seen"];
     ensure!(complete.iter().any(|end| output.contains(end)), "lines were lost: {output}");
     let mut events = Vec::new();
