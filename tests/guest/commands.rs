@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::{
     Test, disks,
-    run::{Running, count, programs, shell, stage, wait_until},
+    run::{Running, count, program, shell, stage, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
@@ -37,7 +37,7 @@ const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
 fn help_needs_no_root() -> Result<()> {
     for name in ALL {
-        let path = programs().join(name);
+        let path = program(name);
         let help =
             shell(&format!("setpriv --reuid 65534 --clear-groups {} --help", path.display()))?;
         ensure!(help.contains("Usage: ") && help.contains("--duration"), "{name}: {help}");
@@ -69,7 +69,7 @@ fn wrong_usage_is_2() -> Result<()> {
 /// say `words`.
 fn unsupported(preparation: &str, words: &[&str]) -> Result<()> {
     for name in ALL {
-        let path = programs().join(name);
+        let path = program(name);
         let script = format!("{preparation} {} --duration 1s", path.display());
         let ended =
             Running::spawn(Command::new("unshare").args(["-m", "bash", "-c", &script]))?.end()?;
@@ -127,8 +127,8 @@ fn no_io_is_said_so() -> Result<()> {
     Ok(())
 }
 
-/// How many BPF programs, maps and links the kernel holds, by bpftool.
-/// The programs, maps and links that are loaded, by kind and id; an id never comes again.
+/// How many BPF program, maps and links the kernel holds, by bpftool.
+/// The program, maps and links that are loaded, by kind and id; an id never comes again.
 pub fn loaded() -> Result<HashSet<String>> {
     let mut loaded = HashSet::new();
     for kind in ["prog", "map", "link"] {
@@ -192,7 +192,7 @@ fn a_reader_may_go() -> Result<()> {
     );
     let script = format!(
         "({read}) & reader=$!; {} --duration 60s | head -n 3; echo ${{PIPESTATUS[0]}}; kill $reader",
-        programs().join("stage06").display()
+        program("stage06").display()
     );
     let output = shell(&script)?;
     ensure!(output.lines().count() == 4 && output.ends_with("\n0\n"), "{output}");
@@ -209,7 +209,7 @@ fn two_stages_at_once_see_every_line() -> Result<()> {
     ensure!(reads == 300, "{reads} reads");
     for running in [one, other] {
         let output = running.interrupt()?;
-        // Every bio runs both programs, and each writes a line that both see.
+        // Every bio runs both program, and each writes a line that both see.
         let lines = output.lines().filter(|line| line.contains("printk: submit_bio(bio=0x"));
         ensure!(lines.clone().count() == 600, "{} lines for 300 reads", lines.count());
         ensure!(count(&output, "trace lines, 0 lost")? >= 600, "{output}");

@@ -15,7 +15,7 @@ use crate::{
     Test,
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, Mapped, NullBlk},
-    run::{Running, count, fio, programs, shell, stage, wait_until},
+    run::{Running, count, fio, program, shell, stage, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
@@ -43,7 +43,7 @@ fn killed_at_any_moment_leaves_nothing() -> Result<()> {
     for run in 0..20 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let name = ["stage02", "stage06", "stage07", "stage09"][run % 4];
-        let running = Running::spawn(&mut Command::new(programs().join(name)))?;
+        let running = Running::spawn(&mut Command::new(program(name)))?;
         thread::sleep(Duration::from_millis((seed >> 33) % most));
         running.signal(Signal::KILL)?;
         let ended = running.end()?;
@@ -170,11 +170,8 @@ fn the_clock_may_be_set() -> Result<()> {
     let read = format!("dd if=/dev/{} of=/dev/null bs=4k count=1 iflag=direct", null.name);
     for step in ["+3600", "-3600"] {
         let start = Instant::now();
-        let mut running = Running::spawn(Command::new(programs().join("stage04")).args([
-            "--quiet",
-            "--duration",
-            "3s",
-        ]))?;
+        let mut running =
+            Running::spawn(Command::new(program("stage04")).args(["--quiet", "--duration", "3s"]))?;
         running.wait_for("tracing")?;
         let tracing = Instant::now();
         shell(&format!(

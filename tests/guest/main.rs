@@ -13,7 +13,7 @@ mod readme;
 mod requests;
 mod run;
 
-use std::{fs, path::Path, process::Command};
+use std::{env, fs, path::Path, process::Command};
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -34,8 +34,11 @@ fn main() {
         faults::TESTS,
     ]
     .concat();
+    let (part, parts) = part(&env::var("VM_TESTS_PART").unwrap_or_default()).unwrap_or((0, 1));
     let trials = tests
         .into_iter()
+        .skip(part)
+        .step_by(parts)
         .map(|(name, test)| {
             Trial::test(name, move || {
                 run::unless_missed(test).map_err(|e| Failed::from(format!("{e:#}")))
@@ -48,13 +51,28 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit()
 }
 
-/// Leaves the data disk alone: its journal would submit bios of its own. And configfs and the
-/// modules that the tests need.
+/// `1/2`: every second test from the second one on.
+fn part(text: &str) -> Option<(usize, usize)> {
+    let (part, parts) = text.split_once('/')?;
+    let (part, parts) = (part.parse().ok()?, parts.parse().ok()?);
+    (part < parts).then_some((part, parts))
+}
+
+/// Leaves the data disk alone: its journal would submit bios of its own. And the programs, configfs
+/// and the modules that the tests need.
 fn prepare() {
     assert!(Path::new("/run/bpf-vm").exists(), "the guest tests run in the VM only: cargo vm test");
     assert!(rustix::process::geteuid().is_root(), "the guest tests run as root");
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     println!("kernel {}", release.trim());
+    // The workspace is shared without a cache: a stage started from it takes twice as long.
+    let copied = run::PROGRAMS;
+    fs::create_dir_all(copied).expect(copied);
+    for stage in budget::stages().filter_map(|stage| stage.split('_').next()) {
+        let from = run::built().join(stage);
+        fs::copy(&from, Path::new(copied).join(stage))
+            .unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    }
     for command in [
         "umount /mnt/data",
         "modprobe -a nvme virtio_scsi sd_mod null_blk dm_mod dm_delay loop configfs",

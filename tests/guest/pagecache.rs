@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     Test,
     disks::{self, Mapped, Mounted},
-    run::{Running, count, kernel_is_preemptible, programs, shell, stage, wait_until},
+    run::{Running, count, kernel_is_preemptible, program, shell, stage, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
@@ -89,6 +89,9 @@ impl Watched {
             )
         };
         ensure!(map != libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
+        // 7.2's khugepaged makes huge pages of what is mapped, and reads what is missing for them.
+        // SAFETY: it is the mapping, and it stays as it is.
+        unsafe { libc::madvise(map, size as usize, libc::MADV_NOHUGEPAGE) };
         let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
         let inflight = File::open(format!("/sys/class/block/{disk}/inflight"))?;
         let watched = Watched { file, map, size, inflight, inode: metadata.ino(), device };
@@ -524,7 +527,7 @@ fn stage09_knows_pid_namespaces() -> Result<()> {
     let unshare = ["--pid", "--fork", "--mount-proc", "bash", "-c"];
     // Both inside: the reader is process 2 there, as another process is outside.
     shell("rm -f /run/go")?;
-    let stage = programs().join("stage09");
+    let stage = program("stage09");
     let inside = format!("({READER}) & {} $! --duration 5s; wait", stage.display());
     let mut running = Running::spawn(Command::new("unshare").args(unshare).arg(&inside))?;
     running.wait_for("tracing")?;

@@ -3,7 +3,7 @@
 use std::{
     env, fs,
     io::{BufRead, BufReader, Read},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{self, Receiver},
     thread,
@@ -16,8 +16,16 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The longest that anything here may take; then it has failed.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The directory of the programs under test.
-pub fn programs() -> PathBuf {
+/// The directory of the programs under test, in memory.
+pub const PROGRAMS: &str = "/run/programs";
+
+/// The path of a stage.
+pub fn program(stage: &str) -> PathBuf {
+    Path::new(PROGRAMS).join(stage)
+}
+
+/// The directory in which the programs were built.
+pub fn built() -> PathBuf {
     env::var_os("VM_TARGET_DIR").map_or_else(|| "target/debug".into(), PathBuf::from)
 }
 
@@ -41,7 +49,7 @@ pub struct Ended {
 impl Running {
     /// Starts a stage, and returns when it says that its programs are attached.
     pub fn stage(name: &str, arguments: &[&str]) -> Result<Running> {
-        let mut running = Running::spawn(Command::new(programs().join(name)).args(arguments))?;
+        let mut running = Running::spawn(Command::new(program(name)).args(arguments))?;
         running.wait_for("tracing")?;
         Ok(running)
     }
@@ -178,7 +186,7 @@ fn has_missed(output: &str) -> bool {
 
 /// Runs a stage to its end.
 pub fn stage(name: &str, arguments: &[&str]) -> Result<Ended> {
-    Running::spawn(Command::new(programs().join(name)).args(arguments))?.end()
+    Running::spawn(Command::new(program(name)).args(arguments))?.end()
 }
 
 /// Runs a command of the shell; fails where it fails, with what it said.

@@ -90,6 +90,12 @@ impl Count {
         self.passed += other.passed;
         self.failed += other.failed;
         self.names.extend_from_slice(&other.names);
+        self.results += other.results;
+        self.release = self.release.take().or_else(|| other.release.clone());
+        for (stage, (passed, all)) in &other.stages {
+            let sum = self.stages.entry(stage.clone()).or_default();
+            *sum = (sum.0 + passed, sum.1 + all);
+        }
     }
 }
 
@@ -155,59 +161,76 @@ fn build(root: &Path) -> Result<PathBuf> {
     workspace::build(root, &args, GUEST.1)
 }
 
-/// One boot for each kernel, as many at once as there are CPUs: an emulated guest keeps one busy.
-/// One that does not boot fails its own tests and no other's.
+/// One boot for each kernel; where there are more CPUs than kernels, two, which share the tests.
+/// As many at once as there are CPUs: an emulated guest keeps one busy. A kernel that does not boot
+/// fails its own tests and no other's.
 fn in_guests(root: &Path, guest: &Path, kernels: &[String], filter: Option<&str>) -> Vec<Count> {
-    let at_once = thread::available_parallelism().map_or(1, usize::from).min(kernels.len());
-    let left = Mutex::new(kernels.iter().enumerate());
-    let counts = Mutex::new(BTreeMap::new());
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let parts = if cpus > kernels.len() && filter.is_none() { 2 } else { 1 };
+    let boots: Vec<(usize, usize)> =
+        (0..kernels.len()).flat_map(|kernel| (0..parts).map(move |part| (kernel, part))).collect();
+    let left = Mutex::new(boots.iter());
+    let counts = Mutex::new(kernels.iter().map(|_| Count::default()).collect::<Vec<_>>());
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
-        for _ in 0..at_once {
+        for _ in 0..cpus.min(boots.len()) {
             scope.spawn(|| {
-                while let Some((number, kernel)) = next() {
-                    let prefix = if kernels.len() > 1 { format!("{kernel}: ") } else { "".into() };
-                    let count =
-                        in_guest(root, guest, kernel, &prefix, filter).unwrap_or_else(|error| {
-                            let mut count = Count::default();
-                            count.broken(format!("the guest tests on {kernel}: {error:#}"));
-                            count
-                        });
-                    counts.lock().unwrap_or_else(PoisonError::into_inner).insert(number, count);
+                while let Some(&(number, part)) = next() {
+                    let kernel = &kernels[number];
+                    let boot = Boot {
+                        kernel,
+                        part: format!("{part}/{parts}"),
+                        prefix: match (boots.len(), parts) {
+                            (1, _) => String::new(),
+                            (_, 1) => format!("{kernel}: "),
+                            _ => format!("{kernel} ({}/{parts}): ", part + 1),
+                        },
+                    };
+                    let count = boot.run(root, guest, filter).unwrap_or_else(|error| {
+                        let mut count = Count::default();
+                        count.broken(format!("the guest tests on {kernel}: {error:#}"));
+                        count
+                    });
+                    counts.lock().unwrap_or_else(PoisonError::into_inner)[number].add(&count);
                 }
             });
         }
     });
-    counts.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+    counts.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One boot: all guest tests on one kernel. `prefix` stands before each line that they print.
-fn in_guest(
-    root: &Path,
-    guest: &Path,
-    kernel: &str,
-    prefix: &str,
-    filter: Option<&str>,
-) -> Result<Count> {
-    say!("guest tests on {kernel}");
-    let disks = DISKS.iter().filter_map(Disk::to_possible_value);
-    let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
-    let mut command = Command::new(OWN_FILE);
-    command
-        .args(["run", "--kernel", kernel, "--timeout", TIME_LIMIT, "--idle", "--cpus", "2"])
-        .args(disks)
-        .arg(guest)
-        .args(filter)
-        .current_dir(root);
-    command.envs(environment(guest, root));
-    let mut count = Count::default();
-    let status = follow(command, kernel, prefix, &mut count)?;
-    if count.results == 0 {
-        count.broken(format!("the guest tests on {kernel} did not come to an end ({status})"));
-    } else if !status.success() && count.failed == 0 {
-        count.broken(format!("the guest tests on {kernel} ended with {status}"));
+/// A guest that runs tests.
+struct Boot<'a> {
+    kernel: &'a str,
+    /// Which of them: `0/2` is every second one.
+    part: String,
+    /// Stands before each line that they print.
+    prefix: String,
+}
+
+impl Boot<'_> {
+    fn run(&self, root: &Path, guest: &Path, filter: Option<&str>) -> Result<Count> {
+        let Boot { kernel, part, prefix } = self;
+        say!("guest tests on {kernel}");
+        let disks = DISKS.iter().filter_map(Disk::to_possible_value);
+        let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
+        let mut command = Command::new(OWN_FILE);
+        command
+            .args(["run", "--kernel", kernel, "--timeout", TIME_LIMIT, "--idle", "--cpus", "2"])
+            .args(disks)
+            .arg(guest)
+            .args(filter)
+            .current_dir(root);
+        command.envs(environment(guest, root)).env("VM_TESTS_PART", part);
+        let mut count = Count::default();
+        let status = follow(command, kernel, prefix, &mut count)?;
+        if count.results == 0 {
+            count.broken(format!("the guest tests on {kernel} did not come to an end ({status})"));
+        } else if !status.success() && count.failed == 0 {
+            count.broken(format!("the guest tests on {kernel} ended with {status}"));
+        }
+        Ok(count)
     }
-    Ok(count)
 }
 
 /// The lines of the README between which [`check_table`] looks for its table.
