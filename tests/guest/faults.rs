@@ -26,10 +26,10 @@ pub const TESTS: &[Test] = &[
     ("stage04_waits_for_a_suspended_disk", stage04_waits_for_a_suspended_disk),
     ("the_clock_may_be_set", the_clock_may_be_set),
     ("a_cpu_may_go_and_come", a_cpu_may_go_and_come),
+    ("a_million_ios", a_million_ios),
     ("stage00_counts_what_does_not_fit", || what_does_not_fit("stage00", "requests")),
     ("stage03_counts_what_does_not_fit", || what_does_not_fit("stage03", "bios")),
     ("stage07_counts_what_does_not_fit", || what_does_not_fit("stage07", "requests")),
-    ("a_million_ios", a_million_ios),
 ];
 
 /// SIGKILL, 20 times, anywhere between the start and a second after the hooks are in place.
