@@ -69,7 +69,8 @@ fn stage03_lines_add_up() -> Result<()> {
             starts.insert(bio.to_owned(), time.parse::<u64>()?);
         } else if let Ok(rest) = between(&format!("{line}\n"), "bio_endio (bio=", "\n") {
             let (bio, time) = rest.split_once(") called: ").context("odd line")?;
-            let start = starts.remove(bio).with_context(|| format!("{bio} ends twice"))?;
+            let start =
+                starts.remove(bio).with_context(|| format!("{bio} ends twice: {output}"))?;
             ends.push(time.parse::<u64>()? - start);
         } else if line.contains("time duration: ") {
             durations.push(between(line, "time duration: ", " ns")?.parse::<u64>()?);
@@ -79,12 +80,12 @@ fn stage03_lines_add_up() -> Result<()> {
     durations.sort();
     ensure!(
         ends.len() >= 400 && ends == durations,
-        "{} ends, {} durations",
+        "{} ends, {} durations: {output}",
         ends.len(),
         durations.len()
     );
     ensure!(count(&output, "bios completed")? == ends.len() as u64, "{output}");
-    ensure!(starts.is_empty(), "never ended: {starts:?}");
+    ensure!(starts.is_empty(), "never ended: {starts:?}: {output}");
     Ok(())
 }
 
@@ -100,7 +101,7 @@ fn stage03_measures_every_bio() -> Result<()> {
         let map = shell("bpftool map dump name starts --json")?;
         let output = running.interrupt()?;
         ensure!(submitted >= 20_000, "{submitted} bios");
-        ensure!(map.trim() == "[]", "left in the map: {map:.300}");
+        ensure!(map.trim() == "[]", "left in the map: {map:.300} {output}");
         let completed = count(&output, "bios completed")?;
         ensure!(completed == submitted, "{disk}: {completed} of {submitted}: {output}");
         for nothing in ["in flight", "dropped", "missed"] {
@@ -127,7 +128,7 @@ fn stage03_measures_every_split_bio() -> Result<()> {
             count(&output, "bios completed")? == submitted,
             "{disk}: {submitted} submitted: {output}"
         );
-        ensure!(map.trim() == "[]", "{disk}: left in the map: {map:.300}");
+        ensure!(map.trim() == "[]", "{disk}: left in the map: {map:.300} {output}");
         for nothing in ["in flight", "dropped", "missed"] {
             ensure!(count(&output, nothing)? == 0, "{disk}: {output}");
         }
@@ -152,7 +153,7 @@ fn stage03_counts_what_was_never_queued() -> Result<()> {
     let output = running.interrupt()?;
     let flushes = report["sync"]["total_ios"].as_u64().context("no count of fsync()")?;
     ensure!(writes == 200 && flushes > 190, "{writes} writes, {flushes} flushes");
-    ensure!(map.trim() == "[]", "left in the map: {map:.300}");
+    ensure!(map.trim() == "[]", "left in the map: {map:.300} {output}");
     ensure!(count(&output, "bios completed")? == writes + flushes, "{flushes} flushes: {output}");
     ensure!(count(&output, "in flight")? == 0, "{output}");
     Ok(())
@@ -217,7 +218,8 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
         let task = format!("-{} ", pid.trim());
         let mut lines =
             output.lines().filter(|l| l.contains(&task) && l.contains("submit_bio(bio="));
-        let delayed = lines.next().with_context(|| format!("run {run}: dd's read is not there"))?;
+        let delayed =
+            lines.next().with_context(|| format!("run {run}: dd's read is not there: {output}"))?;
         let all = output.clone();
         let output = &output[output.find("trace lines").context("no summary")?..];
         let slowest = slowest(output).with_context(|| format!("run {run}"))?;

@@ -89,9 +89,6 @@ impl Watched {
             )
         };
         ensure!(map != libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
-        // 7.2's khugepaged makes huge pages of what is mapped, and reads what is missing for them.
-        // SAFETY: it is the mapping, and it stays as it is.
-        unsafe { libc::madvise(map, size as usize, libc::MADV_NOHUGEPAGE) };
         let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
         let inflight = File::open(format!("/sys/class/block/{disk}/inflight"))?;
         let watched = Watched { file, map, size, inflight, inode: metadata.ino(), device };
@@ -262,11 +259,11 @@ fn check(
     let output = running.interrupt()?;
     let after = file.resident(0, file.size)?;
     let (printed, readahead) = printed(&output, file)?;
-    same(what, &judged, &printed)?;
+    same(what, &judged, &printed).with_context(|| output.clone())?;
     let misses: u64 = judged.iter().map(|read| read.miss).sum();
     ensure!(
         before + misses + readahead == after,
-        "{what}: {before} pages, {misses} misses, readahead {readahead}, then {after} pages"
+        "{what}: {before} pages, {misses} misses, readahead {readahead}, then {after} pages: {output}"
     );
     totals(&output)?;
     Ok(output)

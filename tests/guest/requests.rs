@@ -262,11 +262,11 @@ fn stage07_waits_for_the_last_part() -> Result<()> {
         let durations = durations(&output)?;
         ensure!(
             durations.len() as u64 == requests,
-            "{} lines, {requests} requests",
+            "{} lines, {requests} requests: {output}",
             durations.len()
         );
         let in_parts = durations.iter().filter(|&&duration| duration >= 4_000_000).count();
-        ensure!(in_parts >= 10, "{in_parts} of {requests} took as long as two parts");
+        ensure!(in_parts >= 10, "{in_parts} of {requests} took as long as two parts: {output}");
         ensure!(count(&output, "in flight")? == 0, "{output}");
         Ok(())
     })();
