@@ -12,7 +12,7 @@ use crate::{
 
 pub const TESTS: &[Test] = &[
     ("stage00_counts_every_request_in_its_column", stage00_counts_every_request_in_its_column),
-    ("stage00_has_fios_median", stage00_has_fios_median),
+    ("stage00_has_fios_percentiles", stage00_has_fios_percentiles),
     ("stage00_counts_virtio_and_nvme", stage00_counts_virtio_and_nvme),
     ("stage07_measures_every_request", stage07_measures_every_request),
     ("stage07_is_never_shorter_than_the_device", stage07_is_never_shorter_than_the_device),
@@ -136,23 +136,34 @@ fn stage00_counts_every_request_in_its_column() -> Result<()> {
     Ok(())
 }
 
-/// fio's own latency holds the time until fio is woken up, in an emulated machine up to some
-/// milliseconds, and at p99 sometimes ten: hence 100 ms, and the median.
-fn stage00_has_fios_median() -> Result<()> {
+/// fio's own latency holds the time until fio is woken up, in an emulated machine some
+/// milliseconds: hence a second. And one I/O a thread: with libaio, fio waits in the end for all
+/// that are on their way, and the first of them seem as slow as the last.
+///
+/// A run in which fio was woken up later than that judges nothing: one of three must be good.
+fn stage00_has_fios_percentiles() -> Result<()> {
+    has_fios_percentiles().or_else(|_| has_fios_percentiles()).or_else(|_| has_fios_percentiles())
+}
+
+fn has_fios_percentiles() -> Result<()> {
     let disk = NullBlk::new(&[
         ("irqmode", "2"),
-        ("completion_nsec", "100000000"),
+        ("completion_nsec", "1000000000"),
         ("submit_queues", "2"),
     ])?;
     let running = Running::stage("stage00", &[])?;
     let report = fio(&format!(
-        "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=16 --numjobs=2 \
-         --number_ios=500 --norandommap --size=128M",
+        "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=psync --thread --numjobs=64 \
+         --number_ios=8 --norandommap --size=128M",
         disk.name
     ))?;
     let output = running.interrupt()?;
-    let judge = report["read"]["clat_ns"]["percentile"]["50.000000"].as_u64();
-    within_5_percent("p50", figure(&output, "p50")?, judge.context("fio gives no percentiles")?)
+    for (name, fios) in [("p50", "50.000000"), ("p99", "99.000000")] {
+        let judge = report["read"]["clat_ns"]["percentile"][fios].as_u64();
+        let judge = judge.context("fio gives no percentiles")?;
+        within_5_percent(name, figure(&output, name)?, judge)?;
+    }
+    Ok(())
 }
 
 fn stage00_counts_virtio_and_nvme() -> Result<()> {
