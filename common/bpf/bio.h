@@ -25,16 +25,29 @@ static __always_inline dev_t bio_dev(struct bio *bio)
 	return BPF_CORE_READ(part, __dev.devt);
 }
 
-/* Whether this call of bio_endio() is not the bio's end yet. Parts of a split bio may still be on
- * their way: bio_endio() counts them down. Or its checksums are verified first: it returns at
- * once, and is called again. In both cases bio_uninit() tells of the end: bio_endio() calls it just
- * before it hands the bio back. (The tracepoint block_bio_complete does not: requests switch it
- * off for the bios that they end.) */
+#define BIOS 8 /* in a chain: a part, its whole, of which that is a part, ... */
+
+/* What a part does when it ends: bio_endio() goes on with the whole. block/bio.c */
+extern const void bio_chain_endio __ksym __weak;
+
+/* The bio that this one is a part of; NULL where it is none. */
+static __always_inline struct bio *bio_whole(struct bio *bio)
+{
+	void *at_the_end = BPF_CORE_READ(bio, bi_end_io);
+
+	if (!at_the_end || at_the_end != &bio_chain_endio)
+		return NULL;
+	return BPF_CORE_READ(bio, bi_private);
+}
+
+/* Whether this call of bio_endio(), or that of a part, is not the bio's end yet. Parts may still be
+ * on their way: bio_endio() counts them down. Or its checksums are verified first: it returns at
+ * once, and is called again. */
 static __always_inline bool bio_goes_on(struct bio *bio)
 {
-	if (bio->__bi_remaining.counter > 1)
+	if (BPF_CORE_READ(bio, __bi_remaining.counter) > 1)
 		return true;
-	return bpf_core_field_exists(bio->bi_integrity) && bio->bi_integrity;
+	return bpf_core_field_exists(bio->bi_integrity) && BPF_CORE_READ(bio, bi_integrity);
 }
 
 #endif /* __BIO_H__ */

@@ -2,11 +2,11 @@
 /*
  * A record for the program that runs now, on this CPU, and for nobody else.
  *
- * No other CPU writes to this CPU's values of a per-CPU array, but an interrupt may: it can start a
- * program while the one that it interrupts has written half of a record. (A lock is no way out:
- * bpf_spin_lock() is not allowed in tracing programs.) So such a map has RECORDS keys. A program
- * takes the first record that is not taken, and releases it; what an interrupt brings takes the
- * next. User space looks at all of them.
+ * No other CPU writes to this CPU's values of a per-CPU array, but what comes in between may: an
+ * interrupt, or, in a preemptible kernel, another task can start a program while the one that had
+ * the CPU has written half of a record. (A lock is no way out: bpf_spin_lock() is not allowed in
+ * tracing programs.) So such a map has RECORDS keys. A program takes the first record that is not
+ * taken, and releases it; what comes in between takes the next. User space looks at all of them.
  */
 #ifndef __RECORD_H__
 #define __RECORD_H__
@@ -15,21 +15,22 @@
 #include <bpf/bpf_helpers.h>
 
 #define RECORDS 4 /* task, softirq, interrupt, NMI */
-#define TAKEN 1
 
-/* The records of `map` begin with a u64 that says whether they are taken. NULL: all are. */
+/* The records of `map` begin with a u64 that says how many have taken them, and is written by
+ * nothing else: who then finds more than itself there leaves it again. NULL: all are taken. */
 static __always_inline void *take_record(void *map)
 {
 #pragma clang loop unroll(full)
 	for (u32 i = 0; i < RECORDS; i++) {
 		u32 key = i;
-		u64 *taken = bpf_map_lookup_elem(map, &key);
+		volatile u64 *taken = bpf_map_lookup_elem(map, &key);
 
-		if (taken && !*taken) {
-			*taken = TAKEN;
-			barrier();
-			return taken;
-		}
+		if (!taken)
+			continue;
+		__sync_fetch_and_add(taken, 1);
+		if (*taken == 1)
+			return (void *)taken;
+		__sync_fetch_and_add(taken, -1);
 	}
 	return NULL;
 }
@@ -39,7 +40,7 @@ static __always_inline void release_record(void *record)
 {
 	barrier();
 	if (record)
-		*(u64 *)record = 0;
+		__sync_fetch_and_add((u64 *)record, -1);
 }
 
 #endif /* __RECORD_H__ */

@@ -88,6 +88,8 @@ struct bio {
 	struct bvec_iter bi_iter;
 	atomic_t __bi_remaining; /* 1, and 1 more for each part that was split off and has not ended */
 	void *bi_integrity; /* checksums to verify, or NULL */
+	void *bi_end_io; /* the function that bio_endio() calls */
+	void *bi_private; /* that function's: of a part, the whole */
 };
 
 /* Before 5.12 a bio named the disk and the number of the partition on it. */
@@ -171,6 +173,7 @@ struct file {
 struct kiocb {
 	struct file *ki_filp;
 	loff_t ki_pos;
+	void *ki_complete; /* what is called at the end; NULL where the reader waits for it */
 };
 
 struct iov_iter {

@@ -14,7 +14,8 @@ struct histogram {
 /* A request on its way, from the driver's hands to its end. */
 struct in_flight {
 	u64 start; /* ns */
-	u64 partly; /* parts that have completed */
+	sector_t sector;
+	sector_t rest; /* where it goes on after a part has completed; 0 before */
 };
 
 struct {
@@ -48,15 +49,17 @@ SEC("tp_btf/block_rq_issue")
 int BPF_PROG(block_rq_issue, struct request *rq)
 {
 	u64 key = (u64)rq;
-	struct in_flight issued = { .start = bpf_ktime_get_ns() }, *started;
+	struct in_flight issued = { .start = bpf_ktime_get_ns(), .sector = rq->__sector };
+	struct in_flight *before = bpf_map_lookup_elem(&starts, &key);
 
-	if (!bpf_map_update_elem(&starts, &key, &issued, BPF_NOEXIST))
+	/* Issued again: for the rest, the first start counts; as a whole (the device was busy
+	 * before), this one. Else the address is used again, and that end was missed. */
+	if (before && before->rest && before->rest == issued.sector)
 		return 0;
-	started = bpf_map_lookup_elem(&starts, &key);
-	if (!started)
+	if (before && before->sector != issued.sector)
 		__sync_fetch_and_add(&dropped, 1);
-	else if (!started->partly)
-		started->start = issued.start; /* issued again: the device was busy before */
+	if (bpf_map_update_elem(&starts, &key, &issued, BPF_ANY))
+		__sync_fetch_and_add(&dropped, 1);
 	return 0;
 }
 
@@ -73,7 +76,7 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 		return 0;
 	}
 	if (nr_bytes < rq->__data_len) { /* which is still what was left before */
-		started->partly++;
+		started->rest = rq->__sector + nr_bytes / 512;
 		return 0;
 	}
 	latency = end - started->start;

@@ -8,7 +8,7 @@ const volatile bool quiet;
 u64 completed, dropped, unmatched;
 
 struct in_flight {
-	u64 start;
+	u64 start, end;
 };
 
 struct {
@@ -32,35 +32,48 @@ int BPF_PROG(submit_bio_entry, struct bio *bio)
 	return 0;
 }
 
-static bool bio_ended(struct bio *bio)
+static __noinline void bio_ended(struct bio *bio, struct in_flight *started)
 {
-	u64 end = bpf_ktime_get_ns();
-	struct in_flight *started = bpf_map_lookup_elem(&starts, &bio);
-
-	if (!started)
-		return false;
 	if (!quiet) {
-		bpf_printk("bio_endio (bio=0x%llx) called: %llu", (u64)bio, end);
-		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - started->start);
+		bpf_printk("bio_endio (bio=0x%llx) called: %llu", (u64)bio, started->end);
+		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns",
+			   started->end - started->start);
 	}
 	bpf_map_delete_elem(&starts, &bio);
 	__sync_fetch_and_add(&completed, 1);
-	return true;
 }
 
 SEC("fentry/bio_endio")
 int BPF_PROG(bio_endio_entry, struct bio *bio)
 {
-	if (!bio_goes_on(bio) && !bio_ended(bio))
+	u64 end = bpf_ktime_get_ns();
+	bool last = true, seen = false;
+
+	/* The end of a part may be that of the whole. */
+	for (int i = 0; i < BIOS && bio; i++, bio = bio_whole(bio)) {
+		struct in_flight *started = bpf_map_lookup_elem(&starts, &bio);
+
+		last = last && !bio_goes_on(bio);
+		if (!started)
+			continue;
+		seen = true;
+		started->end = end;
+		if (last)
+			bio_ended(bio, started);
+	}
+	if (last && !seen)
 		__sync_fetch_and_add(&unmatched, 1);
 	return 0;
 }
 
-/* A bio whose last part ends within the bio_endio() of that part has no call of its own. */
+/* Where two parts end at once, each may take the other for the last. */
 SEC("fentry/bio_uninit")
 int BPF_PROG(bio_uninit_entry, struct bio *bio)
 {
-	bio_ended(bio);
+	struct in_flight *started = bpf_map_lookup_elem(&starts, &bio);
+
+	if (started && started->end)
+		bio_ended(bio, started);
 	return 0;
 }
 

@@ -9,11 +9,10 @@ const volatile bool quiet;
 u64 completed, dropped, unmatched;
 
 struct in_flight {
-	u64 start;
-	sector_t sector;
+	u64 start, end;
+	sector_t sector, rest;
 	dev_t dev;
 	s64 stack_id;
-	u64 partly;
 };
 
 struct {
@@ -32,7 +31,7 @@ struct {
 
 /* The slowest request that a CPU has seen, written as a whole. */
 struct max_latency {
-	u64 taken, bio, end;
+	u64 taken, bio;
 	struct in_flight started;
 };
 
@@ -54,13 +53,33 @@ int BPF_PROG(blk_mq_start_request_entry, struct request *rq)
 	};
 	struct in_flight *before = bpf_map_lookup_elem(&starts, &rq);
 
-	if (before && before->partly)
-		return 0; /* issued again for the rest: its first start counts */
+	/* Issued again: for the rest, the first start counts; as a whole, this one. */
+	if (before && before->rest && before->rest == started.sector)
+		return 0;
+	if (before && before->sector != started.sector)
+		__sync_fetch_and_add(&dropped, 1);
 	if (bpf_map_update_elem(&starts, &rq, &started, BPF_ANY))
 		__sync_fetch_and_add(&dropped, 1);
 	if (!quiet)
 		bpf_printk("blk_mq_start_request(rq=0x%llx) called: %llu", (u64)rq, started.start);
 	return 0;
+}
+
+static __noinline void rq_ended(struct request *rq, struct in_flight *started)
+{
+	if (!quiet) {
+		bpf_printk("block_rq_complete (rq=0x%llx) called: %llu", (u64)rq, started->end);
+		bpf_printk("blk_mq_start_request() -> block_rq_complete() time duration: %llu ns",
+			   started->end - started->start);
+	}
+	struct max_latency *slowest = take_record(&max);
+	if (slowest && started->end - started->start > slowest->started.end - slowest->started.start) {
+		slowest->bio = (u64)rq;
+		slowest->started = *started;
+	}
+	release_record(slowest);
+	bpf_map_delete_elem(&starts, &rq);
+	__sync_fetch_and_add(&completed, 1);
 }
 
 SEC("tp_btf/block_rq_complete")
@@ -74,21 +93,10 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	if (!whole) {
-		started->partly = 1;
-		return 0;
-	}
-	if (!quiet) {
-		bpf_printk("block_rq_complete (rq=0x%llx) called: %llu", (u64)rq, end);
-		bpf_printk("blk_mq_start_request() -> block_rq_complete() time duration: %llu ns",
-			   end - started->start);
-	}
-	struct max_latency *slowest = take_record(&max);
-	if (slowest && end - started->start > slowest->end - slowest->started.start)
-		*slowest = (struct max_latency){ TAKEN, (u64)rq, end, *started };
-	release_record(slowest);
-	bpf_map_delete_elem(&starts, &rq);
-	__sync_fetch_and_add(&completed, 1);
+	started->end = end;
+	started->rest = rq->__sector + nr_bytes / 512;
+	if (whole)
+		rq_ended(rq, started);
 	return 0;
 }
 

@@ -1,12 +1,19 @@
 //! Stages 01 to 06: every bio, its latency, its sector, its stack.
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{
+    collections::HashMap,
+    fs,
+    path::Path,
+    thread,
+    time::Duration,
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     Test,
-    disks::{self, Mapped, Mounted, NullBlk},
+    disks::{self, Mapped, Mounted, NullBlk, ScsiDebug},
     run::{Running, between, count, fio, shell, unless_missed, wait_until},
 };
 
@@ -19,6 +26,7 @@ pub const TESTS: &[Test] = &[
     ("stage03_counts_what_was_never_queued", stage03_counts_what_was_never_queued),
     ("stage04_finds_the_delayed_bio", stage04_finds_the_delayed_bio),
     ("stage04_is_right_about_split_bios", stage04_is_right_about_split_bios),
+    ("stage04_ends_with_the_last_part", stage04_ends_with_the_last_part),
     ("stage05_names_disk_and_sector", stage05_names_disk_and_sector),
     ("stage06_shows_the_stack", stage06_shows_the_stack),
 ];
@@ -297,6 +305,42 @@ fn stage04_is_right_about_split_bios() -> Result<()> {
         "{output}"
     );
     Ok(())
+}
+
+/// The end of a split bio is that of its last part, not when the reader comes to let go of it: for
+/// that, dd has to wait for a CPU here.
+fn stage04_ends_with_the_last_part() -> Result<()> {
+    // 16 parts, each of which takes its own time up to half a second.
+    let disk = ScsiDebug::new("random=1 dev_size_mb=64")?;
+    fs::write(format!("/sys/block/{}/queue/max_sectors_kb", disk.name), "32")?;
+    fs::write("/sys/bus/pseudo/drivers/scsi_debug/ndelay", "500000000")?;
+    let read = format!("dd if=/dev/{} of=/dev/null bs=512k count=1 iflag=direct", disk.name);
+    for _ in 0..5 {
+        let running = Running::stage("stage04", &["--quiet"])?;
+        let pid = shell(&format!(
+            "taskset -c 1 {read} status=none >/dev/null 2>&1 & until grep -q State:.[DZ] /proc/$!/status; do :; done; \
+             taskset -pc 0 $! >/dev/null; disown -a; echo $!; \
+             timeout 0.8 taskset -c 0 chrt -f 50 sh -c 'while :; do :; done' >/dev/null 2>&1 &"
+        ))?;
+        let state = || -> Result<Option<char>> {
+            let status = fs::read_to_string(format!("/proc/{}/status", pid.trim()));
+            Ok(status.ok().and_then(|s| between(&s, "State:\t", "\n").ok()?.chars().next()))
+        };
+        wait_until("the read", || Ok(state()? != Some('D')))?;
+        let ended = clock_gettime(ClockId::Monotonic);
+        let ended = ended.tv_sec as u64 * 1_000_000_000 + ended.tv_nsec as u64;
+        thread::sleep(Duration::from_millis(100));
+        // Its read has ended, and it is not there to say so.
+        let held = state()? == Some('R');
+        wait_until("the reader", || Ok(state()?.is_none_or(|state| state == 'Z')))?;
+        let output = running.interrupt()?;
+        let slowest = slowest(&output)?;
+        if held {
+            ensure!(slowest.to < ended, "{} ns too late: {output}", slowest.to - ended);
+            return Ok(());
+        }
+    }
+    bail!("the reader never had to wait for a CPU")
 }
 
 fn stage05_names_disk_and_sector() -> Result<()> {

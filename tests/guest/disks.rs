@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::run::shell;
+use crate::run::{shell, wait_until};
 
 /// A virtio disk by its serial number: `cargo vm` gives each one.
 fn by_serial(wanted: impl Fn(&str) -> bool) -> Result<String> {
@@ -119,6 +119,32 @@ impl NullBlk {
 impl Drop for NullBlk {
     fn drop(&mut self) {
         fs::remove_dir(&self.directory).ok();
+    }
+}
+
+/// A disk of scsi_debug, gone when dropped.
+pub struct ScsiDebug {
+    /// `sdb`.
+    pub name: String,
+}
+
+impl ScsiDebug {
+    /// `parameters` of the module.
+    pub fn new(parameters: &str) -> Result<ScsiDebug> {
+        shell(&format!("modprobe scsi_debug {parameters}"))?;
+        let mut disk = ScsiDebug { name: String::new() };
+        let find = "grep -l scsi_debug /sys/block/sd*/device/model | cut -d/ -f4";
+        wait_until("scsi_debug's disk", || {
+            disk.name = shell(find).unwrap_or_default().trim().to_owned();
+            Ok(!disk.name.is_empty() && Path::new("/dev").join(&disk.name).exists())
+        })?;
+        Ok(disk)
+    }
+}
+
+impl Drop for ScsiDebug {
+    fn drop(&mut self) {
+        shell("rmmod scsi_debug").ok();
     }
 }
 
