@@ -50,4 +50,20 @@ static __always_inline bool bio_goes_on(struct bio *bio)
 	return bpf_core_field_exists(bio->bi_integrity) && BPF_CORE_READ(bio, bi_integrity);
 }
 
+/* What a call of bio_endio() ends: the bio itself, and where it is a part, perhaps the whole, for
+ * which there is no call then. Calls ended(bio, now, whether this is its end) for all of them.
+ * False: it is the end of a bio, and `ended` knew none of them. */
+static __always_inline bool bio_and_wholes(struct bio *bio, bool (*ended)(struct bio *, u64, bool))
+{
+	u64 now = bpf_ktime_get_ns();
+	bool last = true, known = false;
+
+	for (int i = 0; i < BIOS && bio; i++) {
+		last = last && !bio_goes_on(bio);
+		known |= ended(bio, now, last);
+		bio = bio_whole(bio);
+	}
+	return known || !last;
+}
+
 #endif /* __BIO_H__ */

@@ -14,8 +14,6 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-#define EAGAIN 11
-#define EIOCBQUEUED 529
 #define PAGE_SHIFT 12
 #define SLOTS 64
 #define LEVELS 11 /* 6 bits of a page's index each: 64 bits */
@@ -147,39 +145,6 @@ static __always_inline u64 folio_pages_beyond(struct folio *folio, u64 first, u6
 	if (to > from)
 		inside = to - from;
 	return all - inside;
-}
-
-/* The device that a file lies on; for a device file the device itself. */
-static __always_inline dev_t file_dev(struct file *file)
-{
-	struct inode *inode = file->f_inode;
-
-	return (inode->i_mode & 0170000) == 0060000 ? inode->i_rdev : inode->i_sb->s_dev;
-}
-
-/* Whether bpf_printk() takes more than three values: from 5.16 on. */
-static __always_inline bool printk_takes_many(void)
-{
-	return bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_trace_vprintk);
-}
-
-/* The event line of a read; where bpf_printk() takes three values at most, three lines. */
-static __always_inline void print_read(struct file *file, u64 offset, u64 bytes, long ret, u64 hit,
-				       u64 miss, u64 readahead)
-{
-	u64 inode = file->f_inode->i_ino;
-	u32 dev = file_dev(file);
-
-	if (printk_takes_many()) {
-		bpf_printk("read(inode=%lu dev=%u:%u offset=%llu bytes=%llu) = %ld: "
-			   "hit %llu miss %llu readahead %llu",
-			   inode, dev >> 20, dev & 0xfffff, offset, bytes, ret, hit, miss,
-			   readahead);
-	} else {
-		bpf_printk("read(inode=%lu dev=%u:%u", inode, dev >> 20, dev & 0xfffff);
-		bpf_printk("     offset=%llu bytes=%llu) = %ld:", offset, bytes, ret);
-		bpf_printk("     hit %llu miss %llu readahead %llu", hit, miss, readahead);
-	}
 }
 
 #endif /* __PAGECACHE_H__ */

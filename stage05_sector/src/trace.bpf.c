@@ -52,54 +52,45 @@ int BPF_PROG(submit_bio_entry, struct bio *bio)
 	return 0;
 }
 
-static __noinline void bio_ended(struct bio *bio, struct in_flight *started)
+static __noinline bool bio_ended(struct bio *bio, u64 end, bool last)
 {
+	struct in_flight *started = bpf_map_lookup_elem(&starts, &bio);
+
+	if (!started)
+		return false;
+	if (end)
+		started->end = end;
+	if (!last || !started->end)
+		return true;
+	u64 latency = started->end - started->start;
 	if (!quiet) {
 		bpf_printk("bio_endio (bio=0x%llx) called: %llu", (u64)bio, started->end);
-		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns",
-			   started->end - started->start);
+		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", latency);
 	}
 	struct max_latency *slowest = take_record(&max);
-	if (slowest && started->end - started->start > slowest->started.end - slowest->started.start) {
+	if (slowest && latency > slowest->started.end - slowest->started.start) {
 		slowest->bio = (u64)bio;
 		slowest->started = *started;
 	}
 	release_record(slowest);
 	bpf_map_delete_elem(&starts, &bio);
 	__sync_fetch_and_add(&completed, 1);
+	return true;
 }
 
 SEC("fentry/bio_endio")
 int BPF_PROG(bio_endio_entry, struct bio *bio)
 {
-	u64 end = bpf_ktime_get_ns();
-	bool last = true, seen = false;
-
-	/* The end of a part may be that of the whole. */
-	for (int i = 0; i < BIOS && bio; i++, bio = bio_whole(bio)) {
-		struct in_flight *started = bpf_map_lookup_elem(&starts, &bio);
-
-		last = last && !bio_goes_on(bio);
-		if (!started)
-			continue;
-		seen = true;
-		started->end = end;
-		if (last)
-			bio_ended(bio, started);
-	}
-	if (last && !seen)
+	if (!bio_and_wholes(bio, bio_ended))
 		__sync_fetch_and_add(&unmatched, 1);
 	return 0;
 }
 
-/* Where two parts end at once, each may take the other for the last. */
+/* Two parts that end at once may each take the other for the last. This comes after both. */
 SEC("fentry/bio_uninit")
 int BPF_PROG(bio_uninit_entry, struct bio *bio)
 {
-	struct in_flight *started = bpf_map_lookup_elem(&starts, &bio);
-
-	if (started && started->end)
-		bio_ended(bio, started);
+	bio_ended(bio, 0, true);
 	return 0;
 }
 

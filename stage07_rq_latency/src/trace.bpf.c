@@ -65,28 +65,12 @@ int BPF_PROG(blk_mq_start_request_entry, struct request *rq)
 	return 0;
 }
 
-static __noinline void rq_ended(struct request *rq, struct in_flight *started)
-{
-	if (!quiet) {
-		bpf_printk("block_rq_complete (rq=0x%llx) called: %llu", (u64)rq, started->end);
-		bpf_printk("blk_mq_start_request() -> block_rq_complete() time duration: %llu ns",
-			   started->end - started->start);
-	}
-	struct max_latency *slowest = take_record(&max);
-	if (slowest && started->end - started->start > slowest->started.end - slowest->started.start) {
-		slowest->bio = (u64)rq;
-		slowest->started = *started;
-	}
-	release_record(slowest);
-	bpf_map_delete_elem(&starts, &rq);
-	__sync_fetch_and_add(&completed, 1);
-}
-
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 {
 	u64 end = bpf_ktime_get_ns();
-	bool whole = nr_bytes >= rq->__data_len;
+	sector_t rest = rq->__sector + nr_bytes / 512;
+	bool last = nr_bytes >= rq->__data_len;
 	struct in_flight *started = bpf_map_lookup_elem(&starts, &rq);
 
 	if (!started) {
@@ -94,9 +78,23 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 		return 0;
 	}
 	started->end = end;
-	started->rest = rq->__sector + nr_bytes / 512;
-	if (whole)
-		rq_ended(rq, started);
+	started->rest = rest;
+	if (!last)
+		return 0;
+	u64 latency = started->end - started->start;
+	if (!quiet) {
+		bpf_printk("block_rq_complete (rq=0x%llx) called: %llu", (u64)rq, started->end);
+		bpf_printk("blk_mq_start_request() -> block_rq_complete() time duration: %llu ns",
+			   latency);
+	}
+	struct max_latency *slowest = take_record(&max);
+	if (slowest && latency > slowest->started.end - slowest->started.start) {
+		slowest->bio = (u64)rq;
+		slowest->started = *started;
+	}
+	release_record(slowest);
+	bpf_map_delete_elem(&starts, &rq);
+	__sync_fetch_and_add(&completed, 1);
 	return 0;
 }
 

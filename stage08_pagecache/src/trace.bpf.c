@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
 #include "pagecache.h"
+#include "read.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
@@ -13,11 +14,6 @@ struct reader {
 	struct address_space *mapping;
 };
 
-struct read {
-	u64 offset, bytes; /* as asked for */
-	u64 first, pages, hit, readahead;
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -28,9 +24,10 @@ struct {
 SEC("fentry/filemap_read")
 int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 {
-	struct address_space *mapping = iocb->ki_filp->f_mapping;
+	struct file *file = iocb->ki_filp;
+	struct address_space *mapping = file->f_mapping;
 	struct reader reader = { bpf_get_current_pid_tgid(), mapping };
-	struct read read = { .offset = iocb->ki_pos, .bytes = iter->count };
+	struct read read = { .file = file, .offset = iocb->ki_pos, .bytes = iter->count };
 	u64 size = mapping->host->i_size, end = read.offset + read.bytes;
 
 	/* Past the end of the file there are no pages to ask for. */
@@ -40,7 +37,9 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 		read.first = read.offset >> PAGE_SHIFT;
 		read.pages = ((end - 1) >> PAGE_SHIFT) - read.first + 1;
 		read.hit = resident(mapping, read.first, read.pages);
+		read.miss = read.pages - read.hit;
 	}
+	recall_unfinished(iocb, &read);
 	if (bpf_map_update_elem(&starts, &reader, &read, BPF_NOEXIST)) {
 		bpf_map_update_elem(&starts, &reader, &read, BPF_ANY);
 		__sync_fetch_and_add(&dropped, 1);
@@ -70,17 +69,17 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	if (ret == -EAGAIN || ret == -EIOCBQUEUED) {
+	if (was_refused(ret)) {
 		__sync_fetch_and_add(&refused, 1);
 	} else {
-		__sync_fetch_and_add(&reads_ended, 1);
-		__sync_fetch_and_add(&total, read->pages);
+		__sync_fetch_and_add(&reads_ended, !read->rest);
+		__sync_fetch_and_add(&total, read->hit + read->miss);
 		__sync_fetch_and_add(&hit, read->hit);
 	}
 	__sync_fetch_and_add(&readahead, read->readahead);
 	if (!quiet)
-		print_read(file, read->offset, read->bytes, ret, read->hit, read->pages - read->hit,
-			   read->readahead);
+		print_read(file, read, ret);
+	note_unfinished(iocb, read, ret);
 	bpf_map_delete_elem(&starts, &reader);
 	return 0;
 }

@@ -1,12 +1,6 @@
 //! Stages 01 to 06: every bio, its latency, its sector, its stack.
 
-use std::{
-    collections::HashMap,
-    fs,
-    path::Path,
-    thread,
-    time::Duration,
-};
+use std::{collections::HashMap, fs, path::Path, thread, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     Test,
     disks::{self, Mapped, Mounted},
-    run::{Running, count, kernel_is_preemptible, program, shell, stage, wait_until},
+    run::{Running, count, fio, kernel_is_preemptible, program, shell, stage, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     ("stage08_random_reads", || random_reads("stage08")),
     ("stage08_odd_ranges", || odd_ranges("stage08")),
     ("stage08_pages_on_their_way_are_misses", stage08_pages_on_their_way_are_misses),
+    ("stage08_io_uring", stage08_io_uring),
     ("stage08_block_device", || block_device("stage08")),
     ("stage08_threads", || threads("stage08")),
     ("stage08_other_ways_to_data_are_no_reads", stage08_other_ways_to_data_are_no_reads),
@@ -58,6 +59,7 @@ struct Watched {
     size: u64,
     /// Of the disk below: how many requests are on their way.
     inflight: File,
+    path: String,
     inode: u64,
     /// `254:0`
     device: String,
@@ -91,7 +93,8 @@ impl Watched {
         ensure!(map != libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
         let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
         let inflight = File::open(format!("/sys/class/block/{disk}/inflight"))?;
-        let watched = Watched { file, map, size, inflight, inode: metadata.ino(), device };
+        let (path, inode) = (path.to_owned(), metadata.ino());
+        let watched = Watched { file, map, size, inflight, path, inode, device };
         watched.chill()?;
         Ok(watched)
     }
@@ -369,6 +372,56 @@ fn odd_ranges(stage: &str) -> Result<()> {
     for (name, size) in [("page", 10), ("node", 64 * PAGE), ("nodes", 64 * PAGE + 1)] {
         let file = new_file(&mounted, name, size)?;
         check(stage, name, &file, || Ok([file.read_all(MIB)?, file.read_all(MIB)?].concat()))?;
+    }
+    Ok(())
+}
+
+/// io_uring asks without waiting, and again for what it did not get: a read counts once, by what was
+/// in memory when it began.
+fn stage08_io_uring() -> Result<()> {
+    let mounted = Mounted::new()?;
+    let file = new_file(&mounted, "uring", 4 * MIB)?;
+    for (bytes, depth, jobs) in [(4, 4, 1), (64, 1, 1), (64, 4, 2)] {
+        for warm in [false, true] {
+            if !warm {
+                file.chill()?;
+                file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+                for n in (0..64).step_by(2) {
+                    let some = (n as usize % 16 + 1) * PAGE as usize;
+                    file.file.read_at(&mut vec![0; some], n * 64 * 1024)?;
+                }
+            }
+            let all = file.size / PAGE;
+            let hit = file.settled(0, file.size)?;
+            ensure!(warm == (hit == all), "{hit} of {all} pages are in memory");
+            let running = Running::stage("stage08", &[])?;
+            fio(&format!(
+                "--filename={} --ioengine=io_uring --rw=randread --bs={bytes}k --iodepth={depth} \
+                 --numjobs={jobs} --size={} --offset_increment={} --fadvise_hint=random --invalidate=0",
+                file.path,
+                file.size / jobs,
+                file.size / jobs
+            ))?;
+            let output = running.interrupt()?;
+            let events = events(&output)?;
+            let ours = events.iter().filter(|event| {
+                event.contains(&format!("inode={} ", file.inode)) && !event.contains(" = -")
+            });
+            let (mut reads, mut hits, mut misses) = (0, 0, 0);
+            for event in ours {
+                reads += 1;
+                hits += number(event, "hit ")?;
+                misses += number(event, "miss ")?;
+            }
+            let what = format!("{bytes} KiB, {depth} at once, {jobs} jobs, warm: {warm}");
+            ensure!(
+                (hits, misses) == (hit, all - hit),
+                "{what}: {reads} reads, {hits} hits, {misses} misses of {hit} and {}: {output}",
+                all - hit
+            );
+            let refused = count(&output, "refused")?;
+            ensure!(warm || refused > 0, "{what}: nothing was refused: {output}");
+        }
     }
     Ok(())
 }
