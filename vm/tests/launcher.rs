@@ -217,27 +217,38 @@ fn assert_clean(place: &TempDir) {
     }
 }
 
-/// The first boot with an empty cache (but for the kernels), and then two at once: what
-/// goes in and out, the guest's make-up, KVM tried once and remembered, disks apart.
-#[test]
-fn a_run_and_then_two_at_once() {
-    let (place, cache) = (place(), tempfile::tempdir().unwrap());
-    // Fetched where no other test has, then borrowed.
-    assert!(
-        vm(&place, &["setup"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .unwrap()
-            .success()
-    );
+/// A cache that has nothing but the kernels. They are fetched where no other test has.
+fn new_cache(place: &TempDir) -> TempDir {
+    let mut setup = vm(place, &["setup"]);
+    assert!(setup.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
     let home = std::env::var("HOME").unwrap_or_default();
     let real = std::env::var("VM_CACHE")
         .or_else(|_| std::env::var("XDG_CACHE_HOME").map(|dir| dir + "/bpf-vm"))
         .unwrap_or(home + "/.cache/bpf-vm");
+    let cache = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(Path::new(&real).join("kernels"), cache.path().join("kernels"))
         .unwrap();
+    cache
+}
 
+/// A PATH where QEMU is this shell script, from which `qemu-system-x86_64` is the real one.
+fn qemu_instead(place: &TempDir, script: &str) -> String {
+    let qemu = place.path().join("qemu-system-x86_64");
+    fs::write(&qemu, format!("#!/bin/sh\nPATH=${{PATH#*:}}\n{script}\n")).unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap())
+}
+
+fn kvm_is_accessible() -> bool {
+    File::options().read(true).write(true).open("/dev/kvm").is_ok()
+}
+
+/// The first boot with an empty cache (but for the kernels), and then two at once: what
+/// goes in and out, the guest's make-up, KVM tried once and remembered, disks apart.
+#[test]
+fn a_run_and_then_two_at_once() {
+    let place = place();
+    let cache = new_cache(&place);
     let shared =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("from-guest-{}", std::process::id()));
     let script = format!(
@@ -259,19 +270,15 @@ fn a_run_and_then_two_at_once() {
     fs::write(&stdin, &data).unwrap();
     // Under this QEMU no guest ever comes up with KVM; with TCG it is the real one.
     let tried = place.path().join("tried-kvm");
-    let qemu = place.path().join("qemu-system-x86_64");
-    fs::write(
-        &qemu,
-        format!(
-            "#!/bin/sh\nPATH=${{PATH#*:}}\ncase \"$*\" in *'-accel kvm'*) echo x >> {}; exec sleep 1000;; esac\n\
-             exec qemu-system-x86_64 \"$@\"\n",
+    let path = qemu_instead(
+        &place,
+        &format!(
+            "case \"$*\" in *'-accel kvm'*) echo x >> {}; exec sleep 1000;; esac\n\
+             exec qemu-system-x86_64 \"$@\"",
             tried.display()
         ),
-    )
-    .unwrap();
-    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap());
-    let kvm = File::options().read(true).write(true).open("/dev/kvm").is_ok();
+    );
+    let kvm = kvm_is_accessible();
     let disks = ["--disk", "virtio", "--disk", "nvme", "--disk", "scsi"];
     let mut args = vec!["run"];
     args.extend(disks);
@@ -326,6 +333,42 @@ fn a_run_and_then_two_at_once() {
     }
     let times = fs::read_to_string(&tried).unwrap_or_default().lines().count();
     assert_eq!(times, usize::from(kvm), "KVM was tried again");
+    assert_clean(&place);
+}
+
+/// What a guest that ends by itself says of KVM: nothing. Needs no boot.
+#[test]
+fn one_bad_guest_says_nothing_of_kvm() {
+    if !kvm_is_accessible() {
+        return;
+    }
+    let place = place();
+    let cache = new_cache(&place);
+    let path = qemu_instead(
+        &place,
+        "case $1 in --version) echo this one; exit;; esac; echo \"$*\" >&2; exit 1",
+    );
+    let run = || {
+        let mut command = vm(&place, &["run", "true"]);
+        command.env("VM_CACHE", cache.path()).env("PATH", &path).env_remove("VM_ACCEL");
+        let (code, _, errors) = Running::on_pipes(command).end();
+        assert_eq!(code, 125, "{errors}");
+        assert!(errors.contains("vm: QEMU could not run the guest"), "{errors}");
+        errors
+    };
+    let note = cache.path().join("kvm.json");
+    // Nothing is known: without KVM it may do better, but nothing is learnt.
+    let errors = run();
+    assert!(errors.contains("KVM is there but the guest ended under it"), "{errors}");
+    assert!(errors.contains("-accel tcg"), "{errors}");
+    assert!(!note.exists());
+    // KVM works here: then it is the guest.
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let known = format!(r#"{{"boot_id":"{}","qemu":"this one","works":true}}"#, boot_id.trim());
+    fs::write(&note, &known).unwrap();
+    let errors = run();
+    assert!(errors.contains("-accel kvm") && !errors.contains("going on without"), "{errors}");
+    assert_eq!(fs::read_to_string(&note).unwrap(), known);
     assert_clean(&place);
 }
 
@@ -454,7 +497,7 @@ fn out_of_time() {
     let place = place();
     let start = Instant::now();
     let (code, _, errors) =
-        Running::on_pipes(vm(&place, &["run", "--timeout", "3s", "true"])).end();
+        Running::on_pipes(vm(&place, &["run", "--timeout", "3s", "sleep", "1000"])).end();
     assert_eq!(code, 125, "{errors}");
     assert!(errors.contains("vm: stopped: not done after 3s (--timeout)"), "{errors}");
     assert!(start.elapsed() >= Duration::from_secs(3));
