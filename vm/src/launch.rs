@@ -24,6 +24,9 @@ use crate::workspace;
 /// What a stage gets where nobody says how long and nobody sits there to press Ctrl-C.
 const STAGE_DURATION: &str = "10s";
 
+/// Free megabytes that a guest's disks may take, for all that is usual.
+const DISKS_MB: u64 = 256;
+
 /// The guest to boot.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -191,6 +194,7 @@ fn kernel_name(options: &Options) -> Result<String> {
 pub fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
     let name = kernel_name(options)?;
     let kernel = Kernel::named(&name, cache)?;
+    cache.need_space(DISKS_MB, "what the guest writes to its disks")?;
     let initramfs = initramfs::get(&kernel, cache)?;
     let mut shares = vec![root.to_owned()];
     // cargo may build elsewhere: the guest sees there too what is built while it runs.
