@@ -382,6 +382,12 @@ fn sessions_of_a_shell() {
     first.expect("40 101");
     first.expect("/dev/pts/");
 
+    // What the workspace builds is found by its name, and the runner just runs it.
+    first.type_in("command -v vm\n");
+    first.expect(env!("CARGO_BIN_EXE_vm"));
+    first.type_in(&format!("CARGO=false {}/runner echo ins''ide\n", env!("CARGO_MANIFEST_DIR")));
+    first.expect("inside");
+
     // The terminal's keys and size are the guest's.
     first.type_in("echo sl''eeping; sleep 1000\n");
     first.expect("sleeping");
@@ -401,6 +407,10 @@ fn sessions_of_a_shell() {
     let (code, out, errors) = second.end();
     assert_eq!((code, out.as_str()), (139, "out\n"));
     assert!(errors.contains("joining") && errors.ends_with("err\n"), "{errors}");
+
+    let mut other = Running::on_pipes(vm(&place, &["shell", "--disk", "nvme"]));
+    other.type_in("exit\n");
+    assert!(other.end().2.contains("--disk, --cpus and --memory are for a new one"));
 
     // A signal to the launcher is one to the program.
     let mut third = Running::on_pipes(shell());
@@ -543,6 +553,44 @@ fn out_of_time() {
     assert_clean(&place);
 }
 
+/// What cargo starts through vm/runner, and where: in the guest, whose launcher is `echo` here.
+#[test]
+fn the_runner_tells_what_is_for_the_guest() {
+    let place = place();
+    let script = |name: &str, text: &str| {
+        let file = place.path().join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        file
+    };
+    let cargo = script("cargo", "echo guest: \"$@\"");
+    let text = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let runner = |program: &Path, vm: &str| {
+        let mut runner = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/runner"));
+        text(runner.arg(program).arg("x y").env("CARGO", &cargo).env("VM", vm))
+    };
+    let here = |name: &str| script(name, "echo here: \"$@\"");
+    let stage = here("debug/stage06");
+    let wanted = format!("--package vm -- runner {} x y\n", stage.display());
+    let got = runner(&stage, "");
+    assert!(got.starts_with("guest: run ") && got.ends_with(&wanted), "{got}");
+    assert_eq!(runner(&stage, "0"), "here: x y\n");
+    assert!(runner(&here("debug/deps/guest-0123"), "").starts_with("guest: "));
+    for name in ["debug/deps/launcher-0123", "debug/examples/e", "rust_out", "debug/vm"] {
+        assert_eq!(runner(&here(name), ""), "here: x y\n", "{name}");
+    }
+    // A stage's help needs no guest.
+    assert_eq!(
+        text(&mut vm(&place, &["runner", stage.to_str().unwrap(), "--help"])),
+        "here: --help\n"
+    );
+}
+
 /// What needs no boot: each error is one clear message.
 #[test]
 fn clear_messages() {
@@ -561,6 +609,10 @@ fn clear_messages() {
     let (code, errors) = run(&mut vm(&place, &["run", "--kernel", "/etc", "true"]));
     assert_eq!(code, Some(1));
     assert!(errors.contains("/etc holds no lib/modules"), "{errors}");
+
+    let (code, errors) = run(&mut vm(&place, &["run", "stage6"]));
+    assert_eq!(code, Some(2));
+    assert!(errors.contains("vm: there is no stage6") && errors.contains("stage06"), "{errors}");
 
     let (code, errors) = run(vm(&place, &["run", "true"]).env("VM_ACCEL", "warp"));
     assert_eq!(code, Some(2));
