@@ -95,7 +95,7 @@ fn kvm(cache: &Cache) -> String {
     }
     match qemu::kvm_note(cache) {
         Err(why) => format!("{why:#}"),
-        Ok((None, _)) => "accessible, not tried yet".into(),
+        Ok((None, _)) => "accessible; whether guests boot under it is not known yet".into(),
         Ok((Some(note), _)) if note.works => "works".into(),
         Ok(_) => {
             let forget = cache.path("kvm.json");

@@ -152,8 +152,8 @@ fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: KvmNote) -> R
         note.works = true;
         Accel::Kvm
     } else {
-        let why = if hung { "no guest boots under it" } else { "the guest ended under it" };
-        say!("KVM is there but {why}; going on without (slower; VM_ACCEL=kvm forces it)");
+        let why = if hung { "no guest boots under it".into() } else { cause(dir) };
+        say!("KVM is there but {why}; going on without (slower; VM_ACCEL=kvm or tcg decides)");
         ending::kill_qemu();
         for port in 0..PORTS {
             let _ = fs::remove_file(socket(dir, port));
@@ -355,6 +355,10 @@ fn with_path(head: &str, path: &Path, rest: &str) -> OsString {
 
 /// Why the guest is gone, with the last lines of its console.
 pub fn death(dir: &Path) -> String {
+    cause(dir) + &tail(dir)
+}
+
+fn cause(dir: &Path) -> String {
     let start = Instant::now();
     let mut status = ending::qemu_ended();
     while status.is_none() && start.elapsed() < Duration::from_secs(2) {
@@ -364,7 +368,7 @@ pub fn death(dir: &Path) -> String {
     let console = fs::read(dir.join("console")).unwrap_or_default();
     let console = String::from_utf8_lossy(&console);
     let panic = console.lines().find_map(|line| line.split_once("Kernel panic - not syncing: "));
-    let why = if let Ok(what) = fs::read_to_string(dir.join("failed")) {
+    if let Ok(what) = fs::read_to_string(dir.join("failed")) {
         format!("the guest could not be set up: {}", what.trim())
     } else if let Some((_, what)) = panic {
         format!("the guest's kernel panicked: {}", what.trim())
@@ -379,8 +383,7 @@ pub fn death(dir: &Path) -> String {
             Some(_) => "the guest went down before the program had ended".to_owned(),
             None => "the connection to the guest broke".to_owned(),
         }
-    };
-    why + &tail(dir)
+    }
 }
 
 /// What QEMU said, to be put behind a message.

@@ -359,7 +359,7 @@ fn one_bad_guest_says_nothing_of_kvm() {
     let note = cache.path().join("kvm.json");
     // Nothing is known: without KVM it may do better, but nothing is learnt.
     let errors = run();
-    assert!(errors.contains("KVM is there but the guest ended under it"), "{errors}");
+    assert!(errors.contains("KVM is there but QEMU could not run the guest"), "{errors}");
     assert!(errors.contains("-accel tcg"), "{errors}");
     assert!(!note.exists());
     // KVM works here: then it is the guest.
