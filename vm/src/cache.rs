@@ -136,7 +136,13 @@ pub fn find_tool(name: &str) -> Option<PathBuf> {
 /// As [`find_tool`], with an error that says how to get it.
 pub fn tool(name: &str) -> Result<PathBuf> {
     find_tool(name).ok_or_else(|| {
-        fail(3, format!("{name} is missing; `cargo vm setup` installs what is needed"))
+        fail(
+            3,
+            format!(
+                "{name} is not here: install the package that has it (`cargo vm setup` does where \
+                 there is apt)"
+            ),
+        )
     })
 }
 

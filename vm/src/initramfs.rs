@@ -22,8 +22,13 @@ const WANTED: [&str; 2] = ["crc32c_generic", "crc32c_intel"];
 
 /// The initramfs for `kernel`, made where it is missing or where init has changed.
 pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
-    let busybox = static_busybox()
-        .ok_or_else(|| fail(3, "a static busybox is missing; `cargo vm setup` installs it"))?;
+    let busybox = static_busybox().ok_or_else(|| {
+        fail(
+            3,
+            "a static busybox is not here: install one (Debian's busybox-static; `cargo vm setup` \
+                 does where there is apt)",
+        )
+    })?;
     let stamp = |path: &Path| -> Result<String> {
         let meta = path.metadata().with_context(|| format!("cannot read {}", path.display()))?;
         Ok(format!("{} {} {:?}", path.display(), meta.len(), meta.modified()?))
@@ -33,6 +38,10 @@ pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
     hash.update(format!("{NEEDED:?} {WANTED:?} {}", kernel.release));
     hash.update(stamp(&kernel.image)?);
     hash.update(stamp(&busybox)?);
+    let modules = Modules::read(&kernel.modules)?.load_order(&kernel.release)?;
+    for module in &modules {
+        hash.update(stamp(module)?);
+    }
     let key = &hex(&hash.finalize())[..16];
     let file = cache.path(format!("initramfs/{}-{key}.cpio", kernel.release));
     if !file.is_file() {
@@ -41,14 +50,14 @@ pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
             cache.need_space(64, "the initramfs")?;
             let temp = cache.temp_dir()?;
             let made = temp.path().join("initramfs");
-            fs::write(&made, build(kernel, &busybox)?).context("cannot write the initramfs")?;
+            fs::write(&made, build(&modules, &busybox)?).context("cannot write the initramfs")?;
             cache::put(&made, &file)?;
         }
     }
     Ok(file)
 }
 
-fn build(kernel: &Kernel, busybox: &Path) -> Result<Vec<u8>> {
+fn build(modules: &[PathBuf], busybox: &Path) -> Result<Vec<u8>> {
     let mut cpio = Cpio::default();
     for dir in ["bin", "proc", "sys", "dev", "ctl", "lower", "up", "root", "mods"] {
         cpio.entry(dir, 0o040_755, &[]);
@@ -57,8 +66,7 @@ fn build(kernel: &Kernel, busybox: &Path) -> Result<Vec<u8>> {
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     cpio.entry("bin/busybox", 0o100_755, &read(busybox)?);
     cpio.entry("init", 0o100_755, INIT.as_bytes());
-    let index = Modules::read(&kernel.modules)?;
-    for (n, file) in index.load_order(&kernel.release)?.iter().enumerate() {
+    for (n, file) in modules.iter().enumerate() {
         let stem = file.file_name().unwrap_or_default().to_string_lossy();
         let stem = stem.split('.').next().unwrap_or_default().to_owned();
         cpio.entry(&format!("mods/{n:03}_{stem}.ko"), 0o100_644, &module_content(file)?);

@@ -12,11 +12,14 @@ use sha2::{Digest, Sha256};
 use crate::cache::{self, Cache, tool};
 use crate::fail::fail;
 use crate::say;
+use crate::setup;
 
 /// The file to edit when a pinned package is gone.
 const TABLE_FILE: &str = "vm/kernels.toml";
 /// Free megabytes that fetching and unpacking one kernel may take.
 const KERNEL_MB: u64 = 900;
+/// What fetches with apt's settings, proxies and all.
+pub const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
 
 /// The table of kernels.toml.
 #[derive(Debug, Deserialize)]
@@ -100,7 +103,14 @@ impl Line {
         if !dir.is_dir() {
             let _lock = cache.lock()?;
             if !dir.is_dir() {
-                self.unpack(cache, &dir)?;
+                if mirror().is_none()
+                    && cache::find_tool("apt-get").is_some()
+                    && !setup::have_lists()
+                {
+                    say!("apt knows no archive here before it has its lists");
+                    setup::apt_get("update")?;
+                }
+                self.unpack(cache, &dir, &archives()?)?;
             }
         }
         Kernel::at(&dir)
@@ -114,15 +124,14 @@ impl Line {
             .map_err(|why| fail(1, format!("does not answer for {}: {why}", self.suite)))
     }
 
-    fn unpack(&self, cache: &Cache, dir: &Path) -> Result<()> {
+    fn unpack(&self, cache: &Cache, dir: &Path, archives: &[String]) -> Result<()> {
         cache.need_space(KERNEL_MB, &format!("kernel {}", self.name))?;
-        let archives = archives()?;
         let temp = cache.temp_dir()?;
         let root = temp.path().join("root");
         for package in &self.packages {
             let deb = temp.path().join("package.deb");
             say!("fetching {} {}", package.name, self.version);
-            self.fetch(package, &archives, &deb)?;
+            self.fetch(package, archives, &deb)?;
             let status = Command::new(tool("dpkg-deb")?)
                 .args(["-x".as_ref(), deb.as_os_str(), root.as_os_str()])
                 .stdin(Stdio::null())
@@ -170,7 +179,7 @@ impl Line {
 /// Fetches `url`. The inner result is an archive that doesn't have it; the outer one is an
 /// error that another archive won't cure.
 fn download(url: &str, to: &Path) -> Result<Result<(), String>> {
-    let helper = Path::new("/usr/lib/apt/apt-helper");
+    let helper = Path::new(APT_HELPER);
     let mut command;
     if helper.is_file() {
         command = Command::new(helper);
@@ -232,9 +241,13 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
+fn mirror() -> Option<String> {
+    std::env::var("VM_MIRROR").ok().filter(|mirror| !mirror.is_empty())
+}
+
 /// The roots of Debian archives to ask: VM_MIRROR, else those that apt uses here.
 pub fn archives() -> Result<Vec<String>> {
-    if let Some(mirror) = std::env::var("VM_MIRROR").ok().filter(|m| !m.is_empty()) {
+    if let Some(mirror) = mirror() {
         return Ok(vec![mirror]);
     }
     let advice = "set VM_MIRROR to the root of a Debian archive (the URL that has dists/ and pool/ below it)";
@@ -252,7 +265,8 @@ pub fn archives() -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The archive roots in what `apt-get indextargets` printed, Debian's own first.
+/// The archive roots in what `apt-get indextargets` printed, Debian's own first; none where
+/// none is Debian's: no other has its kernels.
 fn archives_of(text: &str) -> Vec<String> {
     let mut found: Vec<(bool, String)> = Vec::new();
     for line in text.lines() {
@@ -261,14 +275,29 @@ fn archives_of(text: &str) -> Vec<String> {
         let (made_by, origin, release, uri) = (next(), next(), next(), next());
         let security = release.contains("-security") || uri.contains("-security");
         if made_by == "Packages" && !security && !uri.is_empty() {
-            let entry = (origin != "Debian", uri.to_owned());
-            if !found.contains(&entry) {
-                found.push(entry);
+            for uri in roots(uri) {
+                let entry = (origin != "Debian", uri);
+                if !found.contains(&entry) {
+                    found.push(entry);
+                }
             }
         }
     }
+    if found.iter().all(|(other, _)| *other) {
+        return Vec::new();
+    }
     found.sort_by_key(|(other, _)| *other);
     found.into_iter().map(|(_, uri)| uri).collect()
+}
+
+/// What apt's address of an archive stands for: itself, or those in a file of mirrors.
+fn roots(uri: &str) -> Vec<String> {
+    let Some(file) = uri.strip_prefix("mirror+file:") else {
+        return vec![uri.to_owned()];
+    };
+    let text = fs::read_to_string(file.trim_end_matches('/')).unwrap_or_default();
+    let first = text.lines().filter_map(|line| line.split_whitespace().next());
+    first.filter(|uri| !uri.starts_with('#')).map(str::to_owned).collect()
 }
 
 /// An unpacked kernel.
@@ -376,6 +405,11 @@ mod tests {
                     Packages|Debian|bookworm-security|http://a/debian-security/\n\n";
         assert_eq!(archives_of(text), ["http://a/debian/", "http://b/other/"]);
         assert!(archives_of("").is_empty());
+        assert!(archives_of("Packages|Ubuntu|noble|http://c/ubuntu/\n").is_empty());
+        let list = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&list, "# of the cloud\nhttp://d/debian\tpriority:1\nhttp://e/debian\n").unwrap();
+        let text = format!("Packages|Debian|bookworm|mirror+file:{}/\n", list.path().display());
+        assert_eq!(archives_of(&text), ["http://d/debian", "http://e/debian"]);
     }
 
     fn package(sha256: &str) -> Package {
@@ -396,12 +430,36 @@ mod tests {
     #[test]
     fn an_interrupted_download_is_not_taken_for_a_kernel() {
         let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::at(dir.path()).unwrap();
-        let line = Table::load().unwrap().line("6.1").unwrap().clone();
-        let part = cache.path("tmp/part-dead");
-        fs::create_dir_all(part.join("root/boot")).unwrap();
-        fs::write(part.join("package.deb"), "half").unwrap();
+        let tree = dir.path().join("tree");
+        for sub in ["DEBIAN", "boot", "lib/modules/1.0/kernel"] {
+            fs::create_dir_all(tree.join(sub)).unwrap();
+        }
+        fs::write(tree.join("boot/vmlinuz-1.0"), "a kernel").unwrap();
+        let control = "Package: p\nVersion: 1\nArchitecture: all\nMaintainer: m\nDescription: d\n";
+        fs::write(tree.join("DEBIAN/control"), control).unwrap();
+        let deb = dir.path().join("p.deb");
+        let mut pack = Command::new("dpkg-deb");
+        let output = pack.arg("--build").arg(&tree).arg(&deb).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+
+        let line = Line {
+            name: "1.0".into(),
+            suite: "s".into(),
+            version: "1".into(),
+            packages: vec![package(&sha256(&deb).unwrap())],
+        };
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let archives = [format!("file://{}", dir.path().display())];
+        let whole = fs::read(&deb).unwrap();
+        fs::write(&deb, &whole[..whole.len() - 1]).unwrap();
+        let error = line.unpack(&cache, &line.dir(&cache), &archives).unwrap_err().to_string();
+        assert!(error.contains("wrong checksum"), "{error}");
         assert!(!line.is_here(&cache));
+
+        fs::write(&deb, &whole).unwrap();
+        line.unpack(&cache, &line.dir(&cache), &archives).unwrap();
+        assert!(line.is_here(&cache));
+        assert_eq!(line.get(&cache).unwrap().release, "1.0");
     }
 
     #[test]

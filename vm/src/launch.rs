@@ -24,6 +24,11 @@ use crate::workspace;
 /// What a stage gets where nobody says how long and nobody sits there to press Ctrl-C.
 const STAGE_DURATION: &str = "10s";
 
+/// Where the guest mounts the data disk.
+const DATA: &str = "/mnt/data";
+/// Free megabytes that a guest's disks may take, for all that is usual.
+const DISKS_MB: u64 = 256;
+
 /// The guest to boot.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -162,7 +167,14 @@ pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
     let Some(dir) = control::running_shell(&root, options.kernel.as_deref())? else {
         return Ok(None);
     };
-    say!("joining the guest that runs");
+    let new = Options::default();
+    if (&options.disks, options.cpus, &options.memory) == (&new.disks, new.cpus, &new.memory) {
+        say!("joining the guest that runs");
+    } else {
+        say!(
+            "joining the guest that runs, as it is: --disk, --cpus and --memory are for a new one"
+        );
+    }
     while !dir.join("ready").exists() {
         if !dir.exists() {
             return Err(fail(GUEST_DIED, "the guest ended before it was up"));
@@ -179,6 +191,13 @@ pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
     Ok(Some(exit.status))
 }
 
+/// Finds out what is wrong with the options, and fetches the kernel: before anything is built.
+pub fn prepare(options: &Options) -> Result<()> {
+    qemu::forced_accel()?;
+    shares(&workspace::root()?)?;
+    Kernel::named(&kernel_name(options)?, &Cache::open()?).map(|_| ())
+}
+
 /// The kernel as the user names it.
 fn kernel_name(options: &Options) -> Result<String> {
     Ok(match &options.kernel {
@@ -187,19 +206,35 @@ fn kernel_name(options: &Options) -> Result<String> {
     })
 }
 
-/// Makes everything ready that the guest consists of.
-pub fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
-    let name = kernel_name(options)?;
-    let kernel = Kernel::named(&name, cache)?;
-    let initramfs = initramfs::get(&kernel, cache)?;
+/// The directories that the guest may write to: the workspace, and where cargo builds, to see
+/// there too what is built while it runs.
+fn shares(root: &Path) -> Result<Vec<PathBuf>> {
     let mut shares = vec![root.to_owned()];
-    // cargo may build elsewhere: the guest sees there too what is built while it runs.
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     if let Some(target) = target.and_then(|dir| dir.canonicalize().ok())
         && !target.starts_with(root)
     {
         shares.push(target);
     }
+    if let Some(hidden) = shares.iter().find(|share| share.starts_with(DATA)) {
+        return Err(fail(
+            1,
+            format!(
+                "the guest would not see {}: it has its data disk at {DATA}. Move the workspace, or \
+                 CARGO_TARGET_DIR, elsewhere",
+                hidden.display()
+            ),
+        ));
+    }
+    Ok(shares)
+}
+
+/// Makes everything ready that the guest consists of.
+pub fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
+    let name = kernel_name(options)?;
+    let kernel = Kernel::named(&name, cache)?;
+    cache.need_space(DISKS_MB, "what the guest writes to its disks")?;
+    let initramfs = initramfs::get(&kernel, cache)?;
     Ok(Machine {
         kernel,
         initramfs,
@@ -208,7 +243,7 @@ pub fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine>
         cpus: options.cpus,
         memory: options.memory.clone(),
         disks: options.disks.clone(),
-        shares,
+        shares: shares(root)?,
     })
 }
 
@@ -236,7 +271,9 @@ fn request(
         })
         .filter(|(name, _)| name != "PATH")
         .collect();
-    env.push(("PATH".into(), path(std::env::var_os("PATH"))));
+    // Beside this program lie the stages.
+    let stages = std::env::current_exe().ok().and_then(|own| own.parent().map(Path::to_owned));
+    env.push(("PATH".into(), path(std::env::var_os("PATH"), stages)));
     env.extend(more.iter().map(|(name, value)| (OsString::from(name), value.into())));
     let terminals = Terminals::look();
     Ok(Request {
@@ -251,14 +288,15 @@ fn request(
     })
 }
 
-/// The PATH for root in the guest: with the sbin directories that a user's lacks.
-fn path(host: Option<OsString>) -> OsString {
+/// The PATH for root in the guest: with the sbin directories that a user's lacks, and `more`.
+fn path(host: Option<OsString>, more: Option<PathBuf>) -> OsString {
     let mut dirs: Vec<PathBuf> = std::env::split_paths(&host.unwrap_or_default()).collect();
     for dir in ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"] {
         if !dirs.iter().any(|d| d == Path::new(dir)) {
             dirs.push(dir.into());
         }
     }
+    dirs.extend(more);
     std::env::join_paths(dirs).unwrap_or_else(|_| "/usr/sbin:/usr/bin:/sbin:/bin".into())
 }
 
@@ -279,8 +317,18 @@ mod tests {
     }
 
     #[test]
+    fn what_the_data_disk_would_hide_is_refused() {
+        let error = shares(Path::new("/mnt/data/workshop")).unwrap_err().to_string();
+        assert!(error.contains("would not see /mnt/data/workshop"), "{error}");
+        assert!(shares(Path::new("/mnt/database")).is_ok());
+    }
+
+    #[test]
     fn the_guests_path_has_sbin_once() {
-        let path = path(Some("/usr/sbin:/x".into()));
-        assert_eq!(path, "/usr/sbin:/x:/usr/local/sbin:/usr/local/bin:/usr/bin:/sbin:/bin");
+        let path = path(Some("/usr/sbin:/x".into()), Some("/w/debug".into()));
+        assert_eq!(
+            path,
+            "/usr/sbin:/x:/usr/local/sbin:/usr/local/bin:/usr/bin:/sbin:/bin:/w/debug"
+        );
     }
 }

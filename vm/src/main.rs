@@ -25,7 +25,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-use crate::fail::{Fail, fail};
+use crate::fail::{Fail, MACHINE, fail};
 use crate::launch::{Options, Program};
 use crate::qemu::Disk;
 
@@ -46,6 +46,7 @@ enum Cmd {
     /// Run the unit tests here and the guest tests in one boot per kernel
     Test(Test),
     /// Say what is here, what is missing, and how long a boot takes
+    #[command(mut_arg("kernel", |kernel| kernel.value_name("LINE|all|DIR").help(LINES)))]
     Doctor(Guest),
     /// Install, fetch and make everything that the others need
     Setup(Setup),
@@ -62,6 +63,9 @@ enum Cmd {
         control: Option<PathBuf>,
     },
 }
+
+/// What --kernel takes where it may be all.
+const LINES: &str = "Kernel line, `all`, or a directory with an unpacked kernel [default: 6.1]";
 
 #[derive(Args)]
 struct Guest {
@@ -96,15 +100,13 @@ struct Run {
 
 #[derive(Args)]
 struct Setup {
-    /// Kernel line, `all`, or a directory with an unpacked kernel [default: 6.1]
-    #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR")]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR", help = LINES)]
     kernel: Option<String>,
 }
 
 #[derive(Args)]
 struct Test {
-    /// Kernel line, `all`, or a directory with an unpacked kernel [default: 6.1]
-    #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR")]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR", help = LINES)]
     kernel: Option<String>,
     /// Only the tests whose names hold this
     filter: Option<String>,
@@ -119,13 +121,18 @@ struct Runner {
 impl Guest {
     fn options(self) -> Options {
         Options {
-            kernel: self.kernel,
+            kernel: named(self.kernel),
             disks: self.disks,
             cpus: self.cpus,
             memory: self.memory,
             ..Options::default()
         }
     }
+}
+
+/// The kernel that is named: an empty VM_KERNEL names none.
+fn named(kernel: Option<String>) -> Option<String> {
+    kernel.filter(|kernel| !kernel.is_empty())
 }
 
 /// A duration as people write it; a plain number is seconds.
@@ -165,11 +172,21 @@ fn main() {
 }
 
 fn dispatch(command: Cmd) -> Result<i32> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err(fail(
+            MACHINE,
+            format!(
+                "the guest and its kernels are for x86-64, this machine is {}; VM=0 runs a stage \
+                 without a guest, on this machine's kernel",
+                std::env::consts::ARCH
+            ),
+        ));
+    }
     match command {
         Cmd::Run(run) => cmd_run(run),
         Cmd::Shell(guest) => cmd_shell(guest),
         Cmd::Setup(setup) => cmd_setup(setup),
-        Cmd::Test(test) => test::main(test.kernel.as_deref(), test.filter.as_deref()),
+        Cmd::Test(test) => test::main(named(test.kernel).as_deref(), test.filter.as_deref()),
         Cmd::Doctor(guest) => doctor::main(&guest.options()),
         Cmd::Runner(runner) => cmd_runner(runner),
         Cmd::Agent => agent::main().map(|()| 0),
@@ -181,27 +198,36 @@ fn cmd_run(run: Run) -> Result<i32> {
     let mut options = run.guest.options();
     options.timeout = run.timeout;
     options.idle = run.idle;
-    setup::packages(false)?;
     let mut argv = run.program;
-    // As cargo takes it: `run stage06 -- --quiet` is `run stage06 --quiet`.
-    if argv.get(1).is_some_and(|argument| argument == "--") {
-        argv.remove(1);
-    }
     let root = workspace::root()?;
-    let name = argv[0].clone();
-    let is_plain = !name.to_string_lossy().contains('/');
-    let program = if is_plain && workspace::metadata(&root)?.is_program(&name) {
-        let name = name.to_string_lossy();
-        let file = workspace::build(&root, &["build", "--package", &name], &name)?;
-        let args = argv.split_off(1);
-        if launch::asks_for_help(&args) {
-            return here(file, &args);
+    let name = argv[0].to_string_lossy().into_owned();
+    let is_path = name.contains('/');
+    let programs = if is_path { Vec::new() } else { workspace::metadata(&root)?.programs() };
+    if !programs.contains(&name) {
+        if name.starts_with("stage") && !is_path {
+            return Err(fail(
+                2,
+                format!("there is no {name}: the workspace has {}", programs.join(", ")),
+            ));
         }
-        Program::built(file, args)
-    } else {
-        Program { argv, stage: false }
-    };
-    Ok(launch::run(&options, &program)?.status)
+        setup::packages(false)?;
+        return Ok(launch::run(&options, &Program { argv, stage: false })?.status);
+    }
+    let mut args = argv.split_off(1);
+    // As cargo takes it: `run stage06 -- --quiet` is `run stage06 --quiet`.
+    if args.first().is_some_and(|argument| argument == "--") {
+        args.remove(0);
+    }
+    setup::packages(false)?;
+    let help = launch::asks_for_help(&args);
+    if !help {
+        launch::prepare(&options)?;
+    }
+    let file = workspace::build(&root, &["build", "--package", &name], &name)?;
+    if help {
+        return here(file, &args);
+    }
+    Ok(launch::run(&options, &Program::built(file, args))?.status)
 }
 
 /// Runs a program on the host, in this process's place.
@@ -221,13 +247,14 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
     }
     let is_test = file.parent().is_some_and(|dir| dir.ends_with("deps"));
     setup::packages(is_test)?;
-    let mut options = Options {
-        kernel: std::env::var("VM_KERNEL").ok().filter(|kernel| !kernel.is_empty()),
-        ..Options::default()
-    };
+    let mut options =
+        Options { kernel: named(std::env::var("VM_KERNEL").ok()), ..Options::default() };
     if is_test {
+        let root = workspace::root()?;
+        launch::prepare(&options)?;
+        workspace::build_all(&root)?;
         options.disks = test::DISKS.to_vec();
-        options.env = test::environment(&file, &workspace::root()?);
+        options.env = test::environment(&file, &root);
     }
     Ok(launch::run(&options, &Program::built(file, args))?.status)
 }
@@ -248,7 +275,7 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     let root = workspace::root()?;
     let cache = cache::Cache::open()?;
     let table = kernels::Table::load()?;
-    let names = match setup.kernel.as_deref() {
+    let names = match named(setup.kernel).as_deref() {
         Some("all") => table.lines.iter().map(|line| line.name.clone()).collect(),
         Some(name) => vec![name.to_owned()],
         None => vec![table.default.clone()],
@@ -286,6 +313,9 @@ mod tests {
         assert_eq!(run.program, ["stage06", "--quiet", "--timeout", "1"]);
         assert!(Cli::try_parse_from(["vm", "run", "--no-such", "stage06"]).is_err());
         assert!(Cli::try_parse_from(["vm", "run"]).is_err());
+        let cli = Cli::try_parse_from(["vm", "run", "grep", "--", "-v"]);
+        let Cmd::Run(run) = cli.unwrap().command else { panic!("not run") };
+        assert_eq!(run.program, ["grep", "--", "-v"]);
     }
 
     #[test]

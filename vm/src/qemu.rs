@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{Cache, tool};
+use crate::cache::{self, Cache, tool};
 use crate::control::{PORTS, socket};
 use crate::ending;
 use crate::fail::{GUEST_DIED, fail};
@@ -117,48 +117,63 @@ pub fn kvm_note(cache: &Cache) -> Result<(Option<KvmNote>, KvmNote)> {
     Ok((old, now))
 }
 
-fn remember(cache: &Cache, note: &KvmNote) {
-    if let Ok(json) = serde_json::to_vec(note) {
-        let _ = fs::write(cache.path("kvm.json"), json);
-    }
+fn remember(cache: &Cache, note: &KvmNote) -> Result<()> {
+    let temp = cache.temp_dir()?;
+    let made = temp.path().join("kvm.json");
+    fs::write(&made, serde_json::to_vec(note)?)?;
+    cache::put(&made, &cache.path("kvm.json"))
 }
 
 /// Boots the machine until init reports, and says how it runs.
 pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
     machine.write_conf(dir)?;
-    match forced_accel()? {
-        Some(accel) => {
-            machine.start(accel, cache, dir)?;
-            await_up(dir, PATIENCE)?;
-            return Ok(accel);
-        }
-        None if kvm_is_accessible() => {
-            let (known, mut note) = kvm_note(cache)?;
-            if known.as_ref().is_none_or(|note| note.works) {
-                machine.start(Accel::Kvm, cache, dir)?;
-                let patience = if known.is_some() { PATIENCE } else { KVM_PATIENCE };
-                note.works = await_up(dir, patience).is_ok();
-                if known.as_ref() != Some(&note) {
-                    remember(cache, &note);
-                }
-                if note.works {
-                    return Ok(Accel::Kvm);
-                }
-                say!(
-                    "KVM is there but no guest boots under it; going on without (slower), and \
-                     remembering it until this machine restarts (VM_ACCEL=kvm forces it)"
-                );
-                ending::kill_qemu();
-                for port in 0..PORTS {
-                    let _ = fs::remove_file(socket(dir, port));
-                }
-            }
-        }
-        None => {}
-    }
-    machine.start(Accel::Tcg, cache, dir)?;
+    let accel = match forced_accel()? {
+        Some(accel) => accel,
+        None if kvm_is_accessible() => match kvm_note(cache)? {
+            (Some(KvmNote { works: true, .. }), _) => Accel::Kvm,
+            (Some(_), _) => Accel::Tcg,
+            (None, note) => return try_kvm(machine, cache, dir, note),
+        },
+        None => Accel::Tcg,
+    };
+    machine.start(accel, cache, dir)?;
     await_up(dir, PATIENCE)?;
-    Ok(Accel::Tcg)
+    Ok(accel)
+}
+
+/// Boots with KVM, of which nothing is known yet, or else without, and notes what this says
+/// of KVM. A guest that hangs only with KVM says that KVM is broken; one that ends says
+/// nothing: it may be the guest.
+fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: KvmNote) -> Result<Accel> {
+    machine.start(Accel::Kvm, cache, dir)?;
+    let up = await_up(dir, KVM_PATIENCE);
+    let hung = up.is_err() && ending::qemu_ended().is_none();
+    let accel = if up.is_ok() {
+        note.works = true;
+        Accel::Kvm
+    } else {
+        let why = if hung { "no guest boots under it".into() } else { cause(dir) };
+        say!("KVM is there but {why}; going on without (slower; VM_ACCEL=kvm or tcg decides)");
+        ending::kill_qemu();
+        for port in 0..PORTS {
+            let _ = fs::remove_file(socket(dir, port));
+        }
+        for left in ["up", "failed"] {
+            let _ = fs::remove_file(dir.join(left));
+        }
+        machine.start(Accel::Tcg, cache, dir)?;
+        await_up(dir, PATIENCE)?;
+        if hung {
+            say!("without KVM it boots; remembering that until this machine restarts");
+        }
+        Accel::Tcg
+    };
+    if (up.is_ok() || hung)
+        && let Err(error) = remember(cache, &note)
+    {
+        say!("what was learnt about KVM could not be noted: {error:#}");
+    }
+    Ok(accel)
 }
 
 /// Waits for init's sign of life.
@@ -296,8 +311,10 @@ impl Machine {
             add("-device", format!("virtserialport,chardev=port{port},name=bpfvm.{port}").into());
         }
 
+        // Where the cache is full, the guest gets an error: QEMU would make it wait for ever.
         let mut disk = |id: &str, image: &Path, device: &str| {
-            let head = format!("if=none,id={id},format=raw,snapshot=on,file=");
+            let head =
+                format!("if=none,id={id},format=raw,snapshot=on,werror=report,rerror=report,file=");
             add("-drive", with_path(&head, image, ""));
             add("-device", format!("{device},drive={id},serial=bpfvm-{id}").into());
         };
@@ -338,6 +355,10 @@ fn with_path(head: &str, path: &Path, rest: &str) -> OsString {
 
 /// Why the guest is gone, with the last lines of its console.
 pub fn death(dir: &Path) -> String {
+    cause(dir) + &tail(dir)
+}
+
+fn cause(dir: &Path) -> String {
     let start = Instant::now();
     let mut status = ending::qemu_ended();
     while status.is_none() && start.elapsed() < Duration::from_secs(2) {
@@ -347,7 +368,7 @@ pub fn death(dir: &Path) -> String {
     let console = fs::read(dir.join("console")).unwrap_or_default();
     let console = String::from_utf8_lossy(&console);
     let panic = console.lines().find_map(|line| line.split_once("Kernel panic - not syncing: "));
-    let why = if let Ok(what) = fs::read_to_string(dir.join("failed")) {
+    if let Ok(what) = fs::read_to_string(dir.join("failed")) {
         format!("the guest could not be set up: {}", what.trim())
     } else if let Some((_, what)) = panic {
         format!("the guest's kernel panicked: {}", what.trim())
@@ -362,8 +383,7 @@ pub fn death(dir: &Path) -> String {
             Some(_) => "the guest went down before the program had ended".to_owned(),
             None => "the connection to the guest broke".to_owned(),
         }
-    };
-    why + &tail(dir)
+    }
 }
 
 /// What QEMU said, to be put behind a message.

@@ -22,6 +22,8 @@ use crate::proto::{CHUNK, Kind, Request, STDIN_WINDOW, Size, read_frame, write_f
 const SIGNAL_PATIENCE: Duration = Duration::from_secs(10);
 /// So many signals end the launcher at once.
 const SIGNALS_UNTIL_KILL: u32 = 3;
+/// What Ctrl-C is on a terminal in raw mode.
+const CTRL_C: u8 = 3;
 /// How long a guest that runs may take until its agent answers.
 const AGENT_PATIENCE: Duration = Duration::from_secs(120);
 
@@ -42,6 +44,10 @@ struct Link {
     more_credit: Condvar,
     signals: AtomicU32,
     signals_taken: AtomicU32,
+    /// Frames that have come.
+    frames: AtomicU32,
+    /// Output is being written: whoever reads it lets us wait, not the guest.
+    writing: AtomicBool,
 }
 
 /// The session that signals go to, once there is one.
@@ -141,11 +147,24 @@ fn forward(link: &Arc<Link>, signal: i32) {
     let sender = Arc::clone(link);
     // The connection may be stuck: neither this nor the watching may wait for the other.
     std::thread::spawn(move || sender.send(Kind::Signal, &signal.to_le_bytes()));
+    watch(link, 128 + signal, move |link| link.signals_taken.load(Ordering::SeqCst) >= count);
+}
+
+/// Ends the launcher where the guest has not answered in time.
+fn watch(link: &Arc<Link>, status: i32, answered: impl Fn(&Link) -> bool + Send + 'static) {
+    const STEP: Duration = Duration::from_millis(100);
     let link = Arc::clone(link);
     std::thread::spawn(move || {
-        std::thread::sleep(SIGNAL_PATIENCE);
-        if link.signals_taken.load(Ordering::SeqCst) < count {
-            ending::end(128 + signal, Some("the guest does not react any more; stopped it"));
+        let mut waited = Duration::ZERO;
+        while waited < SIGNAL_PATIENCE {
+            std::thread::sleep(STEP);
+            if !link.writing.load(Ordering::SeqCst) {
+                waited += STEP;
+            }
+        }
+        let goes_on = lock(&LINK).as_ref().is_some_and(|now| Arc::ptr_eq(now, &link));
+        if goes_on && !answered(&link) {
+            ending::end(status, Some("the guest does not react any more; stopped it"));
         }
     });
 }
@@ -185,6 +204,8 @@ pub fn talk(mut stream: UnixStream, request: &Request) -> Result<Option<Exit>> {
         more_credit: Condvar::new(),
         signals: AtomicU32::new(0),
         signals_taken: AtomicU32::new(0),
+        frames: AtomicU32::new(0),
+        writing: AtomicBool::new(false),
     });
     link.send(Kind::Request, &serde_json::to_vec(request)?);
     if request.stdin_tty {
@@ -192,18 +213,26 @@ pub fn talk(mut stream: UnixStream, request: &Request) -> Result<Option<Exit>> {
     }
     *lock(&LINK) = Some(Arc::clone(&link));
     let for_stdin = Arc::clone(&link);
-    std::thread::spawn(move || send_stdin(&for_stdin));
+    let raw = request.stdin_tty;
+    std::thread::spawn(move || send_stdin(&for_stdin, raw));
 
     let mut stdout = Output::new(io::stdout().as_fd().try_clone_to_owned()?.into());
     let mut stderr = Output::new(io::stderr().as_fd().try_clone_to_owned()?.into());
+    let write = |output: &mut Output, data: &[u8]| {
+        link.writing.store(true, Ordering::SeqCst);
+        let written = output.write(data);
+        link.writing.store(false, Ordering::SeqCst);
+        written
+    };
     let mut exit = None;
     // A broken stream and its end mean the same: the guest is gone.
     while let Ok(Some(frame)) = read_frame(&mut stream) {
+        link.frames.fetch_add(1, Ordering::SeqCst);
         match frame.kind {
-            Kind::Stdout if stdout.write(&frame.data).is_err() => {
+            Kind::Stdout if write(&mut stdout, &frame.data).is_err() => {
                 link.send(Kind::StdoutClosed, &[])
             }
-            Kind::Stderr if stderr.write(&frame.data).is_err() => {
+            Kind::Stderr if write(&mut stderr, &frame.data).is_err() => {
                 link.send(Kind::StderrClosed, &[])
             }
             Kind::StdinTaken => link.give_credit(frame.u32_at(0) as usize),
@@ -257,8 +286,9 @@ impl Output {
     }
 }
 
-/// Sends standard input to the guest, never more than the program has room for.
-fn send_stdin(link: &Link) {
+/// Sends standard input to the guest, never more than the program has room for. A terminal in
+/// raw mode makes no signal of Ctrl-C: a guest that says nothing at all after one is dead.
+fn send_stdin(link: &Arc<Link>, raw: bool) {
     let stdin = io::stdin();
     let terminal = isatty(&stdin);
     let Ok(fd) = stdin.as_fd().try_clone_to_owned() else {
@@ -285,6 +315,10 @@ fn send_stdin(link: &Link) {
         };
         if n == 0 {
             return link.send(Kind::StdinEof, &[]);
+        }
+        if raw && buffer[..n].contains(&CTRL_C) {
+            let before = link.frames.load(Ordering::SeqCst);
+            watch(link, 128 + SIGINT, move |link| link.frames.load(Ordering::SeqCst) != before);
         }
         link.send(Kind::Stdin, &buffer[..n]);
         link.give_credit(room - n);

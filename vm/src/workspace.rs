@@ -83,11 +83,11 @@ pub struct Target {
 }
 
 impl Metadata {
-    /// Whether `name` is a program of the workspace that is meant to run in the guest.
-    pub fn is_program(&self, name: &OsStr) -> bool {
+    /// The programs of the workspace that are meant to run in the guest.
+    pub fn programs(self) -> Vec<String> {
         let is_bin = |target: &Target| target.kind.iter().any(|kind| kind == "bin");
-        name != "vm"
-            && self.packages.iter().any(|p| name == p.name.as_str() && p.targets.iter().any(is_bin))
+        let packages = self.packages.into_iter().filter(|p| p.targets.iter().any(is_bin));
+        packages.map(|p| p.name).filter(|name| name != "vm").collect()
     }
 }
 
@@ -102,6 +102,15 @@ pub fn metadata(root: &Path) -> Result<Metadata> {
         return Err(fail(1, "cargo cannot read the workspace, see above"));
     }
     serde_json::from_slice(&output.stdout).context("cargo metadata: unexpected output")
+}
+
+/// Builds every program of the workspace.
+pub fn build_all(root: &Path) -> Result<()> {
+    let built = cargo(root).args(["build", "--workspace"]).args(quiet()).status();
+    if built.context("cannot start cargo")?.success() {
+        return Ok(());
+    }
+    Err(fail(1, "cargo could not build the programs of the workspace, see above"))
 }
 
 /// One line of `cargo --message-format=json`, as far as we read it.
@@ -160,8 +169,6 @@ mod tests {
             {"name":"common","targets":[{"name":"common","kind":["lib"]}]},
             {"name":"vm","targets":[{"name":"vm","kind":["bin"]}]}]}"#;
         let metadata: Metadata = serde_json::from_str(json).unwrap();
-        let is = |name: &str| metadata.is_program(OsStr::new(name));
-        assert!(is("stage06"));
-        assert!(!is("common") && !is("vm") && !is("ls"));
+        assert_eq!(metadata.programs(), ["stage06"]);
     }
 }
