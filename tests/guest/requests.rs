@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     ("stage07_measures_every_request", stage07_measures_every_request),
     ("stage07_is_never_shorter_than_the_device", stage07_is_never_shorter_than_the_device),
     ("stage07_finds_the_slow_request", stage07_finds_the_slow_request),
+    ("stage07_says_that_a_flush_has_no_sector", stage07_says_that_a_flush_has_no_sector),
     ("stage07_waits_for_the_last_part", stage07_waits_for_the_last_part),
     ("stage07_is_within_stage03", stage07_is_within_stage03),
 ];
@@ -255,6 +256,27 @@ fn stage07_finds_the_slow_request() -> Result<()> {
     ensure!(output.lines().any(|line| line == expected), "{expected} is not in {output}");
     ensure!(between(&output, "Max latency ", " ns")?.parse::<u64>()? >= 2_000_000_000, "{output}");
     ensure!(output.lines().any(|line| line == "=> blk_mq_start_request()"), "{output}");
+    Ok(())
+}
+
+/// fsync of a disk with a cache of its own, and nothing to write: a flush is all that it gets.
+fn stage07_says_that_a_flush_has_no_sector() -> Result<()> {
+    let slow = NullBlk::new(&[
+        ("memory_backed", "1"),
+        ("cache_size", "1"),
+        ("irqmode", "2"),
+        ("completion_nsec", "2000000000"),
+    ])?;
+    let running = Running::stage("stage07", &["--quiet"])?;
+    shell(&format!("sync /dev/{}", slow.name))?;
+    let output = running.interrupt()?;
+    let expected = format!(
+        "Bio Info : no sector (a flush or a driver's command) of {} ({})",
+        slow.name,
+        disks::numbers(&slow.name)?
+    );
+    ensure!(output.lines().any(|line| line == expected), "{expected} is not in {output}");
+    ensure!(between(&output, "Max latency ", " ns")?.parse::<u64>()? >= 2_000_000_000, "{output}");
     Ok(())
 }
 
