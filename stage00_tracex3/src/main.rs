@@ -47,7 +47,7 @@ fn run(cli: &Cli) -> Result<()> {
             break;
         }
     }
-    common::print_total(total.count(), "requests completed");
+    common::print_total(total.count(), "requests completed", skel.object())?;
     if total.count() > 0 {
         let percentiles = [("p50", 500), ("p99", 990), ("p99.9", 999)];
         let percentiles = percentiles.map(|(name, permille)| (name, total.percentile(permille)));

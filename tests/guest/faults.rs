@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     ("stage03_survives_the_disk", || the_disk_may_go("stage03", "bios")),
     ("stage07_survives_the_disk", || the_disk_may_go("stage07", "requests")),
     ("stage04_waits_for_a_suspended_disk", stage04_waits_for_a_suspended_disk),
+    ("stage03_sees_what_hangs_from_the_start", stage03_sees_what_hangs_from_the_start),
     ("the_clock_may_be_set", the_clock_may_be_set),
     ("a_cpu_may_go_and_come", a_cpu_may_go_and_come),
     ("a_million_ios", a_million_ios),
@@ -179,6 +180,23 @@ fn stage04_waits_for_a_suspended_disk() -> Result<()> {
             ensure!(count(&output, "in flight")? == 1, "{output}");
         }
     }
+    Ok(())
+}
+
+/// What never comes back is no silence.
+fn stage03_sees_what_hangs_from_the_start() -> Result<()> {
+    let (disk, read) = halting()?;
+    disk.suspend(true)?;
+    let running = Running::stage("stage03", &["--quiet"])?;
+    let reader = halted(&read)?;
+    thread::sleep(Duration::from_millis(300));
+    let output = running.interrupt();
+    disk.suspend(false)?;
+    reader.end()?;
+    let output = output?;
+    ensure!(count(&output, "bios completed")? == 0, "{output}");
+    ensure!(count(&output, "in flight")? == 1, "{output}");
+    ensure!(!output.contains("was seen"), "{output}");
     Ok(())
 }
 
