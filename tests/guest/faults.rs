@@ -2,7 +2,8 @@
 //! set, CPUs taken away, more I/O in flight than a map holds, a million I/Os.
 
 use std::{
-    fs,
+    fs::{self, File},
+    os::{fd::AsRawFd, unix::fs::FileExt},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -14,7 +15,8 @@ use rustix::process::Signal;
 use crate::{
     Test,
     commands::{instances, loaded, wait_until_unloaded},
-    disks::{self, Mapped, NullBlk},
+    disks::{self, Mapped, Mounted, NullBlk},
+    pagecache,
     run::{Running, count, fio, program, shell, stage, wait_until},
 };
 
@@ -31,6 +33,8 @@ pub const TESTS: &[Test] = &[
     ("stage00_counts_what_does_not_fit", || what_does_not_fit("stage00", "requests")),
     ("stage03_counts_what_does_not_fit", || what_does_not_fit("stage03", "bios")),
     ("stage07_counts_what_does_not_fit", || what_does_not_fit("stage07", "requests")),
+    ("stage08_counts_refused_reads", || counts_refused_reads("stage08")),
+    ("stage09_counts_refused_reads", || counts_refused_reads("stage09")),
 ];
 
 /// SIGKILL, 20 times: all along the way to the hooks, and in the second after they are in place.
@@ -291,6 +295,38 @@ fn what_does_not_fit(name: &str, what: &str) -> Result<()> {
     ensure!(dropped > 500 && completed > 0, "not much to count: {output}");
     ensure!(completed + dropped == done, "{done} reads: {output}");
     ensure!(count(&output, "in flight")? == 0 && count(&output, "missed")? == 0, "{output}");
+    Ok(())
+}
+
+/// preadv2() of 4 KiB that is not to wait; of what is not in the page cache, it gets EAGAIN.
+fn read_without_waiting(file: &File) -> isize {
+    let mut page = [0_u8; 4096];
+    let iov = libc::iovec { iov_base: page.as_mut_ptr().cast(), iov_len: page.len() };
+    // SAFETY: the one buffer that `iov` names outlives the call.
+    unsafe { libc::preadv2(file.as_raw_fd(), &iov, 1, 0, libc::RWF_NOWAIT) }
+}
+
+/// A read that would have had to wait is neither a hit nor a miss.
+fn counts_refused_reads(name: &str) -> Result<()> {
+    let _mounted = Mounted::new()?;
+    let path = "/mnt/data/refused";
+    shell(&format!("dd if=/dev/zero of={path} bs=4k count=1 oflag=direct status=none"))?;
+    let file = File::open(path)?;
+    let me = std::process::id().to_string();
+    let pid = (name == "stage09").then_some(me.as_str());
+    let running = Running::stage(name, &pid.into_iter().collect::<Vec<_>>())?;
+    let cold = read_without_waiting(&file);
+    file.read_exact_at(&mut [0; 4096], 0)?;
+    let warm = read_without_waiting(&file);
+    let output = running.interrupt()?;
+    ensure!((cold, warm) == (-1, 4096), "{cold} bytes, then {warm}");
+    ensure!(count(&output, "refused")? == 1, "{output}");
+    let events = pagecache::events(&output)?;
+    ensure!(events.iter().any(|event| event.contains(" = -11: hit 0 miss 1 ")), "{output}");
+    if name == "stage09" {
+        ensure!(count(&output, "reads through the page cache")? == 2, "{output}");
+        ensure!(output.contains("[Total 2 "), "{output}");
+    }
     Ok(())
 }
 
