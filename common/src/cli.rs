@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    io::Write,
+    io::{self, Write},
     process::ExitCode,
     sync::{
         OnceLock,
@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
-use crate::trace_pipe;
+use crate::{stdout, trace_pipe};
 
 /// The options that all stages have, and those of the stage's own.
 #[derive(Parser, Debug)]
@@ -129,12 +129,12 @@ pub fn main<Own: Options>(
     NAME.get_or_init(|| name);
     let result = ctrlc::set_handler(|| STOPPED.store(true, Ordering::SeqCst))
         .context("no handler for Ctrl-C could be set")
-        .and_then(|()| run(&cli));
+        .and_then(|()| stdout::passed_on(|| run(&cli)));
     trace_pipe::close();
-    match result.and_then(|()| std::io::stdout().flush().context("stdout")) {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{name}: {error:#}");
+            say(&format!("{name}: {error:#}\n"));
             let unsupported = error.downcast_ref::<Unsupported>().is_some();
             if unsupported { ExitCode::from(UNSUPPORTED) } else { ExitCode::FAILURE }
         }
@@ -160,9 +160,16 @@ pub(crate) fn say_tracing<Own: Options>(cli: &Cli<Own>) {
     START.get_or_init(Instant::now);
     let name = NAME.get().unwrap_or(&"stage");
     match cli.duration {
-        Some(duration) => eprintln!("{name}: tracing for {}", humantime::format_duration(duration)),
-        None => eprintln!("{name}: tracing; Ctrl-C ends it"),
+        Some(duration) => {
+            say(&format!("{name}: tracing for {}\n", humantime::format_duration(duration)))
+        }
+        None => say(&format!("{name}: tracing; Ctrl-C ends it\n")),
     }
+}
+
+/// Writes to stderr. Where nobody reads it any more (`2>&1 | head`), `eprint!` panics.
+pub(crate) fn say(text: &str) {
+    io::stderr().write_all(text.as_bytes()).ok();
 }
 
 /// Whether the run is over: `--duration` since the programs were attached, or [`stopped`].

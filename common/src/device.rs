@@ -6,6 +6,9 @@ use std::{fmt, fs, path::PathBuf};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device(pub u32);
 
+/// The device of a request that has no disk.
+const NONE: Device = Device(0);
+
 impl Device {
     fn sysfs(self) -> PathBuf {
         format!("/sys/dev/block/{}:{}", self.0 >> 20, self.0 & 0xfffff).into()
@@ -27,7 +30,15 @@ impl Device {
 
     /// `Sector (N) of vda1 (254:1), sector A of vda`: relative to the device named first, and, for
     /// a partition, absolute.
+    ///
+    /// The kernel writes -1 where there is no sector.
     pub fn sector(self, sector: u64) -> String {
+        if self == NONE {
+            return self.to_string();
+        }
+        if sector == u64::MAX {
+            return format!("no sector (a flush or a driver's command) of {self}");
+        }
         let relative = format!("Sector ({sector}) of {self}");
         match self.partition_of() {
             Some((disk, start)) => format!("{relative}, sector {} of {disk}", start + sector),
@@ -38,6 +49,9 @@ impl Device {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        if *self == NONE {
+            return f.write_str("no disk (a driver's command)");
+        }
         let name = self.name().unwrap_or_else(|| "a device that is gone".into());
         write!(f, "{name} ({}:{})", self.0 >> 20, self.0 & 0xfffff)
     }
@@ -51,5 +65,17 @@ mod tests {
     fn a_device_that_is_gone_keeps_its_numbers() {
         let device = Device(4095 << 20 | 7);
         assert_eq!(device.sector(8), "Sector (8) of a device that is gone (4095:7)");
+    }
+
+    #[test]
+    fn a_flush_has_no_sector() {
+        let device = Device(4095 << 20 | 7);
+        let flush = "no sector (a flush or a driver's command) of a device that is gone (4095:7)";
+        assert_eq!(device.sector(u64::MAX), flush);
+    }
+
+    #[test]
+    fn a_drivers_command_has_no_disk() {
+        assert_eq!(Device(0).sector(u64::MAX), "no disk (a driver's command)");
     }
 }

@@ -1,16 +1,13 @@
 //! A histogram as one row of a heatmap: a column for every tenth of a decade.
 
-use std::{
-    env,
-    io::{self, IsTerminal, Write},
-};
+use std::env;
 
 use clap::Args;
 
 use crate::{
-    Cli, Options, Room, cli,
+    Cli, Options, Room,
     histogram::{Histogram, longest},
-    trace_pipe::mute,
+    stdout,
 };
 
 /// Columns in a decade: 10 ms, 12.6 ms, 15.8 ms … 100 ms.
@@ -129,18 +126,7 @@ fn column(slot: usize) -> usize {
 /// (`NO_COLOR`, `TERM=dumb`).
 fn no_colours() -> bool {
     let wanted_not = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    wanted_not || env::var_os("TERM").is_some_and(|t| t == "dumb") || !io::stdout().is_terminal()
-}
-
-/// Prints a line that is wanted now. Where its reader has gone (`| head`), asks for the end of the
-/// run.
-pub fn print_line(line: &str) {
-    let mut out = io::stdout().lock();
-    if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
-        drop(out);
-        cli::stop();
-        mute();
-    }
+    wanted_not || env::var_os("TERM").is_some_and(|t| t == "dumb") || !stdout::is_terminal()
 }
 
 #[cfg(test)]

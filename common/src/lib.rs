@@ -11,6 +11,7 @@ mod load;
 mod preflight;
 mod process;
 mod results;
+mod stdout;
 mod symbols;
 mod trace_pipe;
 
@@ -18,7 +19,7 @@ pub use cli::{
     Cli, NoOptions, Options, Quiet, QuietCli, Room, Unsupported, deadline, main, stopped, wait,
 };
 pub use device::Device;
-pub use heatmap::{Heatmap, HeatmapCli, HeatmapOptions, print_line};
+pub use heatmap::{Heatmap, HeatmapCli, HeatmapOptions};
 pub use histogram::{Histogram, SLOTS, readable, slot};
 pub use load::{Links, hook_first_of, load, missed};
 pub use preflight::similar;

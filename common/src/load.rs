@@ -34,7 +34,7 @@ pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
 ) -> Result<(<B::Output as OpenSkel<'obj>>::Output, Links)> {
     preflight::root_and_btf()?;
     set_print(Some(if cli.verbose {
-        (PrintLevel::Debug, |_, line| eprint!("{line}"))
+        (PrintLevel::Debug, |_, line| cli::say(&line))
     } else {
         (PrintLevel::Warn, |_, line| lock_log().push_str(&line))
     }));
@@ -136,8 +136,8 @@ fn reason(log: &str) -> Option<String> {
     verifier.or_else(warning)
 }
 
-/// How often the kernel skipped one of the object's programs because an interrupt had caught the
-/// same program at work on the same CPU. The kernel counts it from 5.12 on; 0 before.
+/// How often the kernel skipped one of the object's programs because an interrupt or another task
+/// had caught the same program at work on the same CPU. The kernel counts it from 5.12 on; 0 before.
 pub fn missed(object: &Object) -> Result<u64> {
     let ids: Vec<u32> = object
         .progs()

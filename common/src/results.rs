@@ -3,17 +3,40 @@
 use std::ops::{Deref, DerefMut};
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::{MapCore, MapFlags};
+use libbpf_rs::{MapCore, MapFlags, Object};
 use plain::Plain;
 
-/// Prints `N WHAT`, or that there was nothing to count and what to try.
-pub fn print_total(count: u64, what: &str) {
-    match count {
-        0 => println!(
+use crate::missed;
+
+/// Prints `N WHAT`, or, where the object's programs saw nothing else either, what to try.
+pub fn print_total(count: u64, what: &str, object: &Object) -> Result<()> {
+    if count == 0 && saw_nothing(object)? {
+        println!(
             "No I/O was seen: 0 {what}. Did anything read or write meanwhile? dd reads through the page cache, with iflag=direct past it"
-        ),
-        count => println!("{count:>8} {what}"),
+        );
+    } else {
+        println!("{count:>8} {what}");
     }
+    Ok(())
+}
+
+/// Whether nothing is on its way, every counter is 0, and nothing was missed.
+fn saw_nothing(object: &Object) -> Result<bool> {
+    for map in object.maps() {
+        let name = map.name().to_string_lossy();
+        let empty = if name == "starts" {
+            map.keys().next().is_none()
+        } else if name.ends_with(".bss") {
+            let counters = map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY)?;
+            counters.is_none_or(|bytes| bytes.iter().all(|&byte| byte == 0))
+        } else {
+            true
+        };
+        if !empty {
+            return Ok(false);
+        }
+    }
+    Ok(missed(object)? == 0)
 }
 
 /// The constants of a program that is open but not loaded: `const volatile` in C. The verifier

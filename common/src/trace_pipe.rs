@@ -1,7 +1,7 @@
 //! The lines that `bpf_printk()` writes.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read, Write},
     process,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -128,7 +128,7 @@ impl TracePipe {
                 Ok(0) => return Ok(false),
                 Ok(n) => {
                     done += n;
-                    self.print_lines(&bytes[..n]);
+                    self.print_lines(&bytes[..n])?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -138,9 +138,11 @@ impl TracePipe {
         Ok(true)
     }
 
-    fn print_lines(&mut self, bytes: &[u8]) {
+    fn print_lines(&mut self, bytes: &[u8]) -> Result<()> {
         self.rest.extend_from_slice(bytes);
-        let Some(end) = self.rest.iter().rposition(|&byte| byte == b'\n') else { return };
+        let Some(end) = self.rest.iter().rposition(|&byte| byte == b'\n') else {
+            return Ok(());
+        };
         let whole: Vec<u8> = self.rest.drain(..=end).collect();
         for line in String::from_utf8_lossy(&whole).lines() {
             match lost_events(line) {
@@ -149,12 +151,7 @@ impl TracePipe {
             }
         }
         let mut out = io::stdout().lock();
-        if out.write_all(&whole).and_then(|()| out.flush()).is_err() {
-            // The reader has gone (`| head`): nothing more to do, and nothing to complain of.
-            drop(out);
-            cli::stop();
-            mute();
-        }
+        out.write_all(&whole).and_then(|()| out.flush()).context("stdout")
     }
 
     /// Prints the rest, and how many lines there were.
@@ -185,13 +182,6 @@ fn create(instances: &File, name: String) -> Result<(String, File)> {
     let directory = openat(instances, &name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
     Ok((name, directory.into()))
-}
-
-/// Lets later lines go nowhere, so that a reader who has gone makes no `println!` panic.
-pub(crate) fn mute() {
-    if let Ok(null) = OpenOptions::new().write(true).open("/dev/null") {
-        rustix::stdio::dup2_stdout(&null).ok();
-    }
 }
 
 /// Removes the instances of killed runs: those that no living process has locked.
@@ -238,9 +228,9 @@ mod tests {
             lines: 0,
             lost: 0,
         };
-        pipe.print_lines(b"one\ntw");
+        pipe.print_lines(b"one\ntw").unwrap();
         assert_eq!((pipe.lines, pipe.lost), (1, 0));
-        pipe.print_lines(b"o\nCPU:0 [LOST 7 EVENTS]\n");
+        pipe.print_lines(b"o\nCPU:0 [LOST 7 EVENTS]\n").unwrap();
         assert_eq!((pipe.lines, pipe.lost, pipe.rest.len()), (2, 7, 0));
     }
 }

@@ -26,7 +26,7 @@ fn run(cli: &Cli) -> Result<()> {
     let (builder, mut object) = (TraceSkelBuilder::default(), MaybeUninit::uninit());
     let (skel, mut links) = common::load(builder, &mut object, cli, |_| Ok(()))?;
     let heatmap = cli.own.heatmap();
-    common::print_line(&heatmap.legend());
+    println!("{}", heatmap.legend());
     let mut total = Histogram::default();
     let (mut over, start) = (common::deadline(cli), Instant::now());
     for row in 1.. {
@@ -39,15 +39,15 @@ fn run(cli: &Cli) -> Result<()> {
         }
         let now = Histogram::sum(&common::per_cpu(&skel.maps.latencies)?);
         if row % 20 == 1 {
-            common::print_line(&heatmap.scale());
+            println!("{}", heatmap.scale());
         }
-        common::print_line(&heatmap.row(&now.since(&total)));
+        println!("{}", heatmap.row(&now.since(&total)));
         total = now;
         if over {
             break;
         }
     }
-    common::print_total(total.count(), "requests completed");
+    common::print_total(total.count(), "requests completed", skel.object())?;
     if total.count() > 0 {
         let percentiles = [("p50", 500), ("p99", 990), ("p99.9", 999)];
         let percentiles = percentiles.map(|(name, permille)| (name, total.percentile(permille)));

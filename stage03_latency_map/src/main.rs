@@ -22,7 +22,7 @@ fn run(cli: &Cli) -> Result<()> {
     })?;
     common::print_trace_pipe(cli, links)?;
     let counts = common::counters(&skel.maps.bss_data)?;
-    common::print_total(counts.completed, "bios completed");
+    common::print_total(counts.completed, "bios completed", skel.object())?;
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped: the map was full, or their end not seen", counts.dropped);
     println!("{:>8} unmatched: their start was not seen", counts.unmatched);

@@ -11,7 +11,7 @@ mod trace {
 }
 use trace::TraceSkelBuilder;
 
-/// What reads a file through the page cache, on 5.11 and later, and before.
+/// What reads a file through the page cache, on 5.12 and later, and before.
 const READ: [&str; 2] = ["filemap_read", "generic_file_buffered_read"];
 
 fn main() -> ExitCode {
@@ -33,7 +33,7 @@ fn run(cli: &Cli) -> Result<()> {
     if let Some(pid) = cli.own.pid {
         println!("Filtered PID : {pid}");
     }
-    common::print_total(counts.reads_ended, "reads through the page cache");
+    common::print_total(counts.reads_ended, "reads through the page cache", skel.object())?;
     println!("=====================================================");
     println!("[Total {} Hit {} miss {}]", counts.total, counts.hit, counts.total - counts.hit);
     println!("=====================================================");

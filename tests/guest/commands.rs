@@ -25,6 +25,7 @@ pub const TESTS: &[Test] = &[
         a_killed_run_leaves_an_instance_until_the_next,
     ),
     ("a_reader_may_go", a_reader_may_go),
+    ("a_full_disk_is_1", a_full_disk_is_1),
     ("two_stages_at_once_see_every_line", two_stages_at_once_see_every_line),
     ("lost_lines_are_counted", lost_lines_are_counted),
 ];
@@ -127,8 +128,7 @@ fn no_io_is_said_so() -> Result<()> {
     Ok(())
 }
 
-/// How many BPF program, maps and links the kernel holds, by bpftool.
-/// The program, maps and links that are loaded, by kind and id; an id never comes again.
+/// The programs, maps and links that are loaded, by kind and id; an id never comes again.
 pub fn loaded() -> Result<HashSet<String>> {
     let mut loaded = HashSet::new();
     for kind in ["prog", "map", "link"] {
@@ -186,6 +186,7 @@ fn a_killed_run_leaves_an_instance_until_the_next() -> Result<()> {
 }
 
 fn a_reader_may_go() -> Result<()> {
+    let before = loaded()?;
     let disk = disks::virtio()?;
     let read = format!(
         "sleep 2; while :; do dd if=/dev/{disk} of=/dev/null bs=4k count=50 iflag=direct status=none; done"
@@ -196,7 +197,27 @@ fn a_reader_may_go() -> Result<()> {
     );
     let output = shell(&script)?;
     ensure!(output.lines().count() == 4 && output.ends_with("\n0\n"), "{output}");
-    ensure!(instances().is_empty(), "{:?}", instances());
+    // Before the summary; before the first word; the reader of what libbpf says.
+    let mut pipes = vec![("stage06", "--quiet --duration 1s | head -n 1")];
+    pipes.push(("stage06", "--verbose --quiet --duration 1s 2>&1 | head -n 1"));
+    pipes.extend(ALL.iter().map(|name| (*name, "--duration 1s | true")));
+    for (name, pipe) in pipes {
+        let script =
+            format!("{} {pipe} >/dev/null; echo ${{PIPESTATUS[0]}}", program(name).display());
+        let ended = Running::spawn(Command::new("bash").args(["-c", &script]))?.end()?;
+        ensure!(ended.stdout == "0\n", "{name} {pipe}: {ended:?}");
+        ensure!(!ended.stderr.contains("panicked"), "{name} {pipe}: {ended:?}");
+        ensure!(instances().is_empty(), "{name} {pipe}: {:?}", instances());
+    }
+    wait_until_unloaded(&before)
+}
+
+/// A disk that is full is no reader that has gone.
+fn a_full_disk_is_1() -> Result<()> {
+    let script = format!("{} --quiet --duration 1s >/dev/full", program("stage06").display());
+    let ended = Running::spawn(Command::new("bash").args(["-c", &script]))?.end()?;
+    ensure!(ended.code == Some(1), "{ended:?}");
+    ensure!(ended.stderr.contains("stage06: stdout: No space left on device"), "{ended:?}");
     Ok(())
 }
 

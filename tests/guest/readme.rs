@@ -4,12 +4,7 @@ use std::{collections::HashSet, fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{
-    Test, budget,
-    disks::Mounted,
-    pagecache,
-    run::{Running, stage},
-};
+use crate::{Test, budget, disks::Mounted, pagecache, run::Running};
 
 pub const TESTS: &[Test] = &[("readmes_show_real_output", readmes_show_real_output)];
 
@@ -23,6 +18,7 @@ fn readmes_show_real_output() -> Result<()> {
         let (_, rest) =
             readme.split_once("## What you see\n```\n").context(directory.to_owned())?;
         let (shown, _) = rest.split_once("\n```\n").context("the block has no end")?;
+        fs::remove_file("/run/go").ok();
         // Stage 09's shows one process: one that waits for the stage, and then reads 1 MiB.
         let wanted = match package {
             "stage09" => Some(Running::spawn(Command::new("sh").args(["-c", READER]))?),
@@ -30,7 +26,9 @@ fn readmes_show_real_output() -> Result<()> {
         };
         let pid = wanted.as_ref().map(|process| process.id().to_string());
         let arguments = ["--duration", "3s"].into_iter().chain(pid.as_deref());
-        let ended = stage(package, &arguments.collect::<Vec<_>>())?;
+        let running = Running::stage(package, &arguments.collect::<Vec<_>>())?;
+        fs::write("/run/go", "")?;
+        let ended = running.end()?;
         ensure!(ended.code == Some(0), "{package}: {ended:?}");
         let mut printed: HashSet<String> = ended.stdout.lines().map(shape).collect();
         // Before 5.16 a read's event has three lines.
@@ -51,8 +49,9 @@ fn readmes_show_real_output() -> Result<()> {
     result
 }
 
-/// As in stage 09's README.
-const READER: &str = "sleep 2; exec dd if=/mnt/data/file of=/dev/null bs=64k count=16 status=none";
+/// As in stage 09's README, but it waits for the stage, not for a time.
+const READER: &str = "while [ ! -e /run/go ]; do sleep 0.1; done; \
+                      exec dd if=/mnt/data/file of=/dev/null bs=64k count=16 status=none";
 
 /// A line without what differs from run to run: numbers, addresses, tasks, functions, the cells of
 /// a heatmap, the name of a partition.

@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     ("stage07_measures_every_request", stage07_measures_every_request),
     ("stage07_is_never_shorter_than_the_device", stage07_is_never_shorter_than_the_device),
     ("stage07_finds_the_slow_request", stage07_finds_the_slow_request),
+    ("stage07_says_that_a_flush_has_no_sector", stage07_says_that_a_flush_has_no_sector),
     ("stage07_waits_for_the_last_part", stage07_waits_for_the_last_part),
     ("stage07_is_within_stage03", stage07_is_within_stage03),
 ];
@@ -96,7 +97,7 @@ fn within_5_percent(what: &str, ours: u64, judge: u64) -> Result<()> {
 }
 
 fn percentile(sorted: &[u64], permille: usize) -> u64 {
-    sorted[(sorted.len() * permille).div_ceil(1000).max(1) - 1]
+    sorted[(sorted.len() * permille).div_ceil(1000).clamp(1, sorted.len()) - 1]
 }
 
 fn stage00_counts_every_request_in_its_column() -> Result<()> {
@@ -130,8 +131,11 @@ fn stage00_counts_every_request_in_its_column() -> Result<()> {
     }
     let (judge, completed) = ftrace.latencies()?;
     ensure!(completed == requests, "ftrace saw {completed} of {requests}");
-    for (name, permille) in [("p50", 500), ("p99", 990)] {
-        within_5_percent(name, figure(&output, name)?, percentile(&judge, permille))?;
+    for (name, permille) in [("p50", 500), ("p99", 990), ("p99.9", 999), ("max", 1000)] {
+        // Where a CPU stood still, neighbours differ by more than that: one in 1000 either way.
+        let (least, most) = (percentile(&judge, permille - 1), percentile(&judge, permille + 1));
+        let ours = figure(&output, name)?;
+        within_5_percent(name, ours, ours.clamp(least, most)).with_context(|| output.clone())?;
     }
     Ok(())
 }
@@ -161,7 +165,7 @@ fn has_fios_percentiles() -> Result<()> {
     for (name, fios) in [("p50", "50.000000"), ("p99", "99.000000")] {
         let judge = report["read"]["clat_ns"]["percentile"][fios].as_u64();
         let judge = judge.context("fio gives no percentiles")?;
-        within_5_percent(name, figure(&output, name)?, judge)?;
+        within_5_percent(name, figure(&output, name)?, judge).with_context(|| output.clone())?;
     }
     Ok(())
 }
@@ -182,7 +186,8 @@ fn stage00_counts_virtio_and_nvme() -> Result<()> {
             "{disk}: {requests} requests: {output}"
         );
         ensure!(count(&output, "in flight")? == 0, "{disk}: {output}");
-        within_5_percent("p50", figure(&output, "p50")?, percentile(&ftrace.latencies()?.0, 500))?;
+        within_5_percent("p50", figure(&output, "p50")?, percentile(&ftrace.latencies()?.0, 500))
+            .with_context(|| output)?;
     }
     Ok(())
 }
@@ -200,7 +205,7 @@ fn stage07_measures_every_request() -> Result<()> {
         let map = shell("bpftool map dump name starts --json")?;
         let output = running.interrupt()?;
         ensure!(requests >= 3000, "{disk}: {requests} requests");
-        ensure!(map.trim() == "[]", "{disk}: left in the map: {map:.300}");
+        ensure!(map.trim() == "[]", "{disk}: left in the map: {map:.300}\n{output}");
         ensure!(
             count(&output, "requests completed")? == requests,
             "{disk}: {requests} requests: {output}"
@@ -235,7 +240,8 @@ fn stage07_is_never_shorter_than_the_device() -> Result<()> {
 }
 
 fn stage07_finds_the_slow_request() -> Result<()> {
-    let slow = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "200000000")])?;
+    // Longer than an emulated disk is ever kept waiting.
+    let slow = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "2000000000")])?;
     let running = Running::stage("stage07", &["--quiet"])?;
     let read = format!(
         "dd if=/dev/{} of=/dev/null bs=4k skip=1000 count=1 iflag=direct status=none",
@@ -248,8 +254,29 @@ fn stage07_finds_the_slow_request() -> Result<()> {
     let expected =
         format!("Bio Info : Sector (8000) of {} ({})", slow.name, disks::numbers(&slow.name)?);
     ensure!(output.lines().any(|line| line == expected), "{expected} is not in {output}");
-    ensure!(between(&output, "Max latency ", " ns")?.parse::<u64>()? >= 200_000_000, "{output}");
+    ensure!(between(&output, "Max latency ", " ns")?.parse::<u64>()? >= 2_000_000_000, "{output}");
     ensure!(output.lines().any(|line| line == "=> blk_mq_start_request()"), "{output}");
+    Ok(())
+}
+
+/// fsync of a disk with a cache of its own, and nothing to write: a flush is all that it gets.
+fn stage07_says_that_a_flush_has_no_sector() -> Result<()> {
+    let slow = NullBlk::new(&[
+        ("memory_backed", "1"),
+        ("cache_size", "1"),
+        ("irqmode", "2"),
+        ("completion_nsec", "2000000000"),
+    ])?;
+    let running = Running::stage("stage07", &["--quiet"])?;
+    shell(&format!("sync /dev/{}", slow.name))?;
+    let output = running.interrupt()?;
+    let expected = format!(
+        "Bio Info : no sector (a flush or a driver's command) of {} ({})",
+        slow.name,
+        disks::numbers(&slow.name)?
+    );
+    ensure!(output.lines().any(|line| line == expected), "{expected} is not in {output}");
+    ensure!(between(&output, "Max latency ", " ns")?.parse::<u64>()? >= 2_000_000_000, "{output}");
     Ok(())
 }
 
@@ -289,19 +316,21 @@ fn stage07_is_within_stage03() -> Result<()> {
     let (bios, requests) = (Running::stage("stage03", &[])?, Running::stage("stage07", &[])?);
     let disk = disks::virtio()?;
     shell(&format!("dd if=/dev/{disk} of=/dev/null bs=4k count=200 iflag=direct status=none"))?;
-    requests.interrupt()?;
+    let (requests, bios) = (requests.interrupt()?, bios.interrupt()?);
     // Every trace pipe has the lines of both, in the order of time.
     let mut request = None;
     let mut compared = 0;
-    for line in bios.interrupt()?.lines() {
+    for line in bios.lines() {
         if line.contains("blk_mq_start_request() -> block_rq_complete()") {
             request = Some(durations(line)?[0]);
         } else if line.contains("submit_bio() -> bio_endio()") {
-            let (bio, request) = (durations(line)?[0], request.take().context("no request")?);
+            let request =
+                request.take().with_context(|| format!("no request: {requests}{bios}"))?;
+            let bio = durations(line)?[0];
             ensure!(bio >= request, "a bio took {bio} ns, its request {request} ns");
             compared += 1;
         }
     }
-    ensure!(compared == 200, "{compared} of 200 I/Os");
+    ensure!(compared == 200, "{compared} of 200 I/Os: {requests}{bios}");
     Ok(())
 }
