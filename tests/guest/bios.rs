@@ -243,7 +243,7 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
         Ok(())
     };
     let result = (0..20).try_for_each(|run| unless_missed(|| one_of_thousands(run)));
-    shell(&format!("kill {pids}; while pgrep -x fio >/dev/null; do sleep 0.1; done"))?;
+    shell(&format!("kill {pids}; while kill -0 {pids} 2>/dev/null; do sleep 0.1; done"))?;
     result
 }
 

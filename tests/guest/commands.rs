@@ -200,7 +200,7 @@ fn a_reader_may_go() -> Result<()> {
     // Before the summary; before the first word; the reader of what libbpf says.
     let mut pipes = vec![("stage06", "--quiet --duration 1s | head -n 1")];
     pipes.push(("stage06", "--verbose --quiet --duration 1s 2>&1 | head -n 1"));
-    pipes.extend(ALL.iter().map(|name| (*name, "--duration 1s | true")));
+    pipes.extend(["stage00", "stage06"].map(|name| (name, "--duration 1s | true")));
     for (name, pipe) in pipes {
         let script =
             format!("{} {pipe} >/dev/null; echo ${{PIPESTATUS[0]}}", program(name).display());

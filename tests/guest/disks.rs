@@ -187,6 +187,8 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        // Nobody must wait for ever for one that a failed test has suspended.
+        self.suspend(false).ok();
         shell(&format!("DM_DISABLE_UDEV=1 dmsetup remove --retry {}", self.name)).ok();
     }
 }

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     Test,
-    disks::{self, NullBlk},
-    run::{Running, between, count, fio, shell, wait_until},
+    disks::{self, NullBlk, ScsiDebug},
+    run::{Running, between, count, fio, shell},
 };
 
 pub const TESTS: &[Test] = &[
@@ -282,34 +282,25 @@ fn stage07_says_that_a_flush_has_no_sector() -> Result<()> {
 
 /// scsi_debug, at every tenth command, transfers a part and leaves the rest to another one.
 fn stage07_waits_for_the_last_part() -> Result<()> {
-    shell("modprobe scsi_debug ndelay=2000000 opts=0x100 every_nth=10 dev_size_mb=64")?;
-    let result = (|| {
-        let find = "grep -l scsi_debug /sys/block/sd*/device/model | cut -d/ -f4";
-        wait_until("scsi_debug's disk", || {
-            Ok(!shell(&format!("{find} || true"))?.trim().is_empty())
-        })?;
-        let disk = shell(find)?.trim().to_owned();
-        wait_until("the disk", || Ok(std::path::Path::new(&format!("/dev/{disk}")).exists()))?;
-        let running = Running::stage("stage07", &[])?;
-        let before = disks::requests(&disk)?;
-        shell(&format!(
-            "dd if=/dev/{disk} of=/dev/null bs=64k count=200 iflag=direct status=none"
-        ))?;
-        let requests = disks::requests(&disk)? - before;
-        let output = running.interrupt()?;
-        let durations = durations(&output)?;
-        ensure!(
-            durations.len() as u64 == requests,
-            "{} lines, {requests} requests: {output}",
-            durations.len()
-        );
-        let in_parts = durations.iter().filter(|&&duration| duration >= 4_000_000).count();
-        ensure!(in_parts >= 10, "{in_parts} of {requests} took as long as two parts: {output}");
-        ensure!(count(&output, "in flight")? == 0, "{output}");
-        Ok(())
-    })();
-    shell("rmmod scsi_debug")?;
-    result
+    let disk = ScsiDebug::new("ndelay=2000000 opts=0x100 every_nth=10 dev_size_mb=64")?;
+    let running = Running::stage("stage07", &[])?;
+    let before = disks::requests(&disk.name)?;
+    shell(&format!(
+        "dd if=/dev/{} of=/dev/null bs=64k count=200 iflag=direct status=none",
+        disk.name
+    ))?;
+    let requests = disks::requests(&disk.name)? - before;
+    let output = running.interrupt()?;
+    let durations = durations(&output)?;
+    ensure!(
+        durations.len() as u64 == requests,
+        "{} lines, {requests} requests: {output}",
+        durations.len()
+    );
+    let in_parts = durations.iter().filter(|&&duration| duration >= 4_000_000).count();
+    ensure!(in_parts >= 10, "{in_parts} of {requests} took as long as two parts: {output}");
+    ensure!(count(&output, "in flight")? == 0, "{output}");
+    Ok(())
 }
 
 fn stage07_is_within_stage03() -> Result<()> {
