@@ -142,16 +142,16 @@ pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
 }
 
 /// Boots with KVM, of which nothing is known yet, or else without, and notes what this says
-/// of KVM. A guest that hangs only with KVM says that KVM is broken; one that ends says
-/// nothing: it may be the guest.
+/// of KVM. A machine that comes up only without says that KVM is broken here, unless another
+/// virtual machine has it; one that never comes up says nothing: it may be the guest.
 fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: KvmNote) -> Result<Accel> {
     machine.start(Accel::Kvm, cache, dir)?;
     let up = await_up(dir, KVM_PATIENCE);
-    let hung = up.is_err() && ending::qemu_ended().is_none();
     let accel = if up.is_ok() {
         note.works = true;
         Accel::Kvm
     } else {
+        let hung = ending::qemu_ended().is_none();
         let why = if hung { "no guest boots under it".into() } else { cause(dir) };
         say!("KVM is there but {why}; going on without (slower; VM_ACCEL=kvm or tcg decides)");
         ending::kill_qemu();
@@ -163,14 +163,13 @@ fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: KvmNote) -> R
         }
         machine.start(Accel::Tcg, cache, dir)?;
         await_up(dir, PATIENCE)?;
-        if hung {
-            say!("without KVM it boots; remembering that until this machine restarts");
+        if why.contains("busy") {
+            return Ok(Accel::Tcg);
         }
+        say!("without KVM it boots; remembering that until this machine restarts");
         Accel::Tcg
     };
-    if (up.is_ok() || hung)
-        && let Err(error) = remember(cache, &note)
-    {
+    if let Err(error) = remember(cache, &note) {
         say!("what was learnt about KVM could not be noted: {error:#}");
     }
     Ok(accel)
