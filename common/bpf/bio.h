@@ -27,15 +27,22 @@ static __always_inline dev_t bio_dev(struct bio *bio)
 
 #define BIOS 8 /* in a chain: a part, its whole, of which that is a part, ... */
 
-/* What a part does when it ends: bio_endio() goes on with the whole. block/bio.c */
-extern const void bio_chain_endio __ksym __weak;
+/* The address of the function bio_chain_endio(), which common::load looks up. A bio that has it to be
+ * called at its end is a part: bio_endio() goes on with the whole. block/bio.c */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} bio_chain_endio SEC(".maps");
 
 /* The bio that this one is a part of; NULL where it is none. */
 static __always_inline struct bio *bio_whole(struct bio *bio)
 {
-	void *at_the_end = BPF_CORE_READ(bio, bi_end_io);
+	u64 at_the_end = (u64)BPF_CORE_READ(bio, bi_end_io);
+	u64 *address = bpf_map_lookup_elem(&bio_chain_endio, &(u32){ 0 });
 
-	if (!at_the_end || at_the_end != &bio_chain_endio)
+	if (!address || at_the_end != *address)
 		return NULL;
 	return BPF_CORE_READ(bio, bi_private);
 }

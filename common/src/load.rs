@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::{
-    Link, Object, OpenObject, OpenProgramMut, PrintLevel, Program,
+    Link, MapCore, MapFlags, Object, OpenObject, OpenProgramMut, PrintLevel, Program,
     query::ProgInfoIter,
     set_print,
     skel::{OpenSkel, Skel, SkelBuilder},
@@ -51,6 +51,7 @@ pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
         .map(|program| program.section().to_string_lossy().into_owned())
         .collect();
     let skel = open.load().map_err(|error| explain("loaded", error, &hooks))?;
+    write_addresses(skel.object())?;
     if !cli.own.quiet() {
         trace_pipe::open_before_attach()?;
     }
@@ -61,6 +62,16 @@ pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
     cli::say_tracing(cli);
     Ok((skel, links))
 }
+
+/// Tells a program with the map `bio_chain_endio` where the kernel's function of this name lies.
+fn write_addresses(object: &Object) -> Result<()> {
+    let Some(map) = object.maps().find(|map| map.name() == PART_ENDS) else { return Ok(()) };
+    let address = preflight::address_of(PART_ENDS)?;
+    map.update(&0_u32.to_ne_bytes(), &address.to_ne_bytes(), MapFlags::ANY).context(PART_ENDS)
+}
+
+/// The map, and the function: see common/bpf/bio.h.
+const PART_ENDS: &str = "bio_chain_endio";
 
 /// The hooks of a loaded object. Dropped, they are detached.
 ///

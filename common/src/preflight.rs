@@ -1,7 +1,8 @@
 //! What must be there before a program is loaded, said in one sentence where it is not.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
 };
 
@@ -76,6 +77,26 @@ pub fn first_function<'a>(names: &[&'a str]) -> Result<&'a str> {
         },
         Ok,
     )
+}
+
+/// Where a function of the kernel proper lies. Fails, with exit code 3, where it is not told.
+pub fn address_of(function: &str) -> Result<u64> {
+    let list = "/proc/kallsyms";
+    // Read no further than needed: there are 200,000 lines.
+    let lines = BufReader::new(File::open(list).context(list)?).lines();
+    for line in lines {
+        let line = line.context(list)?;
+        let mut words = line.split(' ');
+        let address = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
+        if words.nth(1) == Some(function)
+            && let Some(address) = address.filter(|&address| address != 0)
+        {
+            return Ok(address);
+        }
+    }
+    unsupported(format!(
+        "{list} does not say where {function}() lies: 0 in /proc/sys/kernel/kptr_restrict lets it"
+    ))
 }
 
 fn function(name: &str) -> Result<()> {

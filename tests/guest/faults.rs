@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use crate::{
     Test,
     commands::{instances, loaded, wait_until_unloaded},
-    disks::{self, Mapped, Mounted, NullBlk},
+    disks::{self, Mapped, NullBlk},
     pagecache,
     run::{Running, count, fio, program, shell, stage, wait_until},
 };
@@ -299,25 +299,25 @@ fn what_does_not_fit(name: &str, what: &str) -> Result<()> {
 }
 
 /// preadv2() of 4 KiB that is not to wait; of what is not in the page cache, it gets EAGAIN.
-fn read_without_waiting(file: &File) -> isize {
+fn read_without_waiting(file: &File, offset: i64) -> isize {
     let mut page = [0_u8; 4096];
     let iov = libc::iovec { iov_base: page.as_mut_ptr().cast(), iov_len: page.len() };
     // SAFETY: the one buffer that `iov` names outlives the call.
-    unsafe { libc::preadv2(file.as_raw_fd(), &iov, 1, 0, libc::RWF_NOWAIT) }
+    unsafe { libc::preadv2(file.as_raw_fd(), &iov, 1, offset, libc::RWF_NOWAIT) }
 }
 
 /// A read that would have had to wait is neither a hit nor a miss.
 fn counts_refused_reads(name: &str) -> Result<()> {
-    let _mounted = Mounted::new()?;
-    let path = "/mnt/data/refused";
-    shell(&format!("dd if=/dev/zero of={path} bs=4k count=1 oflag=direct status=none"))?;
-    let file = File::open(path)?;
+    // So slow that it cannot have the page there before the call returns.
+    let disk = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "500000000")])?;
+    let file = File::open(format!("/dev/{}", disk.name))?;
+    let offset = 16 << 20;
     let me = std::process::id().to_string();
     let pid = (name == "stage09").then_some(me.as_str());
     let running = Running::stage(name, &pid.into_iter().collect::<Vec<_>>())?;
-    let cold = read_without_waiting(&file);
-    file.read_exact_at(&mut [0; 4096], 0)?;
-    let warm = read_without_waiting(&file);
+    let cold = read_without_waiting(&file, offset);
+    file.read_exact_at(&mut [0; 4096], offset as u64)?;
+    let warm = read_without_waiting(&file, offset);
     let output = running.interrupt()?;
     ensure!((cold, warm) == (-1, 4096), "{cold} bytes, then {warm}");
     ensure!(count(&output, "refused")? == 1, "{output}");
