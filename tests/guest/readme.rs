@@ -25,7 +25,7 @@ fn readmes_show_real_output() -> Result<()> {
             _ => None,
         };
         let pid = wanted.as_ref().map(|process| process.id().to_string());
-        let arguments = ["--duration", "3s"].into_iter().chain(pid.as_deref());
+        let arguments = ["--duration", "2s"].into_iter().chain(pid.as_deref());
         let running = Running::stage(package, &arguments.collect::<Vec<_>>())?;
         fs::write("/run/go", "")?;
         let ended = running.end()?;
