@@ -114,7 +114,7 @@ fn a_vanished_hook_is_3() -> Result<()> {
 
 fn no_io_is_said_so() -> Result<()> {
     for name in ALL {
-        let ended = stage(name, &["--duration", "500ms"])?;
+        let ended = stage(name, &["--duration", "200ms"])?;
         ensure!(ended.code == Some(0), "{name}: {ended:?}");
         ensure!(
             ended.stdout.contains("No ") && ended.stdout.contains(" was seen"),
@@ -130,11 +130,12 @@ fn no_io_is_said_so() -> Result<()> {
 
 /// The programs, maps and links that are loaded, by kind and id; an id never comes again.
 pub fn loaded() -> Result<HashSet<String>> {
+    let lists = shell(r"printf '%s list\n' prog map link | bpftool --json batch file -")?;
+    let lists: serde_json::Value = serde_json::from_str(&lists)?;
     let mut loaded = HashSet::new();
-    for kind in ["prog", "map", "link"] {
-        let list: serde_json::Value =
-            serde_json::from_str(&shell(&format!("bpftool {kind} list --json"))?)?;
-        let objects = list.as_array().with_context(|| format!("bpftool: {list}"))?;
+    for list in lists.as_array().with_context(|| format!("bpftool: {lists}"))? {
+        let kind = &list["command"][0];
+        let objects = list["output"].as_array().with_context(|| format!("bpftool: {list}"))?;
         loaded.extend(objects.iter().map(|object| format!("{kind} {}", object["id"])));
     }
     Ok(loaded)
@@ -154,8 +155,9 @@ pub fn wait_until_unloaded(before: &HashSet<String>) -> Result<()> {
 
 fn a_signal_leaves_nothing() -> Result<()> {
     let before = loaded()?;
-    for signal in [Signal::INT, Signal::TERM] {
-        for name in ALL {
+    // One handler serves both, in all.
+    for (signal, names) in [(Signal::INT, ALL), (Signal::TERM, &["stage00", "stage06"])] {
+        for name in names {
             let running = Running::stage(name, &[])?;
             ensure!(
                 !loaded()?.is_subset(&before),
@@ -173,7 +175,7 @@ fn a_signal_leaves_nothing() -> Result<()> {
 
 fn a_killed_run_leaves_an_instance_until_the_next() -> Result<()> {
     let before = loaded()?;
-    for name in &ALL[1..] {
+    for name in ["stage01", "stage04", "stage08"] {
         let running = Running::stage(name, &[])?;
         running.signal(Signal::KILL)?;
         running.end()?;
@@ -244,7 +246,9 @@ fn lost_lines_are_counted() -> Result<()> {
     // Stopped, it empties no pipe: the kernel's buffer overflows, 1.4 MB for each CPU.
     running.signal(Signal::STOP)?;
     let before = disks::bios(&disk)?;
-    shell(&format!("dd if=/dev/{disk} of=/dev/null bs=512 count=60000 iflag=direct status=none"))?;
+    shell(&format!(
+        "taskset -c 0 dd if=/dev/{disk} of=/dev/null bs=512 count=30000 iflag=direct status=none"
+    ))?;
     let reads = disks::bios(&disk)? - before;
     running.signal(Signal::CONT)?;
     let output = running.interrupt()?;

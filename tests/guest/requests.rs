@@ -265,7 +265,7 @@ fn stage07_says_that_a_flush_has_no_sector() -> Result<()> {
         ("memory_backed", "1"),
         ("cache_size", "1"),
         ("irqmode", "2"),
-        ("completion_nsec", "2000000000"),
+        ("completion_nsec", "500000000"),
     ])?;
     let running = Running::stage("stage07", &["--quiet"])?;
     shell(&format!("sync /dev/{}", slow.name))?;
@@ -276,7 +276,7 @@ fn stage07_says_that_a_flush_has_no_sector() -> Result<()> {
         disks::numbers(&slow.name)?
     );
     ensure!(output.lines().any(|line| line == expected), "{expected} is not in {output}");
-    ensure!(between(&output, "Max latency ", " ns")?.parse::<u64>()? >= 2_000_000_000, "{output}");
+    ensure!(between(&output, "Max latency ", " ns")?.parse::<u64>()? >= 500_000_000, "{output}");
     Ok(())
 }
 
