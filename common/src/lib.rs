@@ -21,9 +21,9 @@ pub use cli::{
 pub use device::Device;
 pub use heatmap::{Heatmap, HeatmapCli, HeatmapOptions};
 pub use histogram::{Histogram, SLOTS, readable, slot};
-pub use load::{Links, hook_first_of, load, missed};
+pub use load::{Links, hook_first_of, load};
 pub use preflight::similar;
 pub use process::{Pid, PidCli, pid_namespace};
-pub use results::{constants, counters, per_cpu, print_total};
+pub use results::{constants, counters, per_cpu, print_missed, print_total};
 pub use symbols::print_stack;
 pub use trace_pipe::{lost_events, print_trace_pipe};

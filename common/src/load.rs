@@ -147,16 +147,20 @@ fn reason(log: &str) -> Option<String> {
     verifier.or_else(warning)
 }
 
-/// How often the kernel skipped one of the object's programs because an interrupt or another task
-/// had caught the same program at work on the same CPU. The kernel counts it from 5.12 on; 0 before.
-pub fn missed(object: &Object) -> Result<u64> {
-    let ids: Vec<u32> = object
-        .progs()
-        .map(|program| Program::id_from_fd(program.as_fd()))
-        .collect::<libbpf_rs::Result<_>>()
-        .context("a loaded program has no id")?;
-    let ours = ProgInfoIter::default().filter(|program| ids.contains(&program.id));
-    Ok(ours.map(|program| program.recursion_misses).sum())
+/// How often the kernel skipped each of the object's programs because an interrupt or another task
+/// had caught the same program at work on the same CPU; only those that it did skip. The kernel
+/// counts it from 5.12 on; before, the list is empty.
+pub fn missed(object: &Object) -> Result<Vec<(String, u64)>> {
+    let mut missed = Vec::new();
+    for program in object.progs() {
+        let id = Program::id_from_fd(program.as_fd()).context("a loaded program has no id")?;
+        let info = ProgInfoIter::default().find(|info| info.id == id);
+        let times = info.map_or(0, |info| info.recursion_misses);
+        if times > 0 {
+            missed.push((program.name().to_string_lossy().into_owned(), times));
+        }
+    }
+    Ok(missed)
 }
 
 #[cfg(test)]

