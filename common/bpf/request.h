@@ -21,4 +21,13 @@ static __always_inline dev_t rq_dev(struct request *rq)
 	return BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor);
 }
 
+/* The sector where a request goes on after `nr_bytes` more of it have completed: the rest is issued
+ * again. 0 where that was all. For block_rq_complete(). */
+static __always_inline sector_t rq_rest(struct request *rq, unsigned int nr_bytes)
+{
+	if (nr_bytes >= rq->__data_len) /* which is still what was left before */
+		return 0;
+	return rq->__sector + nr_bytes / 512;
+}
+
 #endif /* __REQUEST_H__ */

@@ -96,8 +96,9 @@ impl fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
-/// A usage error that shows only when the command runs; exit code 2.
+/// Wrong usage.
 const USAGE: u8 = 2;
+/// This machine cannot run it.
 const UNSUPPORTED: u8 = 3;
 
 const AFTER_HELP: &str = "\

@@ -7,7 +7,8 @@ use plain::Plain;
 pub const SLOTS: usize = 64 + 58 * 32;
 
 /// The slot of a latency in ns: the same arithmetic as `slot_of()` in the BPF program.
-pub fn slot(ns: u64) -> usize {
+#[cfg(test)]
+pub(crate) fn slot(ns: u64) -> usize {
     let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(6);
     shift as usize * 32 + (ns >> shift) as usize
 }

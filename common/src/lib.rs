@@ -15,15 +15,12 @@ mod stdout;
 mod symbols;
 mod trace_pipe;
 
-pub use cli::{
-    Cli, NoOptions, Options, Quiet, QuietCli, Room, Unsupported, deadline, main, stopped, wait,
-};
+pub use cli::{Cli, NoOptions, Options, Quiet, QuietCli, Room, Unsupported, deadline, main};
 pub use device::Device;
 pub use heatmap::{Heatmap, HeatmapCli, HeatmapOptions};
-pub use histogram::{Histogram, SLOTS, readable, slot};
+pub use histogram::{Histogram, readable};
 pub use load::{Links, hook_first_of, load};
-pub use preflight::similar;
 pub use process::{Pid, PidCli, pid_namespace};
 pub use results::{constants, counters, per_cpu, print_missed, print_total};
 pub use symbols::print_stack;
-pub use trace_pipe::{lost_events, print_trace_pipe};
+pub use trace_pipe::print_trace_pipe;

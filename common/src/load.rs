@@ -14,7 +14,7 @@ use libbpf_rs::{
     skel::{OpenSkel, Skel, SkelBuilder},
 };
 
-use crate::{Cli, Options, cli, preflight, trace_pipe};
+use crate::{Cli, Options, Unsupported, cli, preflight, trace_pipe};
 
 /// Checks the machine, opens the skeleton in `object`, lets `configure` set its constants, loads
 /// and attaches it, and says so on stderr. Its event lines wait for [`print_trace_pipe`].
@@ -24,15 +24,13 @@ use crate::{Cli, Options, cli, preflight, trace_pipe};
 /// A hook that this kernel lacks, a user who is not root, a kernel without BTF: [`Unsupported`]
 /// (exit code 3). A refusal by the verifier or by libbpf becomes one message; `--verbose` shows all
 /// that they said.
-///
-/// [`Unsupported`]: crate::Unsupported
 pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
     builder: B,
     object: &'obj mut MaybeUninit<OpenObject>,
     cli: &Cli<Own>,
     configure: impl FnOnce(&mut B::Output) -> Result<()>,
 ) -> Result<(<B::Output as OpenSkel<'obj>>::Output, Links)> {
-    preflight::root_and_btf()?;
+    preflight::root_btf_and_tracefs()?;
     set_print(Some(if cli.verbose {
         (PrintLevel::Debug, |_, line| cli::say(&line))
     } else {
@@ -47,7 +45,6 @@ pub fn load<'obj, B: SkelBuilder<'obj>, Own: Options>(
     let hooks: Vec<String> = open
         .open_object()
         .progs()
-        .filter(|program| program.autoload())
         .map(|program| program.section().to_string_lossy().into_owned())
         .collect();
     let skel = open.load().map_err(|error| explain("loaded", error, &hooks))?;
@@ -82,7 +79,7 @@ pub struct Links(Vec<Link>);
 
 impl Links {
     fn attach(object: &Object) -> libbpf_rs::Result<Links> {
-        let programs: Vec<_> = object.progs_mut().filter(|program| program.autoload()).collect();
+        let programs: Vec<_> = object.progs_mut().collect();
         let attached = programs.iter().rev().map(|program| program.attach());
         let mut links: Vec<Link> = attached.collect::<libbpf_rs::Result<_>>()?;
         links.reverse();
@@ -99,8 +96,6 @@ impl Links {
 /// function that was renamed, its arguments at the same places. For [`load`]'s `configure`.
 ///
 /// Fails with [`Unsupported`] where the kernel has none of them.
-///
-/// [`Unsupported`]: crate::Unsupported
 pub fn hook_first_of<'a, 'obj: 'a>(
     functions: &[&str],
     programs: impl IntoIterator<Item = &'a mut OpenProgramMut<'obj>>,
@@ -123,7 +118,8 @@ fn lock_log() -> std::sync::MutexGuard<'static, String> {
 /// Why it did not work: one of the hooks is not there, or what the log tells.
 fn explain(what: &str, error: libbpf_rs::Error, hooks: &[String]) -> anyhow::Error {
     // Only now: it takes the kernel seconds to list the functions that can be hooked.
-    if let Some(missing) = hooks.iter().find_map(|hook| preflight::hook(hook).err()) {
+    let mut problems = hooks.iter().filter_map(|hook| preflight::hook(hook).err());
+    if let Some(missing) = problems.find(|problem| problem.is::<Unsupported>()) {
         return missing;
     }
     let reason = reason(&lock_log()).unwrap_or_else(|| format!("{error:#}"));

@@ -14,8 +14,9 @@ use libbpf_rs::btf::{
 
 use crate::cli::Unsupported;
 
-/// Fails, with exit code 3, where this is not root or the kernel describes no types (BTF).
-pub fn root_and_btf() -> Result<()> {
+/// Fails, with exit code 3, where this is not root, the kernel describes no types (BTF), or tracefs
+/// is not mounted.
+pub fn root_btf_and_tracefs() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return unsupported(
             "only root may load BPF programs: start it with sudo, or in the VM with cargo vm run",
@@ -28,8 +29,7 @@ pub fn root_and_btf() -> Result<()> {
              so has the VM's: cargo vm run",
         );
     }
-    tracefs()?;
-    Ok(())
+    tracefs().map(|_| ())
 }
 
 /// Where tracefs is mounted. Fails, with exit code 3, where it is not.
@@ -88,14 +88,17 @@ pub fn address_of(function: &str) -> Result<u64> {
         let line = line.context(list)?;
         let mut words = line.split(' ');
         let address = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
-        if words.nth(1) == Some(function)
-            && let Some(address) = address.filter(|&address| address != 0)
-        {
-            return Ok(address);
+        if words.nth(1) == Some(function) {
+            return match address {
+                Some(address) if address != 0 => Ok(address),
+                _ => unsupported(format!(
+                    "{list} does not say where {function}() lies: echo 0 > /proc/sys/kernel/kptr_restrict lets it"
+                )),
+            };
         }
     }
     unsupported(format!(
-        "{list} does not say where {function}() lies: 0 in /proc/sys/kernel/kptr_restrict lets it"
+        "this kernel has no {function}(), by which the parts of a split bio are told: {list} does not list it"
     ))
 }
 

@@ -65,7 +65,7 @@ pub fn counters<T>(bss: &Option<impl Deref<Target = T>>) -> Result<&T> {
 /// All records of a per-CPU array: those that every CPU keeps under every key.
 ///
 /// Fails where the map's values have not the size of `T`: the Rust type is not the C type.
-pub fn per_cpu<T: Plain + Copy>(map: &impl MapCore) -> Result<Vec<T>> {
+pub fn per_cpu<T: Plain + Default>(map: &impl MapCore) -> Result<Vec<T>> {
     ensure!(
         map.value_size() as usize == size_of::<T>(),
         "the map's values are {} bytes",
@@ -75,16 +75,10 @@ pub fn per_cpu<T: Plain + Copy>(map: &impl MapCore) -> Result<Vec<T>> {
     for key in map.keys() {
         let cpus = map.lookup_percpu(&key, MapFlags::ANY)?.context("an array lost a key")?;
         for bytes in cpus {
-            let mut record = std::mem::MaybeUninit::<T>::zeroed();
-            // SAFETY: T is Plain, for which any bytes, zeroes too, are a value.
-            let record = unsafe { record.assume_init_mut() };
-            record_from(record, &bytes)?;
-            records.push(*record);
+            let mut record = T::default();
+            plain::copy_from_bytes(&mut record, &bytes).ok().context("a record is too short")?;
+            records.push(record);
         }
     }
     Ok(records)
-}
-
-fn record_from<T: Plain>(record: &mut T, bytes: &[u8]) -> Result<()> {
-    plain::copy_from_bytes(record, bytes).ok().context("a record is too short")
 }

@@ -36,12 +36,12 @@ fn run(cli: &Cli) -> Result<()> {
 fn print_max_latency(max: &impl MapCore) -> Result<()> {
     let records = common::per_cpu::<trace::types::max_latency>(max)?;
     let latency = |record: &trace::types::max_latency| record.started.end - record.started.start;
-    let Some(slowest) = records.iter().filter(|r| r.bio != 0).max_by_key(|r| latency(r)) else {
+    let Some(slowest) = records.iter().filter(|r| r.io != 0).max_by_key(|r| latency(r)) else {
         return Ok(());
     };
     println!("=====================================================");
-    println!("From: submit_bio(bio={:#x}) {}", slowest.bio, slowest.started.start);
-    println!("To  : bio_endio (bio={:#x}) {}", slowest.bio, slowest.started.end);
+    println!("From: submit_bio(bio={:#x}) {}", slowest.io, slowest.started.start);
+    println!("To  : bio_endio (bio={:#x}) {}", slowest.io, slowest.started.end);
     println!("Bio Info : {}", Device(slowest.started.dev).sector(slowest.started.sector));
     println!("Max latency {} ns", latency(slowest));
     println!("=====================================================");

@@ -9,7 +9,7 @@ const volatile bool quiet;
 u64 completed, dropped, unmatched;
 
 struct in_flight {
-	u64 start, end;
+	u64 end, start; /* ns; end: of the last part so far */
 	sector_t sector;
 	dev_t dev;
 	s64 stack_id;
@@ -18,7 +18,7 @@ struct in_flight {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__type(key, struct bio *);
+	__type(key, u64); /* the address */
 	__type(value, struct in_flight);
 } starts SEC(".maps");
 
@@ -29,9 +29,8 @@ struct {
 	__uint(value_size, 127 * sizeof(u64)); /* as deep as the kernel walks */
 } stacks SEC(".maps");
 
-/* The slowest bio that a CPU has seen, written as a whole. */
-struct max_latency {
-	u64 taken, bio;
+struct max_latency { /* the slowest I/O that a CPU has seen, written as a whole */
+	u64 taken, io;
 	struct in_flight started;
 };
 
@@ -43,63 +42,52 @@ struct {
 } max SEC(".maps");
 
 SEC("fentry/submit_bio")
-int BPF_PROG(submit_bio_entry, struct bio *bio)
+int BPF_PROG(submit_bio_entry, struct bio *io)
 {
 	struct in_flight started = {
 		.start = bpf_ktime_get_ns(),
-		.sector = bio->bi_iter.bi_sector,
-		.dev = bio_dev(bio),
+		.sector = io->bi_iter.bi_sector,
+		.dev = bio_dev(io),
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};
+	bool stale = bpf_map_lookup_elem(&starts, &io); /* a start whose end was not seen */
 
-	if (bpf_map_update_elem(&starts, &bio, &started, BPF_NOEXIST)) {
-		bpf_map_update_elem(&starts, &bio, &started, BPF_ANY);
+	if (bpf_map_update_elem(&starts, &io, &started, BPF_ANY) || stale)
 		__sync_fetch_and_add(&dropped, 1);
-	}
 	if (!quiet)
-		bpf_printk("submit_bio(bio=0x%llx) called: %llu", (u64)bio, started.start);
+		bpf_printk("submit_bio(bio=0x%llx) called: %llu", (u64)io, started.start);
 	return 0;
 }
 
-static __noinline bool bio_ended(struct bio *bio, u64 end, bool last)
+static __noinline void ended(struct bio *io, u64 end)
 {
-	struct in_flight *started = bpf_map_lookup_elem(&starts, &bio);
+	struct in_flight *started = bpf_map_lookup_elem(&starts, &io);
 
-	if (!started)
-		return false;
-	if (end)
-		started->end = end;
-	if (!last || !started->end)
-		return true;
-	u64 latency = started->end - started->start;
-	if (!quiet) {
-		bpf_printk("bio_endio (bio=0x%llx) called: %llu", (u64)bio, started->end);
-		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", latency);
+	if (!started) {
+		__sync_fetch_and_add(&unmatched, 1);
+		return;
 	}
+	started->end = end;
+	u64 latency = end - started->start;
 	struct max_latency *slowest = take_record(&max);
 	if (slowest && latency > slowest->started.end - slowest->started.start) {
-		slowest->bio = (u64)bio;
+		slowest->io = (u64)io;
 		slowest->started = *started;
 	}
 	release_record(slowest);
-	bpf_map_delete_elem(&starts, &bio);
+	bpf_map_delete_elem(&starts, &io);
 	__sync_fetch_and_add(&completed, 1);
-	return true;
+	if (quiet)
+		return;
+	bpf_printk("bio_endio (bio=0x%llx) called: %llu", (u64)io, end);
+	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", latency);
 }
 
+#include "bio_ends.h" /* bio_ends(), and one more hook, for bios that were split */
 SEC("fentry/bio_endio")
-int BPF_PROG(bio_endio_entry, struct bio *bio)
+int BPF_PROG(bio_endio_entry, struct bio *io)
 {
-	if (!bio_and_wholes(bio, bio_ended))
-		__sync_fetch_and_add(&unmatched, 1);
-	return 0;
-}
-
-/* Two parts that end at once may each take the other for the last. This comes after both. */
-SEC("fentry/bio_uninit")
-int BPF_PROG(bio_uninit_entry, struct bio *bio)
-{
-	bio_ended(bio, 0, true);
+	bio_ends(io);
 	return 0;
 }
 

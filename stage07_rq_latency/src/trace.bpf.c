@@ -9,8 +9,8 @@ const volatile bool quiet;
 u64 completed, dropped, unmatched;
 
 struct in_flight {
-	u64 start, end;
-	sector_t sector, rest;
+	u64 end, start; /* ns; end: of the last part so far */
+	sector_t sector, rest; /* rest: where it goes on after a part; 0 before */
 	dev_t dev;
 	s64 stack_id;
 };
@@ -18,7 +18,7 @@ struct in_flight {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__type(key, struct request *);
+	__type(key, u64); /* the address */
 	__type(value, struct in_flight);
 } starts SEC(".maps");
 
@@ -29,9 +29,8 @@ struct {
 	__uint(value_size, 127 * sizeof(u64)); /* as deep as the kernel walks */
 } stacks SEC(".maps");
 
-/* The slowest request that a CPU has seen, written as a whole. */
-struct max_latency {
-	u64 taken, bio;
+struct max_latency { /* the slowest I/O that a CPU has seen, written as a whole */
+	u64 taken, io;
 	struct in_flight started;
 };
 
@@ -43,58 +42,58 @@ struct {
 } max SEC(".maps");
 
 SEC("fentry/blk_mq_start_request")
-int BPF_PROG(blk_mq_start_request_entry, struct request *rq)
+int BPF_PROG(blk_mq_start_request_entry, struct request *io)
 {
 	struct in_flight started = {
 		.start = bpf_ktime_get_ns(),
-		.sector = rq->__sector,
-		.dev = rq_dev(rq),
+		.sector = io->__sector,
+		.dev = rq_dev(io),
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};
-	struct in_flight *before = bpf_map_lookup_elem(&starts, &rq);
+	struct in_flight *before = bpf_map_lookup_elem(&starts, &io);
+	bool stale = before && before->sector != started.sector;
 
 	/* Issued again: for the rest, the first start counts; as a whole, this one. */
 	if (before && before->rest && before->rest == started.sector)
 		return 0;
-	if (before && before->sector != started.sector)
-		__sync_fetch_and_add(&dropped, 1);
-	if (bpf_map_update_elem(&starts, &rq, &started, BPF_ANY))
+	if (bpf_map_update_elem(&starts, &io, &started, BPF_ANY) || stale)
 		__sync_fetch_and_add(&dropped, 1);
 	if (!quiet)
-		bpf_printk("blk_mq_start_request(rq=0x%llx) called: %llu", (u64)rq, started.start);
+		bpf_printk("blk_mq_start_request(rq=0x%llx) called: %llu", (u64)io, started.start);
 	return 0;
 }
 
-SEC("tp_btf/block_rq_complete")
-int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_bytes)
+static __noinline void ended(struct request *io, u64 end, sector_t rest)
 {
-	u64 end = bpf_ktime_get_ns();
-	sector_t rest = rq->__sector + nr_bytes / 512;
-	bool last = nr_bytes >= rq->__data_len;
-	struct in_flight *started = bpf_map_lookup_elem(&starts, &rq);
+	struct in_flight *started = bpf_map_lookup_elem(&starts, &io);
 
 	if (!started) {
 		__sync_fetch_and_add(&unmatched, 1);
-		return 0;
+		return;
 	}
 	started->end = end;
 	started->rest = rest;
-	if (!last)
-		return 0;
-	u64 latency = started->end - started->start;
-	if (!quiet) {
-		bpf_printk("block_rq_complete (rq=0x%llx) called: %llu", (u64)rq, started->end);
-		bpf_printk("blk_mq_start_request() -> block_rq_complete() time duration: %llu ns",
-			   latency);
-	}
+	if (rest)
+		return;
+	u64 latency = end - started->start;
 	struct max_latency *slowest = take_record(&max);
 	if (slowest && latency > slowest->started.end - slowest->started.start) {
-		slowest->bio = (u64)rq;
+		slowest->io = (u64)io;
 		slowest->started = *started;
 	}
 	release_record(slowest);
-	bpf_map_delete_elem(&starts, &rq);
+	bpf_map_delete_elem(&starts, &io);
 	__sync_fetch_and_add(&completed, 1);
+	if (quiet)
+		return;
+	bpf_printk("block_rq_complete (rq=0x%llx) called: %llu", (u64)io, end);
+	bpf_printk("blk_mq_start_request() -> block_rq_complete() time duration: %llu ns", latency);
+}
+
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(block_rq_complete, struct request *io, int error, unsigned int nr_bytes)
+{
+	ended(io, bpf_ktime_get_ns(), rq_rest(io, nr_bytes));
 	return 0;
 }
 

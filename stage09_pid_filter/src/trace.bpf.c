@@ -28,7 +28,8 @@ static bool filtered_out(void)
 	return pid && process_in(namespace) != pid;
 }
 
-SEC("fentry/filemap_read")
+/* Of which function, main.rs says: it has had two names. */
+SEC("fentry")
 int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 {
 	struct file *file = iocb->ki_filp;
@@ -67,7 +68,7 @@ int BPF_PROG(page_added, struct folio *folio)
 	return 0;
 }
 
-SEC("fexit/filemap_read")
+SEC("fexit")
 int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
 {
 	struct file *file = iocb->ki_filp;

@@ -8,7 +8,10 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::{
     Test,
     disks::{self, Mapped, Mounted, NullBlk, ScsiDebug},
-    run::{Running, between, count, ensure_none, fio, shell, unless_missed, wait_until},
+    run::{
+        Running, between, count, durations, ensure_none, fio, max_latency, shell, submitted,
+        unless_missed, wait_until,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -17,6 +20,7 @@ pub const TESTS: &[Test] = &[
     ("stage03_lines_add_up", stage03_lines_add_up),
     ("stage03_measures_every_bio", stage03_measures_every_bio),
     ("stage03_measures_every_split_bio", stage03_measures_every_split_bio),
+    ("stage03_follows_a_long_chain", stage03_follows_a_long_chain),
     ("stage03_counts_what_was_never_queued", stage03_counts_what_was_never_queued),
     ("stage04_finds_the_delayed_bio", stage04_finds_the_delayed_bio),
     ("stage04_is_right_about_split_bios", stage04_is_right_about_split_bios),
@@ -37,8 +41,7 @@ fn stage01_has_a_line_for_every_bio() -> Result<()> {
     dd(&format!("/dev/{disk}"), 0, 500)?;
     let reads = disks::bios(&disk)? - before;
     let output = running.interrupt()?;
-    let lines = output.lines().filter(|line| line.contains("printk: submit_bio(bio=0x"));
-    ensure!(lines.clone().count() as u64 == reads, "{} lines, {reads} reads", lines.count());
+    ensure!(submitted(&output) == reads, "{} lines, {reads} reads", submitted(&output));
     Ok(())
 }
 
@@ -121,8 +124,7 @@ fn stage03_measures_every_split_bio() -> Result<()> {
         let parts = disks::bios(&disk)? - before;
         let map = shell("bpftool map dump name starts --json")?;
         let output = running.interrupt()?;
-        let submitted =
-            output.lines().filter(|l| l.contains("printk: submit_bio(bio=")).count() as u64;
+        let submitted = submitted(&output);
         ensure!(parts > submitted, "{disk}: nothing was split: {submitted} bios, {parts} parts");
         ensure!(
             count(&output, "bios completed")? == submitted,
@@ -157,6 +159,22 @@ fn stage03_counts_what_was_never_queued() -> Result<()> {
     Ok(())
 }
 
+/// Zeroes are written with one bio for every MiB, each of them a part of the next one. Here the first
+/// one takes longest, and all that come after it end with it, in one call of bio_endio().
+fn stage03_follows_a_long_chain() -> Result<()> {
+    let null = NullBlk::new(&[("irqmode", "1"), ("submit_queues", "2")])?;
+    let device = format!("/dev/{}", null.name);
+    let first_is_slow = format!("0 2048 delay {device} 0 200;2048 79872 linear {device} 2048");
+    let chain = Mapped::new("chain", &first_is_slow)?;
+    let running = Running::stage("stage03", &[])?;
+    shell(&format!("blkdiscard --force --zeroout --offset 0 --length 40MiB {}", chain.path()))?;
+    let output = running.interrupt()?;
+    let slow = durations(&output)?.iter().filter(|&&duration| duration >= DELAY).count();
+    ensure!(slow == 40, "{slow} of 40 bios took as long as the first: {output}");
+    ensure!(count(&output, "bios completed")? == submitted(&output), "{output}");
+    ensure_none(&output, &["in flight", "dropped"])
+}
+
 /// The block of the slowest bio.
 struct Slowest<'a> {
     bio: &'a str,
@@ -171,8 +189,7 @@ fn slowest(output: &str) -> Result<Slowest<'_>> {
     let (bio, from) = submitted.split_once(") ").context("odd From")?;
     let (same, to) = ended.split_once(") ").context("odd To")?;
     ensure!(bio == same, "two bios: {output}");
-    let latency = between(output, "Max latency ", " ns")?.parse()?;
-    Ok(Slowest { bio, from: from.parse()?, to: to.parse()?, latency })
+    Ok(Slowest { bio, from: from.parse()?, to: to.parse()?, latency: max_latency(output)? })
 }
 
 /// The shortest time, ns, that dm-delay is taken to need for 200 ms. It counts ticks of 4 ms
@@ -222,7 +239,7 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
         let output = &output[output.find("trace lines").context("no summary")?..];
         let slowest = slowest(output).with_context(|| format!("run {run}"))?;
         // An emulated CPU can stand still for longer than the delay: then that bio is the slowest.
-        let durations = lines_after(&all, "time duration: ");
+        let durations = durations(&all)?;
         let is_dds =
             delayed.ends_with(&format!("submit_bio(bio={}) called: {}", slowest.bio, slowest.from));
         ensure!(
@@ -243,13 +260,6 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
     result
 }
 
-/// The numbers behind `what` in all lines that have it.
-fn lines_after(output: &str, what: &str) -> Vec<u64> {
-    let numbers =
-        output.lines().filter_map(|line| line.split_once(what)?.1.split(' ').next()?.parse().ok());
-    numbers.collect()
-}
-
 fn stage04_is_right_about_split_bios() -> Result<()> {
     let plain = NullBlk::new(&[("irqmode", "1"), ("hw_queue_depth", "64")])?;
     let device = format!("/dev/{}", plain.name);
@@ -265,7 +275,7 @@ fn stage04_is_right_about_split_bios() -> Result<()> {
             split.path()
         ))?;
         let output = running.interrupt()?;
-        let submitted = output.lines().filter(|l| l.contains("printk: submit_bio(bio=")).count();
+        let submitted = submitted(&output);
         ensure!(submitted == 1, "{submitted} bios of one read: {output}");
         ensure!(slowest(&output)?.latency >= DELAY, "the {half} half is slow: {output}");
         ensure!(count(&output, "in flight")? == 0, "{output}");
@@ -287,7 +297,7 @@ fn stage04_is_right_about_split_bios() -> Result<()> {
     ))?;
     let parts = disks::bios(&serial.name)? - before;
     let output = running.interrupt()?;
-    let submitted = output.lines().filter(|l| l.contains("printk: submit_bio(bio=")).count();
+    let submitted = submitted(&output);
     ensure!(submitted == 1 && parts == 4, "{submitted} bios, {parts} parts: {output}");
     ensure!(slowest(&output)?.latency >= 4 * 20_000_000, "shorter than its parts: {output}");
     ensure!(

@@ -88,37 +88,38 @@ pub fn bios(disk: &str) -> Result<u64> {
 pub struct NullBlk {
     /// `nullb0`.
     pub name: String,
-    directory: String,
 }
+
+const NULL_BLK: &str = "/sys/kernel/config/nullb/test";
 
 impl NullBlk {
     /// `settings`: attributes of configfs, as in Documentation/block/null_blk.rst.
     pub fn new(settings: &[(&str, &str)]) -> Result<NullBlk> {
-        let directory = "/sys/kernel/config/nullb/test".to_owned();
-        fs::create_dir(&directory).context("null_blk's configfs")?;
-        let mut disk = NullBlk { name: String::new(), directory };
+        fs::create_dir(NULL_BLK).context("null_blk's configfs")?;
+        let mut disk = NullBlk { name: String::new() };
         for (name, value) in [("size", "1024")].iter().chain(settings).chain(&[("power", "1")]) {
-            fs::write(format!("{}/{name}", disk.directory), value)
+            fs::write(format!("{NULL_BLK}/{name}"), value)
                 .with_context(|| format!("{name}={value}"))?;
         }
         // Later kernels name the disk as the directory; before, it was nullb and a number.
-        let index = fs::read_to_string(format!("{}/index", disk.directory))?;
+        let index = fs::read_to_string(format!("{NULL_BLK}/index"))?;
         let named = [format!("nullb{}", index.trim()), "test".into()];
         let name = named.into_iter().find(|name| Path::new("/sys/block").join(name).exists());
         disk.name = name.context("null_blk made no disk")?;
+        // Every bio is a request: counts of either can be compared.
+        fs::write(format!("/sys/block/{}/queue/nomerges", disk.name), "2").context("nomerges")?;
         Ok(disk)
     }
 
-    /// Takes the disk away under its users, or makes a new one.
-    pub fn power(&self, on: bool) -> Result<()> {
-        fs::write(format!("{}/power", self.directory), if on { "1" } else { "0" })
-            .context("null_blk's power")
+    /// Takes the disk away under its users.
+    pub fn power_off(&self) -> Result<()> {
+        fs::write(format!("{NULL_BLK}/power"), "0").context("null_blk's power")
     }
 }
 
 impl Drop for NullBlk {
     fn drop(&mut self) {
-        fs::remove_dir(&self.directory).ok();
+        fs::remove_dir(NULL_BLK).ok();
     }
 }
 
@@ -174,14 +175,8 @@ impl Mapped {
 
     /// `dm-0`.
     pub fn disk(&self) -> Result<String> {
-        let path = fs::canonicalize(self.path())?;
-        let numbers = shell(&format!("dmsetup info -c --noheadings -o blkdevname {}", self.name));
-        let name = numbers.map(|name| name.trim().to_owned()).unwrap_or_default();
-        Ok(if name.is_empty() {
-            path.file_name().context("/")?.to_string_lossy().into_owned()
-        } else {
-            name
-        })
+        let name = shell(&format!("dmsetup info -c --noheadings -o blkdevname {}", self.name))?;
+        Ok(name.trim().to_owned())
     }
 }
 

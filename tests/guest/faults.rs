@@ -17,7 +17,9 @@ use crate::{
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, Mapped, NullBlk},
     pagecache,
-    run::{Running, count, ensure_none, fio, program, shell, stage, wait_until},
+    run::{
+        Running, count, ensure_none, fio, max_latency, program, shell, stage, submitted, wait_until,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -68,12 +70,12 @@ fn killed_at_any_moment_leaves_nothing() -> Result<()> {
 struct Load(Running);
 
 impl Load {
-    fn on(disk: &str, more: &str) -> Result<Load> {
+    fn on(disk: &str) -> Result<Load> {
         let load = format!(
             "fio --name=load --filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
-             --rate_iops=300 --time_based --runtime=100 --size=64M --output-format=terse {more} >/dev/null 2>&1"
+             --rate_iops=300 --time_based --runtime=100 --size=64M --output-format=terse >/dev/null 2>&1"
         );
-        Ok(Load(Running::spawn(Command::new("bash").args(["-c", &format!("exec {load}")]))?))
+        Ok(Load(Running::bash(&format!("exec {load}"))?))
     }
 
     fn stop(self) -> Result<()> {
@@ -93,7 +95,7 @@ fn tracefs_may_be_unmounted() -> Result<()> {
     for name in ["stage02", "stage04"] {
         let before = disks::bios(&disk)?;
         let running = Running::stage(name, &[])?;
-        let load = Load::on(&disk, "")?;
+        let load = Load::on(&disk)?;
         some_more(&disk)?;
         shell("umount -l /sys/kernel/tracing; umount -l /sys/kernel/debug/tracing || true")?;
         let result = some_more(&disk).and_then(|()| load.stop());
@@ -103,9 +105,8 @@ fn tracefs_may_be_unmounted() -> Result<()> {
         let ended = ended?;
         ensure!(ended.code == Some(0), "{name}: {ended:?}");
         let reads = disks::bios(&disk)? - before;
-        let lines =
-            ended.stdout.lines().filter(|line| line.contains("printk: submit_bio(bio=")).count();
-        ensure!(lines as u64 == reads, "{name}: {lines} lines, {reads} reads: {}", ended.stdout);
+        let lines = submitted(&ended.stdout);
+        ensure!(lines == reads, "{name}: {lines} lines, {reads} reads: {}", ended.stdout);
         if name == "stage04" {
             let completed = count(&ended.stdout, "bios completed")?;
             ensure!(completed == reads, "{reads} reads: {}", ended.stdout);
@@ -120,19 +121,19 @@ fn the_disk_may_go(name: &str, what: &str) -> Result<()> {
     let disk = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
     let running = Running::stage(name, &[])?;
     let read = format!("dd if=/dev/{} of=/dev/null bs=4k iflag=direct status=none", disk.name);
-    let readers: Vec<Running> = (0..4)
-        .map(|_| Running::spawn(Command::new("bash").args(["-c", &format!("exec {read}")])))
-        .collect::<Result<_>>()?;
+    let readers: Vec<Running> =
+        (0..4).map(|_| Running::bash(&format!("exec {read}"))).collect::<Result<_>>()?;
     some_more(&disk.name)?;
-    disk.power(false)?;
+    disk.power_off()?;
     for reader in readers {
         reader.end()?;
     }
     let output = running.interrupt()?;
     ensure!(output.contains(" trace lines, 0 lost"), "{output}");
-    let begun =
-        if what == "bios" { "printk: submit_bio(bio=" } else { "printk: blk_mq_start_request(rq=" };
-    let begun = output.lines().filter(|line| line.contains(begun)).count() as u64;
+    let begun = match what {
+        "bios" => submitted(&output),
+        _ => output.matches("printk: blk_mq_start_request(rq=").count() as u64,
+    };
     ensure!(begun > 100, "{begun} {what}: {output}");
     ensure!(count(&output, &format!("{what} completed"))? == begun, "{begun} {what}: {output}");
     ensure_none(&output, &["in flight", "dropped"])?;
@@ -147,12 +148,12 @@ fn halting() -> Result<(Mapped, String)> {
     Ok((disk, read))
 }
 
-/// Starts `read`, and waits until it waits for the disk.
+/// Starts `read`, and waits until it waits for what it has submitted.
 fn halted(read: &str) -> Result<Running> {
-    let reader = Running::spawn(Command::new("bash").args(["-c", read]))?;
+    let reader = Running::bash(read)?;
     wait_until("dd's waiting", || {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", reader.id()))?;
-        Ok(stat.contains("(dd) D"))
+        let stack = fs::read_to_string(format!("/proc/{}/stack", reader.id()))?;
+        Ok(stack.contains("] __blkdev_direct_IO_simple+"))
     })?;
     Ok(reader)
 }
@@ -169,8 +170,7 @@ fn stage04_waits_for_a_suspended_disk() -> Result<()> {
             disk.suspend(false)?;
             ensure!(reader.end()?.code == Some(0), "dd failed");
             let output = running.interrupt()?;
-            let latency = crate::run::between(&output, "Max latency ", " ns")?.parse::<u64>()?;
-            ensure!(latency > 200_000_000, "the read waited: {output}");
+            ensure!(max_latency(&output)? > 200_000_000, "the read waited: {output}");
             ensure!(count(&output, "bios completed")? == 2, "{output}");
             ensure!(count(&output, "in flight")? == 0, "{output}");
         } else {
@@ -191,7 +191,6 @@ fn stage03_sees_what_hangs_from_the_start() -> Result<()> {
     disk.suspend(true)?;
     let running = Running::stage("stage03", &["--quiet"])?;
     let reader = halted(&read)?;
-    thread::sleep(Duration::from_millis(300));
     let output = running.interrupt();
     disk.suspend(false)?;
     reader.end()?;
@@ -219,7 +218,7 @@ fn the_clock_may_be_set() -> Result<()> {
         let (all, traced) = (start.elapsed(), tracing.elapsed());
         ensure!(ended.code == Some(0), "{ended:?}");
         ensure!(traced >= Duration::from_millis(1500), "{step}: over after {traced:?}");
-        let latency = crate::run::between(&ended.stdout, "Max latency ", " ns")?.parse::<u64>()?;
+        let latency = max_latency(&ended.stdout)?;
         let most = all.as_nanos() as u64;
         ensure!((300_000_000..most).contains(&latency), "{step}: {}", ended.stdout);
     }
@@ -237,7 +236,7 @@ fn a_cpu_may_go_and_come() -> Result<()> {
     let before = disks::bios(&disk)? + disks::bios(&slow.name)?;
     let running =
         [Running::stage("stage04", &["--quiet"])?, Running::stage("stage07", &["--quiet"])?];
-    let load = Load::on(&disk, "")?;
+    let load = Load::on(&disk)?;
     let result = (|| {
         some_more(&disk)?;
         // It ends on the CPU that it began on, and is the slowest.
@@ -261,8 +260,7 @@ fn a_cpu_may_go_and_come() -> Result<()> {
         let what = if output.contains("bios") { "bios completed" } else { "requests completed" };
         ensure!(count(&output, what)? == completed, "{completed} completed: {output}");
         ensure_none(&output, &["in flight", "dropped"])?;
-        let latency = crate::run::between(&output, "Max latency ", " ns")?.parse::<u64>()?;
-        ensure!(latency >= 900_000_000, "what CPU 1 saw is gone: {output}");
+        ensure!(max_latency(&output)? >= 900_000_000, "what CPU 1 saw is gone: {output}");
     }
     Ok(())
 }
@@ -341,15 +339,12 @@ fn a_million_ios() -> Result<()> {
         Ok(line.context("no RssAnon")?.trim().trim_end_matches(" kB").parse()?)
     };
     let before = disks::bios(&disk.name)?;
-    let mut load = Running::spawn(Command::new("bash").args([
-        "-c",
-        &format!(
-            "exec fio --name=t --filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 \
+    let mut load = Running::bash(&format!(
+        "exec fio --name=t --filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 \
              --iodepth_batch=8 --numjobs=2 --cpus_allowed=0,1 --cpus_allowed_policy=split --io_size=2048000000 \
              --norandommap --thread --gtod_reduce=1 --output-format=terse >/dev/null",
-            disk.name
-        ),
-    ]))?;
+        disk.name
+    ))?;
     let done = || Ok::<_, anyhow::Error>(disks::bios(&disk.name)? - before);
     wait_until("the first I/Os", || Ok(done()? > 100_000))?;
     let early: Vec<u64> = running.iter().map(memory).collect::<Result<_>>()?;

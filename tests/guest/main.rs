@@ -75,12 +75,11 @@ fn prepare() {
     }
     for command in [
         "umount /mnt/data",
-        "modprobe -a nvme virtio_scsi sd_mod null_blk dm_mod dm_delay loop configfs",
+        "modprobe -a nvme virtio_scsi sd_mod dm_mod dm_delay configfs",
         "mount -t configfs configfs /sys/kernel/config",
         // khugepaged makes 2 MiB of a heap of 400 KiB, and on 7.2 it reads files that are mapped:
         // neither is the work of who is tested.
         "echo never >/sys/kernel/mm/transparent_hugepage/enabled",
-        "rmmod null_blk",
         "modprobe null_blk nr_devices=0",
     ] {
         // Some are done already on some kernels; what is really missing, the tests will tell.

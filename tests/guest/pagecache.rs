@@ -8,7 +8,7 @@ use std::{
     },
     process::Command,
     ptr, thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -17,8 +17,8 @@ use crate::{
     Test,
     disks::{self, Mapped, Mounted},
     run::{
-        Running, count, ensure_none, fio, kernel_is_preemptible, missed, program, shell, stage,
-        wait_until,
+        LIMIT, Running, count, ensure_none, fio, kernel_is_preemptible, missed, program, shell,
+        stage, wait_until,
     },
 };
 
@@ -142,7 +142,9 @@ impl Watched {
     fn settled(&self, offset: u64, bytes: u64) -> Result<u64> {
         let all = pages(offset, bytes, self.size);
         let mut before = u64::MAX;
+        let start = Instant::now();
         loop {
+            ensure!(start.elapsed() < LIMIT, "the disk does not come to rest");
             let mut idle = [0; 64];
             let n = self.inflight.read_at(&mut idle, 0)?;
             let idle = String::from_utf8_lossy(&idle[..n]).split_whitespace().all(|n| n == "0");
@@ -546,11 +548,16 @@ fn stage09_leaves_other_processes_out() -> Result<()> {
     totals(&output)
 }
 
-/// 1 MiB, 64 KiB at a time, by a process that waits for the file /run/go, and then becomes dd.
-const READER: &str = "while [ ! -e /run/go ]; do sleep 0.1; done; \
-                      exec dd if=/mnt/data/pagecache-one of=/dev/null bs=64k count=16 status=none";
+/// 1 MiB of a file on the data disk, 64 KiB at a time, by a process that waits for the file /run/go,
+/// and then becomes dd.
+pub fn reader(name: &str) -> String {
+    format!(
+        "while [ ! -e /run/go ]; do sleep 0.1; done; \
+         exec dd if=/mnt/data/{name} of=/dev/null bs=64k count=16 status=none"
+    )
+}
 
-/// The 16 reads of [`READER`] are there, and of all 256 pages.
+/// The 16 reads of [`reader`] are there, and of all 256 pages.
 fn shows_reader(output: &str, file: &Watched) -> Result<()> {
     let (reads, _) = printed(output, file)?;
     ensure!(reads.len() == 16, "{} reads: {output}", reads.len());
@@ -563,7 +570,7 @@ fn stage09_keeps_the_counts_of_an_ended_process() -> Result<()> {
     let mounted = Mounted::new()?;
     let file = new_file(&mounted, "one", MIB)?;
     shell("rm -f /run/go")?;
-    let reader = Running::spawn(Command::new("bash").args(["-c", READER]))?;
+    let reader = Running::bash(&reader("pagecache-one"))?;
     let running = Running::stage("stage09", &[&reader.id().to_string()])?;
     shell("touch /run/go")?;
     ensure!(reader.end()?.code == Some(0), "dd failed");
@@ -579,7 +586,11 @@ fn stage09_knows_pid_namespaces() -> Result<()> {
     // Both inside: the reader is process 2 there, as another process is outside.
     shell("rm -f /run/go")?;
     let stage = program("stage09");
-    let inside = format!("({READER}) & {} $! --duration 5s; wait", stage.display());
+    let inside = format!(
+        "({}) & reader=$!; {} $reader & stage=$!; wait $reader; kill $stage; wait $stage",
+        reader("pagecache-one"),
+        stage.display()
+    );
     let mut running = Running::spawn(Command::new("unshare").args(unshare).arg(&inside))?;
     running.wait_for("tracing")?;
     shell("touch /run/go")?;
@@ -590,7 +601,8 @@ fn stage09_knows_pid_namespaces() -> Result<()> {
     // The reader inside, where it is number 1, and the stage outside.
     file.chill()?;
     shell("rm -f /run/go")?;
-    let reader = Running::spawn(Command::new("unshare").args(unshare).arg(READER))?;
+    let reader =
+        Running::spawn(Command::new("unshare").args(unshare).arg(reader("pagecache-one")))?;
     let mut inside = String::new();
     wait_until("a child", || {
         inside = fs::read_to_string(format!("/proc/{0}/task/{0}/children", reader.id()))?;

@@ -1,15 +1,25 @@
 //! What a stage's README shows is what the stage prints.
 
-use std::{collections::HashSet, fs, process::Command};
+use std::{
+    collections::HashSet,
+    fs,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{Test, budget, disks::Mounted, pagecache, run::Running};
+use crate::{
+    Test, budget,
+    disks::{self, Mounted},
+    pagecache,
+    run::{Running, wait_until},
+};
 
 pub const TESTS: &[Test] = &[("readmes_show_real_output", readmes_show_real_output)];
 
 fn readmes_show_real_output() -> Result<()> {
-    let _mounted = Mounted::new()?;
+    let mounted = Mounted::new()?;
     let workload = budget::workspace().join("vm/workload.sh");
     let workload = Running::spawn(&mut Command::new(workload))?;
     let result = budget::stages().try_for_each(|directory| {
@@ -21,25 +31,31 @@ fn readmes_show_real_output() -> Result<()> {
         fs::remove_file("/run/go").ok();
         // Stage 09's shows one process: one that waits for the stage, and then reads 1 MiB.
         let wanted = match package {
-            "stage09" => Some(Running::spawn(Command::new("sh").args(["-c", READER]))?),
+            "stage09" => Some(Running::bash(&pagecache::reader("file"))?),
             _ => None,
         };
         let pid = wanted.as_ref().map(|process| process.id().to_string());
-        let arguments = ["--duration", "2s"].into_iter().chain(pid.as_deref());
-        let running = Running::stage(package, &arguments.collect::<Vec<_>>())?;
+        let running = Running::stage(package, &pid.as_deref().into_iter().collect::<Vec<_>>())?;
+        let (start, before) = (Instant::now(), disks::bios(&mounted.disk)?);
         fs::write("/run/go", "")?;
-        let ended = running.end()?;
-        ensure!(ended.code == Some(0), "{package}: {ended:?}");
-        let mut printed: HashSet<String> = ended.stdout.lines().map(shape).collect();
+        match wanted {
+            Some(process) => ensure!(process.end()?.code == Some(0), "dd failed"),
+            // A row of the heatmap takes 2 s, a round of the workload some 40 bios.
+            None => wait_until("the workload", || {
+                let round = disks::bios(&mounted.disk)? > before + 100;
+                Ok(round && start.elapsed() > Duration::from_secs(2))
+            })?,
+        }
+        let output = running.interrupt()?;
+        let mut printed: HashSet<String> = output.lines().map(shape).collect();
         // Before 5.16 a read's event has three lines.
         if ["stage08", "stage09"].contains(&package) {
-            printed.extend(pagecache::events(&ended.stdout)?.iter().map(|event| shape(event)));
+            printed.extend(pagecache::events(&output)?.iter().map(|event| shape(event)));
         }
         for line in shown.lines().filter(|line| *line != "...") {
             ensure!(
                 printed.contains(&shape(line)),
-                "{directory}/README.md: nothing like {line:?} was printed:\n{}",
-                ended.stdout
+                "{directory}/README.md: nothing like {line:?} was printed:\n{output}"
             );
         }
         Ok(())
@@ -48,10 +64,6 @@ fn readmes_show_real_output() -> Result<()> {
     workload.end()?;
     result
 }
-
-/// As in stage 09's README, but it waits for the stage, not for a time.
-const READER: &str = "while [ ! -e /run/go ]; do sleep 0.1; done; \
-                      exec dd if=/mnt/data/file of=/dev/null bs=64k count=16 status=none";
 
 /// A line without what differs from run to run: numbers, addresses, tasks, functions, the cells of
 /// a heatmap, the name of a partition.

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The longest that anything here may take; then it has failed.
-const LIMIT: Duration = Duration::from_secs(120);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// The directory of the programs under test, in memory.
 pub const PROGRAMS: &str = "/run/programs";
@@ -66,6 +66,11 @@ impl Running {
         let stdout = lines(child.stdout.take().context("no stdout")?);
         let stderr = lines(child.stderr.take().context("no stderr")?);
         Ok(Running { name, child, stdout, stderr, said: String::new() })
+    }
+
+    /// Starts a script of the shell.
+    pub fn bash(script: &str) -> Result<Running> {
+        Running::spawn(Command::new("bash").args(["-c", script]))
     }
 
     /// Waits for a line on stderr that contains `text`.
@@ -219,8 +224,7 @@ pub fn stage(name: &str, arguments: &[&str]) -> Result<Ended> {
 
 /// Runs a command of the shell; fails where it fails, with what it said.
 pub fn shell(command: &str) -> Result<String> {
-    let ended =
-        Running::spawn(Command::new("bash").args(["-c", &format!("set -e; {command}")]))?.end()?;
+    let ended = Running::bash(&format!("set -e; {command}"))?.end()?;
     ensure!(ended.code == Some(0), "{command}: {ended:?}");
     Ok(ended.stdout)
 }
@@ -243,6 +247,22 @@ pub fn count(output: &str, what: &str) -> Result<u64> {
         .with_context(|| format!("no {what:?} in {output}"))?;
     let number = line.split_whitespace().next().unwrap_or_default();
     number.parse().with_context(|| line.to_owned())
+}
+
+/// How many lines tell of a bio that was submitted.
+pub fn submitted(output: &str) -> u64 {
+    output.lines().filter(|line| line.contains("printk: submit_bio(bio=0x")).count() as u64
+}
+
+/// The durations of all event lines, in ns.
+pub fn durations(output: &str) -> Result<Vec<u64>> {
+    let lines = output.lines().filter(|line| line.contains("time duration: "));
+    lines.map(|line| Ok(between(line, "time duration: ", " ns")?.parse()?)).collect()
+}
+
+/// The latency of the slowest I/O, in ns.
+pub fn max_latency(output: &str) -> Result<u64> {
+    Ok(between(output, "Max latency ", " ns")?.parse()?)
 }
 
 /// The text between `before` and `after`.

@@ -1,14 +1,16 @@
 //! The cache directory: what is fetched or made once and used by every run.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::fs::FlockOperation;
 
-use crate::fail::fail;
+use crate::fail::{MACHINE, fail};
 
 /// The cache directory of this user.
 #[derive(Clone, Debug)]
@@ -24,7 +26,7 @@ impl Cache {
         let dir = var("VM_CACHE")
             .or_else(|| var("XDG_CACHE_HOME").map(|d| d.join("bpf-vm")))
             .or_else(|| var("HOME").map(|d| d.join(".cache/bpf-vm")))
-            .ok_or_else(|| fail(1, "no cache directory: set VM_CACHE or HOME"))?;
+            .context("no cache directory: set VM_CACHE or HOME")?;
         Cache::at(&dir)
     }
 
@@ -70,7 +72,8 @@ impl Cache {
         }
     }
 
-    /// A temporary directory on the cache's file system, removed when dropped.
+    /// A temporary directory on the cache's file system, removed when dropped. Only with the
+    /// lock held: whoever takes it next removes what lies there.
     pub fn temp_dir(&self) -> Result<tempfile::TempDir> {
         tempfile::Builder::new()
             .prefix("part-")
@@ -95,14 +98,11 @@ impl Cache {
         if free >= megabytes {
             return Ok(());
         }
-        Err(fail(
-            1,
-            format!(
-                "no space: {what} needs {megabytes} MB in {}, {free} MB are free; \
-                 make room, or set VM_CACHE to a directory elsewhere",
-                self.dir.display()
-            ),
-        ))
+        bail!(
+            "no space: {what} needs {megabytes} MB in {}, {free} MB are free; \
+             make room, or set VM_CACHE to a directory elsewhere",
+            self.dir.display()
+        )
     }
 }
 
@@ -137,7 +137,7 @@ pub fn find_tool(name: &str) -> Option<PathBuf> {
 pub fn tool(name: &str) -> Result<PathBuf> {
     find_tool(name).ok_or_else(|| {
         fail(
-            3,
+            MACHINE,
             format!(
                 "{name} is not here: install the package that has it (`cargo vm setup` does where \
                  there is apt)"
@@ -146,9 +146,22 @@ pub fn tool(name: &str) -> Result<PathBuf> {
     })
 }
 
+/// Runs a tool and returns its output; where it fails, an error with what it said.
+pub fn run(name: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Vec<u8>> {
+    let mut command = Command::new(tool(name)?);
+    let output = command.args(args).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot start {name}"))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("{name} failed ({}): {}", output.status, text.trim());
+    }
+    Ok(output.stdout)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fail::Fail;
 
     #[test]
     fn no_space_says_so() {
@@ -157,6 +170,15 @@ mod tests {
         assert!(cache.need_space(1, "a test").is_ok());
         let error = cache.need_space(1 << 40, "a test").unwrap_err().to_string();
         assert!(error.starts_with("no space: a test needs"), "{error}");
+    }
+
+    #[test]
+    fn a_tool_that_fails_says_why() {
+        assert_eq!(run("echo", ["a"]).unwrap(), b"a\n");
+        let error = run("sh", ["-c", "echo why >&2; exit 4"]).unwrap_err().to_string();
+        assert_eq!(error, "sh failed (exit status: 4): why");
+        let missing = run("no-such-tool", [""]).context("what for").unwrap_err();
+        assert_eq!(missing.downcast_ref::<Fail>().unwrap().code, MACHINE);
     }
 
     #[test]

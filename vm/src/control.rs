@@ -10,11 +10,11 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use crate::fail::fail;
+use crate::fail::{GUEST_DIED, fail};
 
 /// How many sessions a guest can have in its life.
 pub const PORTS: u32 = 16;
@@ -48,20 +48,14 @@ fn parent() -> Result<PathBuf> {
     }
     let meta = fs::symlink_metadata(&dir)?;
     if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
-        return Err(fail(
-            1,
-            format!(
-                "{} is not a private directory of this user; remove it, or set TMPDIR",
-                dir.display()
-            ),
-        ));
+        bail!(
+            "{} is not a private directory of this user; remove it, or set TMPDIR",
+            dir.display()
+        );
     }
     // A Unix socket's path is limited to 107 bytes.
     if dir.as_os_str().len() > 80 {
-        return Err(fail(
-            1,
-            format!("{} is too long for sockets; set TMPDIR to a shorter path", dir.display()),
-        ));
+        bail!("{} is too long for sockets; set TMPDIR to a shorter path", dir.display());
     }
     Ok(dir)
 }
@@ -134,17 +128,18 @@ pub fn running_shell(workspace: &Path, kernel: Option<&str>) -> Result<Option<Pa
 
 /// The socket of the next port that no session has used yet. Session 0 is the launcher's.
 pub fn next_port(dir: &Path) -> Result<PathBuf> {
-    let lock = File::create(dir.join("ports.lock")).context("the guest has just ended")?;
+    let gone = |e| {
+        let dir = dir.display();
+        fail(GUEST_DIED, format!("cannot use {dir}, the guest may have just ended: {e}"))
+    };
+    let lock = File::create(dir.join("ports.lock")).map_err(gone)?;
     rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
     let file = dir.join("ports");
     let next = fs::read_to_string(&file).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     if next >= PORTS {
-        return Err(fail(
-            1,
-            format!("this guest has had its {PORTS} terminals; leave its shell and start another"),
-        ));
+        bail!("this guest has had its {PORTS} terminals; leave its shell and start another");
     }
-    fs::write(&file, (next + 1).to_string())?;
+    fs::write(&file, (next + 1).to_string()).map_err(gone)?;
     Ok(socket(dir, next))
 }
 
@@ -156,6 +151,7 @@ pub fn socket(dir: &Path, port: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fail::Fail;
 
     fn info() -> Info {
         Info { workspace: "/w".into(), kernel: "6.1".into(), shell: true }
@@ -183,5 +179,7 @@ mod tests {
             assert_eq!(next_port(dir.path()).unwrap(), socket(dir.path(), n));
         }
         assert!(next_port(dir.path()).unwrap_err().to_string().contains("16 terminals"));
+        let gone = next_port(&dir.path().join("gone")).unwrap_err();
+        assert_eq!(gone.downcast_ref::<Fail>().unwrap().code, GUEST_DIED);
     }
 }

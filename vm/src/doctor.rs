@@ -44,8 +44,7 @@ pub fn main(options: &Options) -> Result<i32> {
     match kernels::archives() {
         Ok(archives) => {
             for archive in archives {
-                let state =
-                    table.line(&table.default).and_then(|line| line.reach(&archive, &cache));
+                let state = table.line(&table.default).and_then(|line| line.reach(&archive));
                 report(
                     "archive",
                     match state {
@@ -62,12 +61,7 @@ pub fn main(options: &Options) -> Result<i32> {
         return Ok(MACHINE);
     }
 
-    let names = match options.kernel.as_deref() {
-        Some("all") => table.lines.iter().map(|line| line.name.clone()).collect(),
-        Some(name) => vec![name.to_owned()],
-        None => vec![table.default.clone()],
-    };
-    for name in names {
+    for name in table.names(options.kernel.as_deref()) {
         let options = Options { kernel: Some(name.clone()), ..options.clone() };
         let program = Program { argv: vec!["true".into()], stage: false };
         match launch::run(&options, &program) {

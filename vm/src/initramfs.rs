@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::cache::{self, Cache, tool};
-use crate::fail::fail;
+use crate::cache::{self, Cache};
+use crate::fail::{MACHINE, fail};
 use crate::kernels::{Kernel, hex};
 
 const INIT: &str = include_str!("../init.sh");
@@ -24,7 +23,7 @@ const WANTED: [&str; 2] = ["crc32c_generic", "crc32c_intel"];
 pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
     let busybox = static_busybox().ok_or_else(|| {
         fail(
-            3,
+            MACHINE,
             "a static busybox is not here: install one (Debian's busybox-static; `cargo vm setup` \
                  does where there is apt)",
         )
@@ -82,12 +81,8 @@ fn module_content(file: &Path) -> Result<Vec<u8>> {
         Some("gz") => "gzip",
         _ => return fs::read(file).with_context(|| format!("cannot read {}", file.display())),
     };
-    let output = Command::new(tool(unpacker)?).arg("-dc").arg(file).output()?;
-    if output.status.success() {
-        return Ok(output.stdout);
-    }
-    let text = String::from_utf8_lossy(&output.stderr);
-    Err(fail(1, format!("{unpacker} cannot unpack {}: {}", file.display(), text.trim())))
+    cache::run(unpacker, ["-dc".as_ref(), file.as_os_str()])
+        .with_context(|| format!("cannot unpack {}", file.display()))
 }
 
 /// The busybox of this machine, where it is one that needs no libraries.
@@ -135,10 +130,7 @@ impl Modules {
         for (name, needed) in modules {
             let Some((file, deps)) = self.deps.get(*name) else {
                 if needed && !self.builtin.iter().any(|b| b == name) {
-                    return Err(fail(
-                        1,
-                        format!("kernel {release} has no {name}, which the guest needs"),
-                    ));
+                    bail!("kernel {release} has no {name}, which the guest needs");
                 }
                 continue;
             };

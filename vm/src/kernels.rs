@@ -5,12 +5,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::cache::{self, Cache, tool};
-use crate::fail::fail;
+use crate::cache::{self, Cache};
+use crate::fail::{MACHINE, fail};
 use crate::say;
 use crate::setup;
 
@@ -20,6 +20,9 @@ const TABLE_FILE: &str = "vm/kernels.toml";
 const KERNEL_MB: u64 = 900;
 /// What fetches with apt's settings, proxies and all.
 pub const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
+/// What to do where apt names no archive.
+const SET_MIRROR: &str =
+    "set VM_MIRROR to the root of a Debian archive (the URL that has dists/ and pool/ below it)";
 
 /// The table of kernels.toml.
 #[derive(Debug, Deserialize)]
@@ -79,6 +82,14 @@ impl Table {
             )
         })
     }
+
+    /// The kernels that `--kernel` names: one, `all` lines, or where it is not given, the default.
+    pub fn names(&self, kernel: Option<&str>) -> Vec<String> {
+        match kernel {
+            Some("all") => self.lines.iter().map(|line| line.name.clone()).collect(),
+            one => vec![one.unwrap_or(&self.default).to_owned()],
+        }
+    }
 }
 
 impl Line {
@@ -108,7 +119,12 @@ impl Line {
                     && !setup::have_lists()
                 {
                     say!("apt knows no archive here before it has its lists");
-                    setup::apt_get("update")?;
+                    if !setup::apt_get("update")? && !setup::have_lists() {
+                        bail!(
+                            "apt-get update failed, see above, and without its lists apt names no \
+                             archive: try again, or {SET_MIRROR}"
+                        );
+                    }
                 }
                 self.unpack(cache, &dir, &archives()?)?;
             }
@@ -117,11 +133,11 @@ impl Line {
     }
 
     /// Asks an archive for the suite of this line.
-    pub fn reach(&self, archive: &str, cache: &Cache) -> Result<()> {
-        let temp = cache.temp_dir()?;
+    pub fn reach(&self, archive: &str) -> Result<()> {
+        let temp = tempfile::tempdir().context("cannot create a temporary directory")?;
         let url = format!("{}/dists/{}/Release", archive.trim_end_matches('/'), self.suite);
         download(&url, &temp.path().join("Release"))?
-            .map_err(|why| fail(1, format!("does not answer for {}: {why}", self.suite)))
+            .map_err(|why| anyhow!("does not answer for {}: {why}", self.suite))
     }
 
     fn unpack(&self, cache: &Cache, dir: &Path, archives: &[String]) -> Result<()> {
@@ -132,17 +148,8 @@ impl Line {
             let deb = temp.path().join("package.deb");
             say!("fetching {} {}", package.name, self.version);
             self.fetch(package, archives, &deb)?;
-            let status = Command::new(tool("dpkg-deb")?)
-                .args(["-x".as_ref(), deb.as_os_str(), root.as_os_str()])
-                .stdin(Stdio::null())
-                .status()
-                .context("cannot start dpkg-deb")?;
-            if !status.success() {
-                return Err(fail(
-                    1,
-                    format!("dpkg-deb could not unpack {}, see above", package.name),
-                ));
-            }
+            cache::run("dpkg-deb", ["-x".as_ref(), deb.as_os_str(), root.as_os_str()])
+                .with_context(|| format!("cannot unpack {}", package.name))?;
         }
         Kernel::at(&root)?.depmod()?;
         cache::put(&root, dir)
@@ -158,21 +165,18 @@ impl Line {
                 Err(why) => tried.push(format!("{url}\n      {why}")),
             }
         }
-        Err(fail(
-            1,
-            format!(
-                "{} {} cannot be fetched:\n  {}\n\
-                 If the network is down, try again. If the archive does not carry this file: set \
-                 VM_MIRROR to the root of a Debian archive that has the suite {}, or re-pin the line \
-                 {} in {TABLE_FILE} (version, and name, path, sha256 of each package) to the newest \
-                 kernel of that suite; the head of that file says how.",
-                package.name,
-                self.version,
-                tried.join("\n  "),
-                self.suite,
-                self.name,
-            ),
-        ))
+        bail!(
+            "{} {} cannot be fetched:\n  {}\n\
+             If the network is down, try again. If the archive does not carry this file: set \
+             VM_MIRROR to the root of a Debian archive that has the suite {}, or re-pin the line \
+             {} in {TABLE_FILE} (version, and name, path, sha256 of each package) to the newest \
+             kernel of that suite; the head of that file says how.",
+            package.name,
+            self.version,
+            tried.join("\n  "),
+            self.suite,
+            self.name,
+        )
     }
 }
 
@@ -189,7 +193,8 @@ fn download(url: &str, to: &Path) -> Result<Result<(), String>> {
         command.args(["--fail", "--location", "--silent", "--show-error", "--retry", "2"]);
         command.arg("--output").arg(to).arg(url);
     } else {
-        return Err(fail(3, "neither apt nor curl is here to fetch a kernel with; install curl"));
+        let message = "neither apt nor curl is here to fetch a kernel with; install curl";
+        return Err(fail(MACHINE, message));
     }
     let output = command.stdin(Stdio::null()).output().context("cannot start the download")?;
     if output.status.success() && to.is_file() {
@@ -199,7 +204,7 @@ fn download(url: &str, to: &Path) -> Result<Result<(), String>> {
     let lines = text.lines().map(str::trim);
     let why: Vec<&str> = lines.filter(|l| !l.is_empty() && !l.starts_with("W:")).collect();
     if why.iter().any(|line| line.contains("No space left")) {
-        return Err(fail(1, format!("no space: {}", why.join(" "))));
+        bail!("no space: {}", why.join(" "));
     }
     Ok(Err(if why.is_empty() { format!("{}", output.status) } else { why.join(" ") }))
 }
@@ -210,15 +215,13 @@ fn check(deb: &Path, package: &Package) -> Result<()> {
     if got == package.sha256 {
         return Ok(());
     }
-    Err(fail(
-        1,
-        format!(
-            "wrong checksum: {} is not the file that {TABLE_FILE} pins\n  expected {}\n  got      {got}\n\
-             Nothing of it was kept. A proxy may have answered in the archive's place: try again, or \
-             set VM_MIRROR to another archive.",
-            package.name, package.sha256
-        ),
-    ))
+    bail!(
+        "wrong checksum: {} is not the file that {TABLE_FILE} pins\n  expected {}\n  got      {got}\n\
+         Nothing of it was kept. A proxy may have answered in the archive's place: try again, or \
+         set VM_MIRROR to another archive.",
+        package.name,
+        package.sha256
+    )
 }
 
 /// The SHA-256 of a file's content in hexadecimal.
@@ -250,18 +253,20 @@ pub fn archives() -> Result<Vec<String>> {
     if let Some(mirror) = mirror() {
         return Ok(vec![mirror]);
     }
-    let advice = "set VM_MIRROR to the root of a Debian archive (the URL that has dists/ and pool/ below it)";
-    let Some(apt) = cache::find_tool("apt-get") else {
-        return Err(fail(1, format!("no apt on this machine tells a Debian archive: {advice}")));
-    };
+    let apt = cache::find_tool("apt-get")
+        .with_context(|| format!("no apt on this machine tells a Debian archive: {SET_MIRROR}"))?;
     let output = Command::new(apt)
         .args(["indextargets", "--format", "$(CREATED_BY)|$(ORIGIN)|$(RELEASE)|$(REPO_URI)"])
         .output()
         .context("cannot start apt-get")?;
     let found = archives_of(&String::from_utf8_lossy(&output.stdout));
-    if found.is_empty() {
-        return Err(fail(1, format!("apt on this machine names no Debian archive: {advice}")));
+    if found.is_empty() && !setup::have_lists() {
+        bail!(
+            "apt has not fetched its lists here, which name the archives: `cargo vm setup` does \
+             where it needs them, or {SET_MIRROR}"
+        );
     }
+    ensure!(!found.is_empty(), "apt on this machine names no Debian archive: {SET_MIRROR}");
     Ok(found)
 }
 
@@ -315,12 +320,9 @@ impl Kernel {
     /// Finds image and modules in a directory where packages were unpacked.
     pub fn at(dir: &Path) -> Result<Kernel> {
         let none = |what: &str| {
-            fail(
-                1,
-                format!("{} holds no {what}: it is not an unpacked kernel package", dir.display()),
-            )
+            anyhow!("{} holds no {what}: it is not an unpacked kernel package", dir.display())
         };
-        let dir = dir.canonicalize().map_err(|e| fail(1, format!("{}: {e}", dir.display())))?;
+        let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
         let (release, modules) = ["lib/modules", "usr/lib/modules"]
             .iter()
             .flat_map(|sub| fs::read_dir(dir.join(sub)).into_iter().flatten().flatten())
@@ -351,18 +353,10 @@ impl Kernel {
     /// Writes the modules' dependencies, which no package carries.
     fn depmod(&self) -> Result<()> {
         let base = self.modules.ancestors().nth(3).unwrap_or(Path::new("/"));
-        let output = Command::new(tool("depmod")?)
-            .arg("-b")
-            .arg(base)
-            .arg(&self.release)
-            .stdin(Stdio::null())
-            .output()
-            .context("cannot start depmod")?;
-        if output.status.success() && self.modules.join("modules.dep").is_file() {
-            return Ok(());
-        }
-        let text = String::from_utf8_lossy(&output.stderr);
-        Err(fail(1, format!("depmod failed on {}: {}", self.modules.display(), text.trim())))
+        cache::run("depmod", ["-b".as_ref(), base.as_os_str(), self.release.as_ref()])
+            .and_then(|_| self.modules.join("modules.dep").metadata().context("modules.dep"))
+            .with_context(|| format!("cannot index {}", self.modules.display()))?;
+        Ok(())
     }
 }
 
@@ -373,9 +367,9 @@ mod tests {
     #[test]
     fn the_table_holds_the_four_lines() {
         let table = Table::load().unwrap();
-        let names: Vec<&str> = table.lines.iter().map(|l| l.name.as_str()).collect();
-        assert_eq!(names, ["5.10", "6.1", "6.12", "7.2"]);
-        assert_eq!(table.default, "6.1");
+        assert_eq!(table.names(Some("all")), ["5.10", "6.1", "6.12", "7.2"]);
+        assert_eq!(table.names(None), ["6.1"]);
+        assert_eq!(table.names(Some("./a")), ["./a"]);
         for line in &table.lines {
             assert!(!line.packages.is_empty());
             for p in &line.packages {

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
 use crate::control::{self, Control, Info};
@@ -138,15 +138,14 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     let start = Instant::now();
     let socket = control::next_port(&dir)?;
     let accel = qemu::boot(&machine, &cache, &dir)?;
-    let mut stream = session::connect(&socket)?;
     let died = || fail(GUEST_DIED, qemu::death(&dir));
-    session::await_agent(&mut stream)?.ok_or_else(died)?;
+    let stream = session::open(&socket, &dir)?.ok_or_else(died)?;
     let boot = start.elapsed();
     fs::write(dir.join("ready"), "").context("cannot write to the control directory")?;
 
     if let Some(workload) = &workload {
         let shown = workload.strip_prefix(&info.workspace).unwrap_or(workload).display();
-        say!("workload: {shown} on /mnt/data (--idle leaves it out)");
+        say!("workload: {shown} on {DATA} (--idle leaves it out)");
     }
     let exit =
         session::talk(stream, &request(program, workload, &options.env)?)?.ok_or_else(died)?;
@@ -155,7 +154,9 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
         say!(
             "the guest goes on for {n} other terminal{s}, and ends with the last (Ctrl-C ends it now)"
         );
-        while qemu::await_end().is_none() {}
+        while ending::qemu_ended().is_none() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
     ending::clean_up();
     Ok(Outcome { status: exit.status, accel, boot })
@@ -183,9 +184,8 @@ pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
     }
     session::watch_signals()?;
     ending::start_guard(None)?;
-    let died = || fail(GUEST_DIED, "the guest has ended");
-    let mut stream = session::connect(&control::next_port(&dir)?)?;
-    session::await_agent(&mut stream)?.ok_or_else(died)?;
+    let died = || fail(GUEST_DIED, "the guest has ended; the terminal that started it says why");
+    let stream = session::open(&control::next_port(&dir)?, &dir)?.ok_or_else(died)?;
     let exit = session::talk(stream, &request(program, None, &options.env)?)?.ok_or_else(died)?;
     ending::clean_up();
     Ok(Some(exit.status))
@@ -217,20 +217,17 @@ fn shares(root: &Path) -> Result<Vec<PathBuf>> {
         shares.push(target);
     }
     if let Some(hidden) = shares.iter().find(|share| share.starts_with(DATA)) {
-        return Err(fail(
-            1,
-            format!(
-                "the guest would not see {}: it has its data disk at {DATA}. Move the workspace, or \
-                 CARGO_TARGET_DIR, elsewhere",
-                hidden.display()
-            ),
-        ));
+        bail!(
+            "the guest would not see {}: it has its data disk at {DATA}. Move the workspace, or \
+             CARGO_TARGET_DIR, elsewhere",
+            hidden.display()
+        );
     }
     Ok(shares)
 }
 
 /// Makes everything ready that the guest consists of.
-pub fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
+fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
     let name = kernel_name(options)?;
     let kernel = Kernel::named(&name, cache)?;
     cache.need_space(DISKS_MB, "what the guest writes to its disks")?;

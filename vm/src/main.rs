@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
 use crate::fail::{Fail, MACHINE, fail};
@@ -234,13 +234,13 @@ fn cmd_run(run: Run) -> Result<i32> {
 fn here(file: PathBuf, args: &[OsString]) -> Result<i32> {
     use std::os::unix::process::CommandExt;
     let error = std::process::Command::new(&file).args(args).exec();
-    Err(fail(1, format!("cannot start {}: {error}", file.display())))
+    Err(error).with_context(|| format!("cannot start {}", file.display()))
 }
 
 fn cmd_runner(runner: Runner) -> Result<i32> {
     let mut argv = runner.program;
     let file = PathBuf::from(&argv[0]);
-    let file = file.canonicalize().map_err(|e| fail(1, format!("{}: {e}", file.display())))?;
+    let file = file.canonicalize().with_context(|| file.display().to_string())?;
     let args = argv.split_off(1);
     if launch::asks_for_help(&args) {
         return here(file, &args);
@@ -275,12 +275,7 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     let root = workspace::root()?;
     let cache = cache::Cache::open()?;
     let table = kernels::Table::load()?;
-    let names = match named(setup.kernel).as_deref() {
-        Some("all") => table.lines.iter().map(|line| line.name.clone()).collect(),
-        Some(name) => vec![name.to_owned()],
-        None => vec![table.default.clone()],
-    };
-    for name in names {
+    for name in table.names(named(setup.kernel).as_deref()) {
         let kernel = kernels::Kernel::named(&name, &cache)?;
         initramfs::get(&kernel, &cache)?;
         say!("kernel {name}: {} is ready", kernel.release);
@@ -288,7 +283,7 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     setup::data_disk(&cache)?;
     setup::blank_disk(&cache)?;
     if !workspace::cargo(&root).arg("fetch").status()?.success() {
-        return Err(fail(1, "cargo could not fetch the crates, see above"));
+        bail!("cargo could not fetch the crates, see above");
     }
     say!("all is here; the network is not needed any more");
     Ok(0)

@@ -7,10 +7,10 @@ use std::fs::{self, File};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -118,6 +118,7 @@ pub fn kvm_note(cache: &Cache) -> Result<(Option<KvmNote>, KvmNote)> {
 }
 
 fn remember(cache: &Cache, note: &KvmNote) -> Result<()> {
+    let _lock = cache.lock()?;
     let temp = cache.temp_dir()?;
     let made = temp.path().join("kvm.json");
     fs::write(&made, serde_json::to_vec(note)?)?;
@@ -203,7 +204,7 @@ impl Machine {
         let mut conf: Vec<u8> = Vec::new();
         let mut line = |key: &str, value: &OsStr| -> Result<()> {
             if value.as_bytes().contains(&b'\n') {
-                return Err(fail(1, format!("{value:?}: a path with a line break does not work")));
+                bail!("{value:?}: a path with a line break does not work");
             }
             conf.extend_from_slice(key.as_bytes());
             conf.push(b' ');
@@ -390,12 +391,6 @@ fn log(dir: &Path) -> String {
     let log = fs::read(dir.join("qemu.log")).unwrap_or_default();
     let lines = last_lines(&log, 3);
     if lines.is_empty() { String::new() } else { format!(" ({})", lines.join("; ")) }
-}
-
-/// Waits a moment for QEMU to end by itself.
-pub fn await_end() -> Option<ExitStatus> {
-    std::thread::sleep(Duration::from_millis(50));
-    ending::qemu_ended()
 }
 
 /// The console's last lines, to be put behind a message.

@@ -16,7 +16,9 @@ use rustix::termios::{isatty, tcgetpgrp, tcgetwinsize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
 use crate::ending;
+use crate::fail::{GUEST_DIED, fail};
 use crate::proto::{CHUNK, Kind, Request, STDIN_WINDOW, Size, read_frame, write_frame};
+use crate::qemu;
 
 /// How long the guest may take to answer a signal.
 const SIGNAL_PATIENCE: Duration = Duration::from_secs(10);
@@ -142,7 +144,7 @@ pub fn watch_signals() -> Result<()> {
 fn forward(link: &Arc<Link>, signal: i32) {
     let count = link.signals.fetch_add(1, Ordering::SeqCst) + 1;
     if count >= SIGNALS_UNTIL_KILL {
-        ending::end(128 + signal, Some("stopped the guest"));
+        ending::end(128 + signal, Some("the third signal: not waiting for the program any more"));
     }
     let sender = Arc::clone(link);
     // The connection may be stuck: neither this nor the watching may wait for the other.
@@ -164,35 +166,35 @@ fn watch(link: &Arc<Link>, status: i32, answered: impl Fn(&Link) -> bool + Send 
         }
         let goes_on = lock(&LINK).as_ref().is_some_and(|now| Arc::ptr_eq(now, &link));
         if goes_on && !answered(&link) {
-            ending::end(status, Some("the guest does not react any more; stopped it"));
+            ending::end(status, Some("the guest does not react any more: not waiting for it"));
         }
     });
 }
 
-/// Connects to a port's socket, which QEMU creates when it starts.
-pub fn connect(socket: &Path) -> Result<UnixStream> {
+/// Connects to a port's socket, which QEMU creates when it starts, and waits until the agent
+/// serves it. `dir` is the control directory. `None`: the guest died first.
+pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
     let start = Instant::now();
-    loop {
+    let mut stream = loop {
         match UnixStream::connect(socket) {
-            Ok(stream) => return Ok(stream),
-            Err(e) if start.elapsed() > Duration::from_secs(10) => {
-                return Err(e).context("cannot reach the guest");
-            }
+            Ok(stream) => break stream,
+            Err(_) if start.elapsed() > Duration::from_secs(10) => return Ok(None),
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }
-    }
-}
-
-/// Waits until the agent serves the port. `None`: the guest died first.
-pub fn await_agent(stream: &mut UnixStream) -> Result<Option<()>> {
-    stream.set_read_timeout(Some(AGENT_PATIENCE))?;
-    let hello = match read_frame(stream) {
-        Ok(frame) => frame.is_some_and(|frame| frame.kind == Kind::Hello),
-        Err(e) if e.kind() == ErrorKind::WouldBlock => false,
-        Err(_) => false,
     };
+    stream.set_read_timeout(Some(AGENT_PATIENCE))?;
+    match read_frame(&mut stream) {
+        Ok(Some(frame)) if frame.kind == Kind::Hello => {}
+        Err(e) if e.kind() == ErrorKind::WouldBlock => {
+            let (limit, tail) = (AGENT_PATIENCE.as_secs(), qemu::tail(dir));
+            let message = format!("the guest's agent has not answered for {limit} s{tail}");
+            return Err(fail(GUEST_DIED, message));
+        }
+        // A broken stream and its end mean the same.
+        _ => return Ok(None),
+    }
     stream.set_read_timeout(None)?;
-    Ok(hello.then_some(()))
+    Ok(Some(stream))
 }
 
 /// Runs a program in the guest, joined to this process's standard descriptors.

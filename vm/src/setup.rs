@@ -1,12 +1,13 @@
 //! Making the machine ready: packages, kernels, disk images.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
-use crate::cache::{self, Cache, find_tool, tool};
+use crate::cache::{self, Cache, find_tool};
 use crate::fail::{MACHINE, fail};
 use crate::initramfs::static_busybox;
 use crate::kernels::APT_HELPER;
@@ -131,16 +132,11 @@ pub fn packages(for_test: bool) -> Result<()> {
         done = apt_get("update")? && apt_get(&install)?;
     }
     if !done {
-        return Err(fail(
-            1,
-            format!(
-                "apt-get could not install the packages, see above; by hand: apt-get {install}"
-            ),
-        ));
+        bail!("apt-get could not install the packages, see above; by hand: apt-get {install}");
     }
     match self::missing(for_test).as_slice() {
         [] => Ok(()),
-        still => Err(fail(1, format!("installed, but still not found: {}", still.join(" ")))),
+        still => bail!("installed, but still not found: {}", still.join(" ")),
     }
 }
 
@@ -190,18 +186,10 @@ pub fn have_lists() -> bool {
 pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
     image(cache, &format!("data-{DATA_MB}.ext4"), DATA_MB, |file| {
         // Nothing is left for the kernel to initialise later: that would be I/O nobody asked for.
-        let output = Command::new(tool("mkfs.ext4")?)
-            .args(["-q", "-F", "-L", "data", "-m", "0", "-N", "16384"])
-            .args(["-E", "lazy_itable_init=0,lazy_journal_init=0"])
-            .arg(file)
-            .stdin(Stdio::null())
-            .output()
-            .context("cannot start mkfs.ext4")?;
-        if output.status.success() {
-            return Ok(());
-        }
-        let text = String::from_utf8_lossy(&output.stderr);
-        Err(fail(1, format!("mkfs.ext4 failed: {}", text.trim())))
+        let lazy = "lazy_itable_init=0,lazy_journal_init=0";
+        let options = ["-q", "-F", "-L", "data", "-m", "0", "-N", "16384", "-E", lazy];
+        let args = options.iter().map(OsStr::new).chain([file.as_os_str()]);
+        cache::run("mkfs.ext4", args).map(|_| ())
     })
 }
 

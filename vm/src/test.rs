@@ -112,11 +112,7 @@ pub fn main(kernel: Option<&str>, filter: Option<&str>) -> Result<i32> {
     setup::packages(true)?;
     let root = workspace::root()?;
     let table = Table::load()?;
-    let kernels: Vec<String> = match kernel {
-        Some("all") => table.lines.iter().map(|line| line.name.clone()).collect(),
-        Some(name) => vec![name.to_owned()],
-        None => vec![table.default.clone()],
-    };
+    let kernels = table.names(kernel);
 
     let mut sum = host(&root, filter)?;
     match build(&root) {
@@ -137,8 +133,8 @@ pub fn main(kernel: Option<&str>, filter: Option<&str>) -> Result<i32> {
         text = format!("\nfailed:\n    {}\n", sum.names.join("\n    "));
     }
     let mut stdout = std::io::stdout();
-    writeln!(stdout, "{text}{} passed, {} failed", sum.passed, sum.failed)
-        .context("cannot write the tests' output")?;
+    // Where nobody reads any more, the exit code still tells.
+    let _ = writeln!(stdout, "{text}{} passed, {} failed", sum.passed, sum.failed);
     Ok(if sum.failed == 0 { 0 } else { 1 })
 }
 
@@ -321,7 +317,8 @@ fn follow(
             let line = line.context("cannot read the tests' output")?;
             let line = String::from_utf8_lossy(&line);
             count.line(line.trim_end(), place);
-            writeln!(stdout, "{prefix}{line}").context("cannot write the tests' output")?;
+            // Where nobody reads any more, the tests go on: the exit code still tells.
+            let _ = writeln!(stdout, "{prefix}{line}");
         }
     }
     child.wait().context("cannot wait for the tests")

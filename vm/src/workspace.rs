@@ -5,10 +5,8 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
-
-use crate::fail::fail;
 
 /// The directory that holds the root Cargo.toml.
 ///
@@ -27,7 +25,9 @@ pub fn root() -> Result<PathBuf> {
         .chain(built)
         .find(|dir| is_root(dir))
         .map(|dir| dir.canonicalize().unwrap_or(dir.to_owned()))
-        .ok_or_else(|| fail(1, "this is not inside the workshop's workspace: no vm/kernels.toml above this directory"))
+        .context(
+            "this is not inside the workshop's workspace: no vm/kernels.toml above this directory",
+        )
 }
 
 /// A `cargo` command at the workspace root, without what the outer `cargo run` has set for
@@ -98,19 +98,16 @@ pub fn metadata(root: &Path) -> Result<Metadata> {
         .stderr(Stdio::inherit())
         .output()
         .context("cannot start cargo")?;
-    if !output.status.success() {
-        return Err(fail(1, "cargo cannot read the workspace, see above"));
-    }
+    ensure!(output.status.success(), "cargo cannot read the workspace, see above");
     serde_json::from_slice(&output.stdout).context("cargo metadata: unexpected output")
 }
 
 /// Builds every program of the workspace.
 pub fn build_all(root: &Path) -> Result<()> {
     let built = cargo(root).args(["build", "--workspace"]).args(quiet()).status();
-    if built.context("cannot start cargo")?.success() {
-        return Ok(());
-    }
-    Err(fail(1, "cargo could not build the programs of the workspace, see above"))
+    let built = built.context("cannot start cargo")?;
+    ensure!(built.success(), "cargo could not build the programs of the workspace, see above");
+    Ok(())
 }
 
 /// One line of `cargo --message-format=json`, as far as we read it.
@@ -132,11 +129,9 @@ pub fn build(root: &Path, args: &[&str], name: &str) -> Result<PathBuf> {
         .stderr(Stdio::inherit())
         .output()
         .context("cannot start cargo")?;
-    if !output.status.success() {
-        return Err(fail(1, format!("cargo could not build {name}, see above")));
-    }
+    ensure!(output.status.success(), "cargo could not build {name}, see above");
     find_executable(&output.stdout, name)
-        .ok_or_else(|| fail(1, format!("cargo built {name} but named no executable of that name")))
+        .with_context(|| format!("cargo built {name} but named no executable of that name"))
 }
 
 fn find_executable(messages: &[u8], name: &str) -> Option<PathBuf> {
