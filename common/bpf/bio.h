@@ -25,4 +25,17 @@ static __always_inline dev_t bio_dev(struct bio *bio)
 	return BPF_CORE_READ(part, __dev.devt);
 }
 
+#define bio_op(bio) (BPF_CORE_READ(bio, bi_opf) & 0xff)
+#define REQ_OP_READ 0
+#define REQ_OP_WRITE 1
+
+/* The sector that a bio begins at, as the device that it was submitted to counts them; -1 where it
+ * has none: a write of nothing is a flush. */
+static __always_inline sector_t bio_sector(struct bio *bio)
+{
+	if (!bio->bi_iter.bi_size && bio_op(bio) == REQ_OP_WRITE)
+		return -1;
+	return bio->bi_iter.bi_sector;
+}
+
 #endif /* __BIO_H__ */

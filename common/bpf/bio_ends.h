@@ -6,17 +6,19 @@
  *
  * Include it below what it needs of a stage:
  * - the map `starts`: the key is a bio's address, the value begins with a u64, noted here;
- * - ended(bio, end): a bio has ended at that time. It need not be in `starts`.
+ * - ended(bio, end): a bio has ended at that time. It need not be in `starts`; then the time is 0;
+ * - the counter `dropped`.
  */
 #ifndef __BIO_ENDS_H__
 #define __BIO_ENDS_H__
 
 #include "vmlinux.h"
+#include "bio.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-#define CHAIN 64 /* bios: a part, its whole, of which that is a part, ... */
+#define CHAIN 8 /* bios that bio_ends() looks at: a part, its whole, of which that is a part, ... */
 
 /* The address of the function bio_chain_endio(), which common::load looks up. A bio that calls it
  * at its end is a part: bio_endio() goes on with the whole. block/bio.c */
@@ -39,21 +41,27 @@ static __always_inline struct bio *bio_whole(struct bio *bio)
 }
 
 /* Whether the bio goes on after this call. Other parts of it may still be on their way: bio_endio()
- * counts them down. Or its checksums are verified first: bio_endio() is called again after that. */
+ * counts them down. Or what was read has checksums, which are verified first: bio_endio() is called
+ * again after that. */
 static __always_inline bool bio_goes_on(struct bio *bio)
 {
 	if (BPF_CORE_READ(bio, __bi_remaining.counter) > 1)
 		return true;
-	return bpf_core_field_exists(bio->bi_integrity) && BPF_CORE_READ(bio, bi_integrity);
+	return bpf_core_field_exists(bio->bi_integrity) && BPF_CORE_READ(bio, bi_integrity) &&
+	       bio_op(bio) == REQ_OP_READ && !BPF_CORE_READ(bio, bi_status);
 }
 
-/* Notes in `starts` that a part of the bio has ended. */
-static __always_inline void note_part(struct bio *bio, u64 now)
+/* Notes that a part of a bio has ended, and returns when the last one so far did; 0 where nobody has
+ * submitted the bio. */
+static __always_inline u64 note_part(struct bio *bio, u64 now)
 {
 	u64 *noted = bpf_map_lookup_elem(&starts, &bio);
 
-	if (noted)
+	if (!noted)
+		return 0;
+	if (*noted < now) /* or another CPU was later, and is done already */
 		*noted = now;
+	return *noted;
 }
 
 /* Calls ended() for all bios that end with this call of bio_endio(). Not for a part that nobody has
@@ -65,25 +73,38 @@ static __always_inline void bio_ends(struct bio *bio)
 
 	for (int i = 0; i < CHAIN && bio; i++) {
 		struct bio *whole = bio_whole(bio);
+		u64 end = note_part(bio, now);
 
 		goes_on = goes_on || bio_goes_on(bio);
-		if (goes_on)
-			note_part(bio, now);
-		else if (!whole || bpf_map_lookup_elem(&starts, &bio))
-			ended(bio, now);
+		if (!goes_on && (end || !whole))
+			ended(bio, end);
 		bio = whole;
 	}
 }
 
-/* A second look. Two parts that end at once, on two CPUs, may each take the other for the last. But
- * when the owner lets go of the whole, all of them have ended. */
+/* A second look, when a bio is let go of: by its owner, at any time after its end; a part by
+ * bio_endio(), which then goes on with the whole. Two parts that ended at once, on two CPUs, may each
+ * have taken the other for the last; and a chain may be longer than bio_ends() has looked. A bio of
+ * which nothing at all was noted has ended unseen. */
 SEC("fentry/bio_uninit")
 int BPF_PROG(bio_uninit_entry, struct bio *bio)
 {
-	u64 *noted = bpf_map_lookup_elem(&starts, &bio);
+	struct bio *whole = bio_whole(bio);
+	u64 now = bpf_ktime_get_ns(), *noted;
 
-	if (noted && *noted)
+	if (whole) {
+		if (note_part(bio, now))
+			ended(bio, now);
+		note_part(whole, now);
+		return 0;
+	}
+	noted = bpf_map_lookup_elem(&starts, &bio);
+	if (noted && *noted) {
 		ended(bio, *noted);
+	} else if (noted) {
+		bpf_map_delete_elem(&starts, &bio);
+		__sync_fetch_and_add(&dropped, 1);
+	}
 	return 0;
 }
 

@@ -86,9 +86,11 @@ typedef struct {
 /* include/linux/blk_types.h: one I/O, as a file system asks for it. */
 struct bio {
 	struct block_device *bi_bdev;
+	unsigned int bi_opf; /* the operation, in the lowest 8 bits, and flags */
+	u8 bi_status; /* 0: no error */
 	struct bvec_iter bi_iter;
 	atomic_t __bi_remaining; /* 1, and 1 more for each part that was split off and has not ended */
-	void *bi_integrity; /* checksums to verify, or NULL */
+	void *bi_integrity; /* checksums of the data, or NULL */
 	void *bi_end_io; /* the function that bio_endio() calls */
 	void *bi_private; /* that function's: of a part, the whole */
 };
@@ -130,6 +132,7 @@ struct request {
 	struct request_queue *q;
 	unsigned int __data_len; /* bytes left */
 	sector_t __sector;
+	u64 start_time_ns; /* when it was made; 0 where nobody keeps statistics of it */
 };
 
 /* Before 5.16 */

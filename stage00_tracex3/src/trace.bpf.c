@@ -13,9 +13,7 @@ struct histogram {
 
 /* A request on its way, from the driver's hands to its end. */
 struct in_flight {
-	u64 start; /* ns */
-	sector_t sector;
-	sector_t rest; /* where it goes on after a part has completed; 0 before */
+	u64 start, made; /* ns; made: by which it is told from others at the same address */
 };
 
 struct {
@@ -49,16 +47,14 @@ SEC("tp_btf/block_rq_issue")
 int BPF_PROG(block_rq_issue, struct request *rq)
 {
 	u64 key = (u64)rq;
-	struct in_flight issued = { .start = bpf_ktime_get_ns(), .sector = rq->__sector };
+	struct in_flight issued = { .start = bpf_ktime_get_ns(), .made = rq->start_time_ns };
 	struct in_flight *before = bpf_map_lookup_elem(&starts, &key);
 
-	/* Issued again: for the rest, the first start counts; as a whole (the device was busy
-	 * before), this one. Else the address is used again, and that end was missed. */
-	if (before && before->rest && before->rest == issued.sector)
+	/* Issued again, for the rest of it, or as the device was busy or failed: the first start
+	 * counts. Another request at this address: the end of the one before was not seen. */
+	if (before && before->made == issued.made)
 		return 0;
-	if (before && before->sector != issued.sector)
-		__sync_fetch_and_add(&dropped, 1);
-	if (bpf_map_update_elem(&starts, &key, &issued, BPF_ANY))
+	if (bpf_map_update_elem(&starts, &key, &issued, BPF_ANY) || before)
 		__sync_fetch_and_add(&dropped, 1);
 	return 0;
 }
@@ -75,10 +71,8 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	if (nr_bytes < rq->__data_len) { /* which is still what was left before */
-		started->rest = rq->__sector + nr_bytes / 512;
+	if (nr_bytes < rq->__data_len) /* a part: __data_len is still what was left before */
 		return 0;
-	}
 	latency = end - started->start;
 	bpf_map_delete_elem(&starts, &key);
 

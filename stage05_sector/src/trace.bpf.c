@@ -38,7 +38,7 @@ int BPF_PROG(submit_bio_entry, struct bio *io)
 {
 	struct in_flight started = {
 		.start = bpf_ktime_get_ns(),
-		.sector = io->bi_iter.bi_sector,
+		.sector = bio_sector(io),
 		.dev = bio_dev(io),
 	};
 	bool stale = bpf_map_lookup_elem(&starts, &io); /* a start whose end was not seen */

@@ -46,7 +46,7 @@ int BPF_PROG(submit_bio_entry, struct bio *io)
 {
 	struct in_flight started = {
 		.start = bpf_ktime_get_ns(),
-		.sector = io->bi_iter.bi_sector,
+		.sector = bio_sector(io),
 		.dev = bio_dev(io),
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};

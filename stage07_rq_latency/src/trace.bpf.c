@@ -9,8 +9,8 @@ const volatile bool quiet;
 u64 completed, dropped, unmatched;
 
 struct in_flight {
-	u64 end, start; /* ns; end: of the last part so far */
-	sector_t sector, rest; /* rest: where it goes on after a part; 0 before */
+	u64 end, start, made; /* ns */
+	sector_t sector;
 	dev_t dev;
 	s64 stack_id;
 };
@@ -46,15 +46,14 @@ int BPF_PROG(blk_mq_start_request_entry, struct request *io)
 {
 	struct in_flight started = {
 		.start = bpf_ktime_get_ns(),
+		.made = io->start_time_ns,
 		.sector = io->__sector,
 		.dev = rq_dev(io),
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};
-	struct in_flight *before = bpf_map_lookup_elem(&starts, &io);
-	bool stale = before && before->sector != started.sector;
+	struct in_flight *stale = bpf_map_lookup_elem(&starts, &io);
 
-	/* Issued again: for the rest, the first start counts; as a whole, this one. */
-	if (before && before->rest && before->rest == started.sector)
+	if (stale && stale->made == started.made) /* issued again: the first start counts */
 		return 0;
 	if (bpf_map_update_elem(&starts, &io, &started, BPF_ANY) || stale)
 		__sync_fetch_and_add(&dropped, 1);
@@ -63,7 +62,7 @@ int BPF_PROG(blk_mq_start_request_entry, struct request *io)
 	return 0;
 }
 
-static __noinline void ended(struct request *io, u64 end, sector_t rest)
+static __noinline void ended(struct request *io, u64 end)
 {
 	struct in_flight *started = bpf_map_lookup_elem(&starts, &io);
 
@@ -72,9 +71,6 @@ static __noinline void ended(struct request *io, u64 end, sector_t rest)
 		return;
 	}
 	started->end = end;
-	started->rest = rest;
-	if (rest)
-		return;
 	u64 latency = end - started->start;
 	struct max_latency *slowest = take_record(&max);
 	if (slowest && latency > slowest->started.end - slowest->started.start) {
@@ -93,7 +89,8 @@ static __noinline void ended(struct request *io, u64 end, sector_t rest)
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(block_rq_complete, struct request *io, int error, unsigned int nr_bytes)
 {
-	ended(io, bpf_ktime_get_ns(), rq_rest(io, nr_bytes));
+	if (nr_bytes >= io->__data_len) /* else it is a part: the rest is issued again */
+		ended(io, bpf_ktime_get_ns());
 	return 0;
 }
 
