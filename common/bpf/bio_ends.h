@@ -29,15 +29,12 @@ struct {
 	__type(value, u64);
 } bio_chain_endio SEC(".maps");
 
-/* The bio that this one is a part of; NULL where it is none. */
-static __always_inline struct bio *bio_whole(struct bio *bio)
+/* Whether a bio is a part, by its bi_end_io; its bi_private is the whole then. */
+static __always_inline bool is_part(void *end_io)
 {
-	u64 at_the_end = (u64)BPF_CORE_READ(bio, bi_end_io);
 	u64 *address = bpf_map_lookup_elem(&bio_chain_endio, &(u32){ 0 });
 
-	if (!address || at_the_end != *address)
-		return NULL;
-	return BPF_CORE_READ(bio, bi_private);
+	return address && (u64)end_io == *address;
 }
 
 /* Whether the bio goes on after this call. Other parts of it may still be on their way: bio_endio()
@@ -72,13 +69,13 @@ static __always_inline void bio_ends(struct bio *bio)
 	bool goes_on = false;
 
 	for (int i = 0; i < CHAIN && bio; i++) {
-		struct bio *whole = bio_whole(bio);
+		bool part = is_part(BPF_CORE_READ(bio, bi_end_io));
 		u64 end = note_part(bio, now);
 
 		goes_on = goes_on || bio_goes_on(bio);
-		if (!goes_on && (end || !whole))
+		if (!goes_on && (end || !part))
 			ended(bio, end);
-		bio = whole;
+		bio = part ? BPF_CORE_READ(bio, bi_private) : NULL;
 	}
 }
 
@@ -89,17 +86,16 @@ static __always_inline void bio_ends(struct bio *bio)
 SEC("fentry/bio_uninit")
 int BPF_PROG(bio_uninit_entry, struct bio *bio)
 {
-	struct bio *whole = bio_whole(bio);
-	u64 now = bpf_ktime_get_ns(), *noted;
+	struct bio *whole = is_part(bio->bi_end_io) ? bio->bi_private : NULL;
+	u64 *noted = bpf_map_lookup_elem(&starts, &bio);
 
 	if (whole) {
-		if (note_part(bio, now))
+		u64 now = bpf_ktime_get_ns();
+
+		if (noted)
 			ended(bio, now);
 		note_part(whole, now);
-		return 0;
-	}
-	noted = bpf_map_lookup_elem(&starts, &bio);
-	if (noted && *noted) {
+	} else if (noted && *noted) {
 		ended(bio, *noted);
 	} else if (noted) {
 		bpf_map_delete_elem(&starts, &bio);
