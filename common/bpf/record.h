@@ -4,8 +4,8 @@
  *
  * No other CPU writes to this CPU's values of a per-CPU array, but what comes in between may: an
  * interrupt, or, in a preemptible kernel, another task can start a program while the one that had
- * the CPU has written half of a record. (A lock is no way out: bpf_spin_lock() is not allowed in
- * tracing programs.) So such a map has RECORDS keys. A program takes the first record that is not
+ * the CPU has written half of a record. (bpf_spin_lock() would keep it out,
+ * but not on 5.10, which does not let such programs have it.) So such a map has RECORDS keys. A program takes the first record that is not
  * taken, and releases it; what comes in between takes the next. User space looks at all of them.
  */
 #ifndef __RECORD_H__
@@ -17,7 +17,8 @@
 #define RECORDS 4 /* task, softirq, interrupt, NMI */
 
 /* The records of `map` begin with a u64 that says how many have taken them, and is written by
- * nothing else: who then finds more than itself there leaves it again. NULL: all are taken. */
+ * nothing else. A program adds 1. If there is more than 1 then, somebody else has the record: it takes
+ * its 1 back, and tries the next. NULL: all are taken. */
 static __always_inline void *take_record(void *map)
 {
 #pragma clang loop unroll(full)

@@ -14,7 +14,7 @@ impl Device {
         format!("/sys/dev/block/{}:{}", self.0 >> 20, self.0 & 0xfffff).into()
     }
 
-    /// Name in /dev: `vda1`, `dm-0`; `None` for one that is gone.
+    /// Name in /dev: `vda1`, `dm-0`; `None` for one without a node there: gone, or a path of nvme multipath.
     pub fn name(self) -> Option<String> {
         let path = fs::canonicalize(self.sysfs()).ok()?;
         Some(path.file_name()?.to_string_lossy().into_owned())
@@ -52,7 +52,7 @@ impl fmt::Display for Device {
         if *self == NONE {
             return f.write_str("no disk (a driver's command)");
         }
-        let name = self.name().unwrap_or_else(|| "a device that is gone".into());
+        let name = self.name().unwrap_or_else(|| "a device without a node".into());
         write!(f, "{name} ({}:{})", self.0 >> 20, self.0 & 0xfffff)
     }
 }
@@ -62,15 +62,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_gone_keeps_its_numbers() {
+    fn a_device_without_a_node_keeps_its_numbers() {
         let device = Device(4095 << 20 | 7);
-        assert_eq!(device.sector(8), "Sector (8) of a device that is gone (4095:7)");
+        assert_eq!(device.sector(8), "Sector (8) of a device without a node (4095:7)");
     }
 
     #[test]
     fn a_flush_has_no_sector() {
         let device = Device(4095 << 20 | 7);
-        let flush = "no sector (a flush or a driver's command) of a device that is gone (4095:7)";
+        let flush = "no sector (a flush or a driver's command) of a device without a node (4095:7)";
         assert_eq!(device.sector(u64::MAX), flush);
     }
 

@@ -89,6 +89,11 @@ impl Links {
     /// Detaches the programs; their maps and variables then stand still.
     pub fn detach(&mut self) {
         self.0.clear();
+        // One may still be at work, in a preemptible kernel for long: all of them are RCU readers,
+        // for which this waits. It has no arguments that could be wrong, and fails only on kernels
+        // that were told not to interrupt some CPUs (nohz_full).
+        // SAFETY: a system call without pointers.
+        unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
     }
 }
 

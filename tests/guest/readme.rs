@@ -13,10 +13,43 @@ use crate::{
     Test, budget,
     disks::{self, Mounted},
     pagecache,
-    run::{Running, wait_until},
+    run::{Running, shell, wait_until},
 };
 
-pub const TESTS: &[Test] = &[("readmes_show_real_output", readmes_show_real_output)];
+pub const TESTS: &[Test] = &[
+    ("readmes_show_real_output", readmes_show_real_output),
+    ("readmes_edits_change_something", readmes_edits_change_something),
+];
+
+/// Every `sed -i` of a README finds what it is to change.
+fn readmes_edits_change_something() -> Result<()> {
+    let copy = "/run/readmes";
+    let mut edits = 0;
+    for directory in budget::stages() {
+        let from = budget::workspace().join(directory);
+        let readme = fs::read_to_string(from.join("README.md"))?;
+        for (before, _) in readme.match_indices("sed -i") {
+            let edit = &readme[before..];
+            let edit = match readme[..before].ends_with('`') {
+                true => edit.split_once('`').context("no end")?.0.to_owned(),
+                false => {
+                    let last = edit.lines().position(|line| !line.ends_with('\\'));
+                    edit.lines().take(last.context("no end")? + 1).collect::<Vec<_>>().join("\n")
+                }
+            };
+            shell(&format!(
+                "rm -rf {copy}; mkdir -p {copy}/common; cd {}; cp -r {directory} {copy}; \
+                 cp -r common/bpf {copy}/common; cd {copy}; {edit}; cd -; \
+                 ! (diff -r {directory} {copy}/{directory} && diff -r common/bpf {copy}/common/bpf)",
+                budget::workspace().display()
+            ))
+            .with_context(|| format!("{directory}/README.md: this changes nothing: {edit}"))?;
+            edits += 1;
+        }
+    }
+    ensure!(edits >= 5, "only {edits} were found");
+    Ok(())
+}
 
 fn readmes_show_real_output() -> Result<()> {
     let mounted = Mounted::new()?;
