@@ -13,13 +13,12 @@ pub const TESTS: &[Test] =
 const STAGES: &[(&str, Option<(usize, usize)>)] = &[
     ("stage01_submit_bio", None),
     ("stage02_bio_endio", Some((12, 4))),
-    // The second hook at the end of a bio, without which a split bio is reported short.
-    ("stage03_latency_map", Some((65, 15))),
+    ("stage03_latency_map", Some((50, 15))),
     ("stage04_max_latency", Some((25, 35))),
     ("stage05_sector", Some((12, 8))),
     ("stage06_stacktrace", Some((20, 20))),
-    // Another layer: nearly every line with a bio in it is one with a request.
-    ("stage07_rq_latency", Some((75, 10))),
+    // Names and types of another layer take 25; a request may be issued more than once.
+    ("stage07_rq_latency", Some((35, 10))),
     ("stage08_pagecache", None),
     ("stage09_pid_filter", Some((12, 20))),
 ];
@@ -54,7 +53,7 @@ fn lessons_are_small_steps() -> Result<()> {
 
 fn stages_are_short() -> Result<()> {
     for stage in stages() {
-        for (file, most) in [("src/trace.bpf.c", 110), ("src/main.rs", 80), ("README.md", 90)] {
+        for (file, most) in [("src/trace.bpf.c", 100), ("src/main.rs", 80), ("README.md", 90)] {
             let path = workspace().join(stage).join(file);
             let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
             ensure!(
