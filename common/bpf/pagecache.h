@@ -14,11 +14,13 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-#define PAGE_SHIFT 12
 #define SLOTS 64
 #define LEVELS 11 /* 6 bits of a page's index each: 64 bits */
 #define BLOCK (SLOTS * SLOTS)
-#define BLOCKS 130 /* 2 GiB, the most that one read() may ask for, and its ragged ends */
+#define BLOCKS 130 /* 2 GiB, the most that one read() may ask for, and its ragged ends: at 4 KiB */
+
+/* 12, or, on an arm64 kernel with pages of 16 or 64 KiB, 14 or 16. */
+const volatile u32 page_shift;
 
 static __always_inline bool is_node(u64 entry)
 {

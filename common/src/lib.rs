@@ -21,6 +21,6 @@ pub use heatmap::{Heatmap, HeatmapCli, HeatmapOptions};
 pub use histogram::{Histogram, readable};
 pub use load::{Links, hook_first_of, load};
 pub use process::{Pid, PidCli, pid_namespace};
-pub use results::{constants, counters, per_cpu, print_missed, print_total};
+pub use results::{constants, counters, page_shift, per_cpu, print_missed, print_total};
 pub use symbols::print_stack;
 pub use trace_pipe::print_trace_pipe;

@@ -57,6 +57,11 @@ pub fn constants<T>(rodata: &mut Option<impl DerefMut<Target = T>>) -> Result<&m
     rodata.as_deref_mut().context("the program has no constants")
 }
 
+/// The size of this kernel's pages, as the power of two that it is: 12 where they have 4 KiB.
+pub fn page_shift() -> u32 {
+    rustix::param::page_size().ilog2()
+}
+
 /// The global variables of a loaded program, which share their memory with the kernel.
 pub fn counters<T>(bss: &Option<impl Deref<Target = T>>) -> Result<&T> {
     bss.as_deref().context("the program has no variables")

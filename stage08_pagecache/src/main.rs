@@ -22,11 +22,14 @@ fn run(cli: &Cli) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let (skel, links) = common::load(TraceSkelBuilder::default(), &mut object, cli, |open| {
         common::hook_first_of(&READ, [&mut open.progs.read_begins, &mut open.progs.read_ends])?;
-        common::constants(&mut open.maps.rodata_data).map(|c| c.quiet = cli.own.quiet)
+        let constants = common::constants(&mut open.maps.rodata_data)?;
+        constants.quiet = cli.own.quiet;
+        constants.page_shift = common::page_shift();
+        Ok(())
     })?;
     common::print_trace_pipe(cli, links)?;
     let counts = common::counters(&skel.maps.bss_data)?;
-    common::print_total(counts.reads_ended, "reads through the page cache", skel.object())?;
+    common::print_total(counts.completed, "reads through the page cache", skel.object())?;
     println!("=====================================================");
     println!("[Total {} Hit {} miss {}]", counts.total, counts.hit, counts.total - counts.hit);
     println!("=====================================================");

@@ -24,6 +24,7 @@ fn run(cli: &Cli) -> Result<()> {
         common::hook_first_of(&READ, [&mut open.progs.read_begins, &mut open.progs.read_ends])?;
         let constants = common::constants(&mut open.maps.rodata_data)?;
         constants.quiet = cli.own.quiet;
+        constants.page_shift = common::page_shift();
         constants.pid = cli.own.pid.unwrap_or_default();
         constants.namespace = common::pid_namespace()?;
         Ok(())
@@ -33,7 +34,7 @@ fn run(cli: &Cli) -> Result<()> {
     if let Some(pid) = cli.own.pid {
         println!("Filtered PID : {pid}");
     }
-    common::print_total(counts.reads_ended, "reads through the page cache", skel.object())?;
+    common::print_total(counts.completed, "reads through the page cache", skel.object())?;
     println!("=====================================================");
     println!("[Total {} Hit {} miss {}]", counts.total, counts.hit, counts.total - counts.hit);
     println!("=====================================================");

@@ -8,7 +8,7 @@
 
 const volatile bool quiet;
 const volatile u32 pid, namespace; /* no pid: all processes */
-u64 reads_ended, total, hit, readahead, refused, dropped, unmatched;
+u64 completed, total, hit, readahead, refused, dropped, unmatched;
 
 /* A thread may read two files at once: an encrypting file system reads the one below. */
 struct reader {
@@ -44,8 +44,8 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 	if (end > size)
 		end = size;
 	if (read.offset < end) {
-		read.first = read.offset >> PAGE_SHIFT;
-		read.pages = ((end - 1) >> PAGE_SHIFT) - read.first + 1;
+		read.first = read.offset >> page_shift;
+		read.pages = ((end - 1) >> page_shift) - read.first + 1;
 		read.hit = resident(mapping, read.first, read.pages);
 		read.miss = read.pages - read.hit;
 	}
@@ -68,6 +68,7 @@ int BPF_PROG(page_added, struct folio *folio)
 	return 0;
 }
 
+/* already: bytes read before this call. */
 SEC("fexit")
 int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
 {
@@ -84,7 +85,7 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 	if (was_refused(ret)) {
 		__sync_fetch_and_add(&refused, 1);
 	} else {
-		__sync_fetch_and_add(&reads_ended, !read->rest);
+		__sync_fetch_and_add(&completed, !read->rest); /* a rest is no read of its own */
 		__sync_fetch_and_add(&total, read->hit + read->miss);
 		__sync_fetch_and_add(&hit, read->hit);
 	}

@@ -15,10 +15,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     Test,
-    disks::{self, Mapped, Mounted},
+    disks::{self, Mapped, Mounted, NullBlk},
     run::{
-        LIMIT, Running, count, ensure_none, fio, kernel_is_preemptible, missed, program, shell,
-        stage, wait_until,
+        LIMIT, Running, between, count, ensure_none, fio_command, fio_report,
+        kernel_is_preemptible, missed, program, shell, stage, wait_until,
     },
 };
 
@@ -27,15 +27,19 @@ pub const TESTS: &[Test] = &[
     ("stage08_random_reads", || random_reads("stage08")),
     ("stage08_odd_ranges", || odd_ranges("stage08")),
     ("stage08_pages_on_their_way_are_misses", stage08_pages_on_their_way_are_misses),
-    ("stage08_io_uring", stage08_io_uring),
+    ("stage08_io_uring", || io_uring("stage08")),
     ("stage08_block_device", || block_device("stage08")),
     ("stage08_threads", || threads("stage08")),
+    ("stage08_sees_what_is_in_flight", stage08_sees_what_is_in_flight),
+    ("stage08_counts_what_does_not_fit", || what_does_not_fit("stage08")),
     ("stage08_other_ways_to_data_are_no_reads", stage08_other_ways_to_data_are_no_reads),
     ("stage09_sequential_reads", || sequential_reads("stage09")),
     ("stage09_random_reads", || random_reads("stage09")),
     ("stage09_odd_ranges", || odd_ranges("stage09")),
+    ("stage09_io_uring", || io_uring("stage09")),
     ("stage09_block_device", || block_device("stage09")),
     ("stage09_threads", || threads("stage09")),
+    ("stage09_counts_what_does_not_fit", || what_does_not_fit("stage09")),
     ("stage09_leaves_other_processes_out", stage09_leaves_other_processes_out),
     ("stage09_keeps_the_counts_of_an_ended_process", stage09_keeps_the_counts_of_an_ended_process),
     ("stage09_knows_pid_namespaces", stage09_knows_pid_namespaces),
@@ -46,13 +50,15 @@ pub const TESTS: &[Test] = &[
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// A read, as it was asked for, and its pages that were resident and those that were not.
+/// A read, as it was asked for, its pages that were resident and those that were not, and what it
+/// returned.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 struct Read {
     offset: u64,
     bytes: u64,
     hit: u64,
     miss: u64,
+    got: i64,
 }
 
 /// A file whose pages in memory can be counted.
@@ -166,8 +172,8 @@ impl Watched {
 
     fn read_now(&self, offset: u64, bytes: u64, hit: u64) -> Result<Read> {
         let mut buffer = vec![0; bytes as usize];
-        self.file.read_at(&mut buffer, offset)?;
-        Ok(Read { offset, bytes, hit, miss: pages(offset, bytes, self.size) - hit })
+        let got = self.file.read_at(&mut buffer, offset)? as i64;
+        Ok(Read { offset, bytes, hit, miss: pages(offset, bytes, self.size) - hit, got })
     }
 
     /// Reads the whole file and once more at its end, as `cat` does.
@@ -215,6 +221,7 @@ fn printed(output: &str, file: &Watched) -> Result<(Vec<Read>, u64)> {
                 bytes: number(&event, "bytes=")?,
                 hit: number(&event, "hit ")?,
                 miss: number(&event, "miss ")?,
+                got: between(&event, ") = ", ":")?.parse()?,
             });
         }
     }
@@ -295,17 +302,30 @@ fn same(what: &str, judged: &[Read], printed: &[Read]) -> Result<()> {
 
 /// The total is the sum of the lines, and nothing was lost.
 fn totals(output: &str) -> Result<()> {
+    sums(output, events(output)?.len())?;
+    ensure_none(output, &["dropped", "in flight"])
+}
+
+/// So many reads, and the sums of the lines: those that were refused are not in the total.
+fn sums(output: &str, reads: usize) -> Result<()> {
     let events = events(output)?;
-    let sum = |name| events.iter().map(|event| number(event, name)).sum::<Result<u64>>();
+    let (refused, counted): (Vec<_>, Vec<_>) = events.iter().partition(|event| was_refused(event));
+    let sum = |name| counted.iter().map(|event| number(event, name)).sum::<Result<u64>>();
     let (hit, miss) = (sum("hit ")?, sum("miss ")?);
     let total = format!("[Total {} Hit {hit} miss {miss}]", hit + miss);
     ensure!(output.contains(&total), "not {total}: {output}");
-    ensure!(count(output, "readahead")? == sum("readahead ")?, "readahead: {output}");
-    let reads =
-        if events.is_empty() { "No ".into() } else { format!(" {} reads through", events.len()) };
-    ensure!(output.contains(&reads), "{reads}: {output}");
-    ensure_none(output, &["dropped", "in flight"])?;
+    let readahead: u64 =
+        events.iter().map(|event| number(event, "readahead ")).sum::<Result<_>>()?;
+    ensure!(count(output, "readahead")? == readahead, "readahead is not {readahead}: {output}");
+    ensure!(count(output, "refused")? == refused.len() as u64, "refused: {output}");
+    let reads = if events.is_empty() { "No ".into() } else { format!(" {reads} reads through") };
+    ensure!(output.contains(&reads), "not {reads}: {output}");
     Ok(())
+}
+
+/// Whether this read would have had to wait: EAGAIN, EIOCBQUEUED.
+fn was_refused(event: &str) -> bool {
+    event.contains(") = -11:") || event.contains(") = -529:")
 }
 
 fn sequential_reads(stage: &str) -> Result<()> {
@@ -381,7 +401,7 @@ fn odd_ranges(stage: &str) -> Result<()> {
 
 /// io_uring asks without waiting, and again for what it did not get: a read counts once, by what was
 /// in memory when it began.
-fn stage08_io_uring() -> Result<()> {
+fn io_uring(stage: &str) -> Result<()> {
     let mounted = Mounted::new()?;
     let file = new_file(&mounted, "uring", 4 * MIB)?;
     for (bytes, depth, jobs) in [(4, 4, 1), (64, 4, 2)] {
@@ -397,31 +417,42 @@ fn stage08_io_uring() -> Result<()> {
             let all = file.size / PAGE;
             let hit = file.settled(0, file.size)?;
             ensure!(warm == (hit == all), "{hit} of {all} pages are in memory");
-            let running = Running::stage("stage08", &[])?;
-            fio(&format!(
-                "--filename={} --ioengine=io_uring --rw=randread --bs={bytes}k --iodepth={depth} \
+            // Threads, so that they are all one process.
+            shell("rm -f /run/go")?;
+            let fio = Running::bash(&after_go(&fio_command(&format!(
+                "--filename={} --ioengine=io_uring --rw=randread --bs={bytes}k --iodepth={depth} --thread \
                  --numjobs={jobs} --size={} --offset_increment={} --fadvise_hint=random --invalidate=0",
                 file.path,
                 file.size / jobs,
                 file.size / jobs
-            ))?;
+            ))))?;
+            let pid = fio.id().to_string();
+            let pid = (stage == "stage09").then_some(pid.as_str());
+            let running = Running::stage(stage, &pid.into_iter().collect::<Vec<_>>())?;
+            shell("touch /run/go")?;
+            let report = fio.end()?;
+            ensure!(report.code == Some(0), "fio: {report:?}");
             let output = running.interrupt()?;
-            let events = events(&output)?;
-            let ours = events.iter().filter(|event| {
-                event.contains(&format!("inode={} ", file.inode)) && !event.contains(" = -")
-            });
-            let (mut reads, mut hits, mut misses) = (0, 0, 0);
-            for event in ours {
-                reads += 1;
+            let ios = fio_report(&report.stdout)?["read"]["total_ios"].as_u64();
+            let ios = ios.with_context(|| format!("{report:?}"))? as usize;
+            let counted = events(&output)?.into_iter().filter(|event| !was_refused(event));
+            let (ours, others): (Vec<_>, Vec<_>) =
+                counted.partition(|event| event.contains(&format!("inode={} ", file.inode)));
+            let (mut hits, mut misses) = (0, 0);
+            for event in &ours {
                 hits += number(event, "hit ")?;
                 misses += number(event, "miss ")?;
             }
             let what = format!("{bytes} KiB, {depth} at once, {jobs} jobs, warm: {warm}");
             ensure!(
                 (hits, misses) == (hit, all - hit),
-                "{what}: {reads} reads, {hits} hits, {misses} misses of {hit} and {}: {output}",
+                "{what}: {} lines, {hits} hits, {misses} misses of {hit} and {}: {output}",
+                ours.len(),
                 all - hit
             );
+            // What a read got in parts has several lines, and is one read.
+            sums(&output, ios + others.len()).with_context(|| format!("{what}, {ios} reads"))?;
+            ensure_none(&output, &["dropped", "in flight"])?;
             let refused = count(&output, "refused")?;
             ensure!(warm || refused > 0, "{what}: nothing was refused: {output}");
         }
@@ -506,6 +537,72 @@ fn threads(stage: &str) -> Result<()> {
     Ok(())
 }
 
+/// A disk that takes two seconds for a read, with the cache empty of it.
+fn slow_disk() -> Result<(NullBlk, Watched)> {
+    let disk = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "2000000000")])?;
+    let device = Watched::cold(&format!("/dev/{}", disk.name), &disk.name)?;
+    Ok((disk, device))
+}
+
+/// Waits until one read is on its way from the disk.
+fn until_it_reads(disk: &NullBlk) -> Result<()> {
+    wait_until("a read in flight", || {
+        let inflight = fs::read_to_string(format!("/sys/block/{}/inflight", disk.name))?;
+        Ok(inflight.split_whitespace().next() == Some("1"))
+    })
+}
+
+/// A read that has not ended yet has no line, and is not in the total.
+fn stage08_sees_what_is_in_flight() -> Result<()> {
+    let (disk, device) = slow_disk()?;
+    let running = Running::stage("stage08", &[])?;
+    // Not at the disk's start: a page there would bring others with it.
+    let dd = Running::bash(&format!(
+        "exec dd if={} of=/dev/null bs=4k skip=4096 count=1 status=none",
+        device.path
+    ))?;
+    until_it_reads(&disk)?;
+    let output = running.interrupt();
+    ensure!(dd.end()?.code == Some(0), "dd failed");
+    let output = output?;
+    ensure!(count(&output, "in flight")? == 1, "{output}");
+    ensure!(printed(&output, &device)?.0.is_empty(), "{output}");
+    sums(&output, events(&output)?.len())?;
+    ensure_none(&output, &["dropped"])
+}
+
+/// Two reads at once, and a map for one: the second one is dropped where it begins, and unmatched
+/// where it ends. The third one finds room again.
+fn what_does_not_fit(stage: &str) -> Result<()> {
+    let (disk, device) = slow_disk()?;
+    device.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+    let pid = std::process::id().to_string();
+    let mut arguments = vec!["--in-flight", "1"];
+    arguments.extend((stage == "stage09").then_some(pid.as_str()));
+    let running = Running::stage(stage, &arguments)?;
+    let first = thread::scope(|scope| {
+        let first = scope.spawn(|| device.read(16 * MIB, PAGE));
+        until_it_reads(&disk)?;
+        device.read_now(32 * MIB, 2 * PAGE, 0)?;
+        first.join().expect("a thread")
+    })?;
+    let judged = [first, device.read(16 * MIB, 2 * PAGE)?];
+    let output = running.interrupt()?;
+    let (printed, _) = printed(&output, &device)?;
+    same(stage, &judged, &printed).with_context(|| output.clone())?;
+    for (counted, what) in [
+        (2, "reads through the page cache"),
+        (0, "readahead"),
+        (0, "in flight"),
+        (1, "dropped"),
+        (1, "unmatched"),
+    ] {
+        ensure!(count(&output, what)? == counted, "not {counted} {what}: {output}");
+    }
+    ensure!(output.contains("[Total 3 Hit 1 miss 2]"), "{output}");
+    ensure_none(&output, &[])
+}
+
 fn stage08_other_ways_to_data_are_no_reads() -> Result<()> {
     let mounted = Mounted::new()?;
     let file = new_file(&mounted, "other", MIB)?;
@@ -551,10 +648,12 @@ fn stage09_leaves_other_processes_out() -> Result<()> {
 /// 1 MiB of a file on the data disk, 64 KiB at a time, by a process that waits for the file /run/go,
 /// and then becomes dd.
 pub fn reader(name: &str) -> String {
-    format!(
-        "while [ ! -e /run/go ]; do sleep 0.1; done; \
-         exec dd if=/mnt/data/{name} of=/dev/null bs=64k count=16 status=none"
-    )
+    after_go(&format!("dd if=/mnt/data/{name} of=/dev/null bs=64k count=16 status=none"))
+}
+
+/// The script of a process that waits for the file /run/go, and then becomes `command`.
+fn after_go(command: &str) -> String {
+    format!("while [ ! -e /run/go ]; do sleep 0.1; done; exec {command}")
 }
 
 /// The 16 reads of [`reader`] are there, and of all 256 pages.
@@ -562,7 +661,10 @@ fn shows_reader(output: &str, file: &Watched) -> Result<()> {
     let (reads, _) = printed(output, file)?;
     ensure!(reads.len() == 16, "{} reads: {output}", reads.len());
     ensure!(reads.iter().map(|read| read.hit + read.miss).sum::<u64>() == 256, "{reads:?}");
-    ensure!(reads[0] == Read { offset: 0, bytes: 65536, hit: 0, miss: 16 }, "{reads:?}");
+    ensure!(
+        reads[0] == Read { offset: 0, bytes: 65536, hit: 0, miss: 16, got: 65536 },
+        "{reads:?}"
+    );
     totals(output)
 }
 

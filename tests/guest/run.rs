@@ -231,7 +231,16 @@ pub fn shell(command: &str) -> Result<String> {
 
 /// Runs fio with these options, and returns the one job (or the group) of its report.
 pub fn fio(options: &str) -> Result<serde_json::Value> {
-    let report = shell(&format!("fio --name=t --group_reporting --output-format=json {options}"))?;
+    fio_report(&shell(&fio_command(options))?)
+}
+
+/// The command that runs fio with these options.
+pub fn fio_command(options: &str) -> String {
+    format!("fio --name=t --group_reporting --output-format=json {options}")
+}
+
+/// The one job (or the group) of fio's report.
+pub fn fio_report(report: &str) -> Result<serde_json::Value> {
     let report = report.find('{').map_or("", |start| &report[start..]);
     let mut report: serde_json::Value = serde_json::from_str(report).context("fio's report")?;
     Ok(report["jobs"][0].take())
