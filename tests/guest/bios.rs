@@ -3,14 +3,13 @@
 use std::{collections::HashMap, fs, path::Path, thread, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     Test,
     disks::{self, Mapped, Mounted, NullBlk, ScsiDebug},
     run::{
-        Running, between, count, durations, ensure_none, fio, max_latency, shell, submitted,
-        unless_missed, wait_until,
+        BIO, REQUEST, Running, between, count, durations, ensure_none, fio, now, shell, slowest,
+        submitted, times, unless_missed, wait_until,
     },
 };
 
@@ -37,25 +36,34 @@ fn dd(device: &str, skip: u64, blocks: u64) -> Result<()> {
 
 fn stage01_has_a_line_for_every_bio() -> Result<()> {
     let disk = disks::virtio()?;
+    let start = now();
     let running = Running::stage("stage01", &[])?;
     let before = disks::bios(&disk)?;
     dd(&format!("/dev/{disk}"), 0, 500)?;
     let reads = disks::bios(&disk)? - before;
     let output = running.interrupt()?;
+    let end = now();
     ensure!(submitted(&output) == reads, "{} lines, {reads} reads", submitted(&output));
+    let times = times(&output)?;
+    ensure!(times.len() as u64 == reads, "{} times, {reads} reads: {output}", times.len());
+    let strange = times.iter().find(|time| !(start..=end).contains(time));
+    ensure!(strange.is_none(), "{strange:?} is not from {start} to {end}: {output}");
     Ok(())
 }
 
 fn stage02_shows_both_ends() -> Result<()> {
-    let disk = disks::virtio()?;
+    let disk = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "10000000")])?;
     let running = Running::stage("stage02", &[])?;
-    dd(&format!("/dev/{disk}"), 0, 1)?;
+    let before = now();
+    dd(&format!("/dev/{}", disk.name), 0, 1)?;
+    let after = now();
     let output = running.interrupt()?;
     let bio = between(&output, "submit_bio(bio=", ")")?;
     let submitted: u64 =
         between(&output, &format!("submit_bio(bio={bio}) called: "), "\n")?.parse()?;
     let ended: u64 = between(&output, &format!("bio_endio (bio={bio}) called: "), "\n")?.parse()?;
-    ensure!(ended > submitted, "{output}");
+    ensure!(before <= submitted && ended <= after, "not from {before} to {after}: {output}");
+    ensure!(submitted + 10_000_000 <= ended, "shorter than the timer: {output}");
     Ok(())
 }
 
@@ -96,21 +104,33 @@ fn stage03_lines_add_up() -> Result<()> {
 }
 
 fn stage03_measures_every_bio() -> Result<()> {
-    for disk in [disks::virtio()?, disks::nvme()?] {
+    let virtio = disks::virtio()?;
+    let linear = Mapped::new("lin", &format!("0 262144 linear /dev/{virtio} 0"))?;
+    for (disk, ios, below) in [
+        (virtio.clone(), 10_000, None),
+        (disks::nvme()?, 10_000, None),
+        (linear.disk()?, 500, Some(virtio)),
+    ] {
         let running = Running::stage("stage03", &["--quiet"])?;
-        let before = disks::bios(&disk)?;
+        let done = || -> Result<(u64, u64)> {
+            Ok((disks::bios(&disk)?, below.as_ref().map_or(Ok(0), |disk| disks::bios(disk))?))
+        };
+        let before = done()?;
         fio(&format!(
             "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=16 \
-             --numjobs=2 --number_ios=10000 --norandommap --size=128M"
+             --numjobs=2 --number_ios={ios} --norandommap --size=128M"
         ))?;
-        let submitted = disks::bios(&disk)? - before;
+        let after = done()?;
+        let (submitted, clones) = (after.0 - before.0, after.1 - before.1);
         let map = shell("bpftool map dump name starts --json")?;
         let output = running.interrupt()?;
-        ensure!(submitted >= 20_000, "{submitted} bios");
+        ensure!(submitted >= 2 * ios, "{submitted} bios");
         ensure!(map.trim() == "[]", "left in the map: {map:.300} {output}");
         let completed = count(&output, "bios completed")?;
         ensure!(completed == submitted, "{disk}: {completed} of {submitted}: {output}");
         ensure_none(&output, &["in flight", "dropped"]).with_context(|| disk.clone())?;
+        // Device mapper's clones end as bios do; submitted they are past submit_bio().
+        ensure!(count(&output, "unmatched")? == clones, "{disk}: {clones} clones: {output}");
     }
     Ok(())
 }
@@ -200,23 +220,6 @@ fn stage03_follows_a_long_chain() -> Result<()> {
     ensure_none(&output, &["in flight", "dropped"])
 }
 
-/// The block of the slowest bio.
-struct Slowest<'a> {
-    bio: &'a str,
-    from: u64,
-    to: u64,
-    latency: u64,
-}
-
-fn slowest(output: &str) -> Result<Slowest<'_>> {
-    let submitted = between(output, "From: submit_bio(bio=", "\n")?;
-    let ended = between(output, "To  : bio_endio (bio=", "\n")?;
-    let (bio, from) = submitted.split_once(") ").context("odd From")?;
-    let (same, to) = ended.split_once(") ").context("odd To")?;
-    ensure!(bio == same, "two bios: {output}");
-    Ok(Slowest { bio, from: from.parse()?, to: to.parse()?, latency: max_latency(output)? })
-}
-
 /// The shortest time, ns, that dm-delay is taken to need for 200 ms. It counts ticks of 4 ms
 /// (drivers/md/dm-delay.c, CONFIG_HZ=250), and in an emulated machine some come late, and then
 /// several at once: 193 ms were measured.
@@ -247,13 +250,18 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
         let before = done()?;
         wait_until("the load", || Ok(done()? >= before + 250))
     };
-    let one_of_thousands = |run: u32| {
-        let running = Running::stage("stage04", &[])?;
+    let bio_info =
+        format!("Bio Info : Sector (80000) of {slow_disk} ({})", disks::numbers(&slow_disk)?);
+    let one_of_thousands = |run: usize| {
+        let start = now();
+        let stage = ["stage04", "stage05", "stage06"][run % 3];
+        let running = Running::stage(stage, &[])?;
         some_more()?;
         let read =
             format!("dd if={} skip=10000 count=1 of=/dev/null bs=4k iflag=direct", slow.path());
         let pid = shell(&format!("{read} status=none & wait $!; echo $!"))?;
         let output = running.interrupt()?;
+        let end = now();
         // Who submitted what, when, says the trace pipe: `dd-1234 [001] …: submit_bio(bio=…`
         let task = format!("-{} ", pid.trim());
         let mut lines =
@@ -262,17 +270,24 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
             lines.next().with_context(|| format!("run {run}: dd's read is not there: {output}"))?;
         let all = output.clone();
         let output = &output[output.find("trace lines").context("no summary")?..];
-        let slowest = slowest(output).with_context(|| format!("run {run}"))?;
+        let slowest = slowest(output, BIO).with_context(|| format!("run {run}"))?;
         // An emulated CPU can stand still for longer than the delay: then that bio is the slowest.
         let durations = durations(&all)?;
         let is_dds =
-            delayed.ends_with(&format!("submit_bio(bio={}) called: {}", slowest.bio, slowest.from));
+            delayed.ends_with(&format!("submit_bio(bio={}) called: {}", slowest.io, slowest.from));
         ensure!(
             durations.iter().max() == Some(&slowest.latency)
                 && (is_dds || slowest.latency > 200_000_000),
             "run {run}: the delayed read is not the maximum: {delayed} {output}"
         );
-        ensure!(slowest.to - slowest.from == slowest.latency, "run {run}: {output}");
+        ensure!(
+            !is_dds || stage == "stage04" || output.lines().any(|line| line == bio_info),
+            "run {run}: {bio_info} is not in {output}"
+        );
+        ensure!(
+            start <= slowest.from && slowest.to <= end,
+            "run {run}: not from {start} to {end}: {output}"
+        );
         ensure!(slowest.latency >= DELAY, "run {run}: shorter than its delay: {output}");
         ensure!(count(output, "bios completed")? > 500, "run {run}: no load: {output}");
         ensure_none(output, &["dropped"]).with_context(|| format!("run {run}"))?;
@@ -302,7 +317,7 @@ fn stage04_is_right_about_split_bios() -> Result<()> {
         let output = running.interrupt()?;
         let submitted = submitted(&output);
         ensure!(submitted == 1, "{submitted} bios of one read: {output}");
-        ensure!(slowest(&output)?.latency >= DELAY, "the {half} half is slow: {output}");
+        ensure!(slowest(&output, BIO)?.latency >= DELAY, "the {half} half is slow: {output}");
         ensure!(count(&output, "in flight")? == 0, "{output}");
     }
     drop(plain);
@@ -324,7 +339,7 @@ fn stage04_is_right_about_split_bios() -> Result<()> {
     let output = running.interrupt()?;
     let submitted = submitted(&output);
     ensure!(submitted == 1 && parts == 4, "{submitted} bios, {parts} parts: {output}");
-    ensure!(slowest(&output)?.latency >= 4 * 20_000_000, "shorter than its parts: {output}");
+    ensure!(slowest(&output, BIO)?.latency >= 4 * 20_000_000, "shorter than its parts: {output}");
     ensure!(
         count(&output, "bios completed")? == 1 && count(&output, "in flight")? == 0,
         "{output}"
@@ -352,14 +367,13 @@ fn stage04_ends_with_the_last_part() -> Result<()> {
             Ok(status.ok().and_then(|s| between(&s, "State:\t", "\n").ok()?.chars().next()))
         };
         wait_until("the read", || Ok(state()? != Some('D')))?;
-        let ended = clock_gettime(ClockId::Monotonic);
-        let ended = ended.tv_sec as u64 * 1_000_000_000 + ended.tv_nsec as u64;
+        let ended = now();
         thread::sleep(Duration::from_millis(100));
         // Its read has ended, and it is not there to say so.
         let held = state()? == Some('R');
         wait_until("the reader", || Ok(state()?.is_none_or(|state| state == 'Z')))?;
         let output = running.interrupt()?;
-        let slowest = slowest(&output)?;
+        let slowest = slowest(&output, BIO)?;
         if held {
             ensure!(slowest.to < ended, "{} ns too late: {output}", slowest.to - ended);
             return Ok(());
@@ -368,32 +382,48 @@ fn stage04_ends_with_the_last_part() -> Result<()> {
     bail!("the reader never had to wait for a CPU")
 }
 
+/// A request is of the whole disk, and the lowest one.
 fn stage05_names_disk_and_sector() -> Result<()> {
     let mut reads = Vec::new();
-    for disk in [disks::virtio()?, disks::nvme()?] {
+    for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?] {
         // One partition from sector 4096 on.
         shell(&format!(
             "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{disk}; partx -u /dev/{disk} || true"
         ))?;
         let partition =
             if disk.starts_with("nvme") { format!("{disk}p1") } else { format!("{disk}1") };
-        reads.push((format!("/dev/{disk}"), disk.clone(), 8000, None));
-        reads.push((format!("/dev/{partition}"), partition, 8000, Some((12_096, disk))));
+        reads.push((format!("/dev/{disk}"), disk.clone(), 8000, disk.clone()));
+        reads.push((format!("/dev/{partition}"), partition, 12_096, disk));
     }
-    let partition = &reads[1].0.clone();
+    let (partition, .., disk) = &reads[1];
     let linear = Mapped::new("lin", &format!("0 16384 linear {partition} 1024"))?;
-    reads.push((linear.path(), linear.disk()?, 8000, None));
-    for (path, device, sector, absolute) in reads {
-        let running = Running::stage("stage05", &["--quiet"])?;
-        dd(&path, sector / 8, 1)?;
-        let output = running.interrupt()?;
-        let mut expected =
-            format!("Bio Info : Sector ({sector}) of {device} ({})", disks::numbers(&device)?);
-        if let Some((absolute, disk)) = absolute {
-            expected += &format!(", sector {absolute} of {disk}");
+    reads.push((linear.path(), linear.disk()?, 13_120, disk.clone()));
+    let last = reads.len() - 1;
+    for (number, (path, device, absolute, disk)) in reads.into_iter().enumerate() {
+        let mut of_bio =
+            format!("Bio Info : Sector (8000) of {device} ({})", disks::numbers(&device)?);
+        if Path::new(&format!("/sys/class/block/{device}/partition")).exists() {
+            of_bio += &format!(", sector {absolute} of {disk}");
         }
-        ensure!(output.lines().any(|line| line == expected), "{expected} is not in {output}");
-        slowest(&output)?;
+        let of_request =
+            format!("Bio Info : Sector ({absolute}) of {disk} ({})", disks::numbers(&disk)?);
+        let mut running = Vec::new();
+        // Each for a disk and for a partition, and all of them for the last.
+        for turn in 0..3 {
+            let stage = ["stage05", "stage06", "stage07"][turn];
+            if number == last || number % 3 == turn {
+                running.push((stage, Running::stage(stage, &["--quiet"])?));
+            }
+        }
+        dd(&path, 1000, 1)?;
+        for (stage, running) in running {
+            let output = running.interrupt()?;
+            let (lines, expected) =
+                if stage == "stage07" { (REQUEST, &of_request) } else { (BIO, &of_bio) };
+            let found = output.lines().any(|line| line == expected);
+            ensure!(found, "{stage}: {expected} is not in {output}");
+            slowest(&output, lines)?;
+        }
     }
     Ok(())
 }
@@ -497,11 +527,11 @@ fn stage06_shows_the_stack() -> Result<()> {
 /// The printed stack must be the one that ftrace took of that bio then, frame by frame, and name
 /// the module of each frame. Returns that stack.
 fn check_stack(output: &str, judged: &[Judged]) -> Result<Vec<String>> {
-    let slowest = slowest(output)?;
+    let slowest = slowest(output, BIO)?;
     // One bio can come several times; it is the same one, and its submissions lie apart.
     let judge = judged
         .iter()
-        .filter(|judged| judged.bio == slowest.bio)
+        .filter(|judged| judged.bio == slowest.io)
         .min_by_key(|judged| judged.time.abs_diff(slowest.from))
         .with_context(|| format!("ftrace has not seen the bio: {output}"))?;
     let printed: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("=> ")).collect();

@@ -288,6 +288,7 @@ fn what_does_not_fit(name: &str, what: &str) -> Result<()> {
     ensure!(done == 2000, "{done} reads");
     ensure!(dropped > 500 && completed > 0, "not much to count: {output}");
     ensure!(completed + dropped == done, "{done} reads: {output}");
+    ensure!(count(&output, "unmatched")? == dropped, "ends without a start: {output}");
     ensure_none(&output, &["in flight"])?;
     Ok(())
 }

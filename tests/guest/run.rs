@@ -11,7 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    process::{Pid, Signal, kill_process},
+    time::{ClockId, clock_gettime},
+};
 
 /// The longest that anything here may take; then it has failed.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -267,6 +270,41 @@ pub fn submitted(output: &str) -> u64 {
 pub fn durations(output: &str) -> Result<Vec<u64>> {
     let lines = output.lines().filter(|line| line.contains("time duration: "));
     lines.map(|line| Ok(between(line, "time duration: ", " ns")?.parse()?)).collect()
+}
+
+/// CLOCK_MONOTONIC, ns: the clock of bpf_ktime_get_ns(), read by another way.
+pub fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// The times of all event lines, in ns.
+pub fn times(output: &str) -> Result<Vec<u64>> {
+    let times = output.lines().filter_map(|line| line.split_once(" called: "));
+    times.map(|(line, time)| time.parse().with_context(|| line.to_owned())).collect()
+}
+
+/// The block of the slowest I/O.
+pub struct Slowest<'a> {
+    /// The address.
+    pub io: &'a str,
+    pub from: u64,
+    pub to: u64,
+    pub latency: u64,
+}
+
+/// How the block names the start and the end of a bio, and of a request.
+pub const BIO: [&str; 2] = ["From: submit_bio(bio=", "To  : bio_endio (bio="];
+pub const REQUEST: [&str; 2] = ["From: blk_mq_start_request(rq=", "To  : block_rq_complete (rq="];
+
+/// The block, whose lines must tell of one I/O and agree.
+pub fn slowest<'a>(output: &'a str, [from, to]: [&str; 2]) -> Result<Slowest<'a>> {
+    let (io, from) = between(output, from, "\n")?.split_once(") ").context("odd From")?;
+    let (same, to) = between(output, to, "\n")?.split_once(") ").context("odd To")?;
+    ensure!(io == same, "two I/Os: {output}");
+    let (from, to, latency) = (from.parse()?, to.parse()?, max_latency(output)?);
+    ensure!(from + latency == to, "{latency} ns from {from} to {to}: {output}");
+    Ok(Slowest { io, from, to, latency })
 }
 
 /// The latency of the slowest I/O, in ns.
