@@ -295,7 +295,7 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
         ensure!(count(output, "in flight")? <= 16, "run {run}: {output}");
         Ok(())
     };
-    let result = (0..20).try_for_each(|run| unless_missed(|| one_of_thousands(run)));
+    let result = (0..16).try_for_each(|run| unless_missed(|| one_of_thousands(run)));
     shell(&format!("kill {pids}; while kill -0 {pids} 2>/dev/null; do sleep 0.1; done"))?;
     result
 }

@@ -66,22 +66,33 @@ impl Drop for Mounted {
 }
 
 /// The kernel's counters of a disk so far (Documentation/block/stat.rst): read I/Os, read merges,
-/// sectors, ms, write I/Os, write merges, …
+/// sectors, ms, write I/Os, write merges, …, discards from the 12th on, flushes from the 16th on.
 fn stat(disk: &str) -> Result<Vec<u64>> {
     let text = fs::read_to_string(format!("/sys/block/{disk}/stat"))?;
     let fields: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    ensure!(fields.len() >= 6, "odd: {text}");
+    ensure!(fields.len() >= 17, "odd: {text}");
     Ok(fields)
 }
 
-/// Completed requests of a disk so far.
+/// Completed requests of a disk so far, without flushes.
 pub fn requests(disk: &str) -> Result<u64> {
-    stat(disk).map(|stat| stat[0] + stat[4])
+    stat(disk).map(|stat| stat[0] + stat[4] + stat[11])
+}
+
+/// Completed flushes of a disk so far: those that the disk was given.
+pub fn flushes(disk: &str) -> Result<u64> {
+    stat(disk).map(|stat| stat[15])
 }
 
 /// Completed requests and merged bios: every bio that was not split is one of either.
 pub fn bios(disk: &str) -> Result<u64> {
     stat(disk).map(|stat| stat[0] + stat[1] + stat[4] + stat[5])
+}
+
+/// Requests that the disk has been given, and that have not completed.
+pub fn in_flight(disk: &str) -> Result<u64> {
+    let reads_and_writes = fs::read_to_string(format!("/sys/block/{disk}/inflight"))?;
+    reads_and_writes.split_whitespace().map(|n| Ok(n.parse::<u64>()?)).sum()
 }
 
 /// A null_blk disk with one hardware queue per CPU, gone when dropped.
