@@ -104,7 +104,7 @@ fn shape(line: &str) -> String {
     if line.starts_with("=> ") {
         return "=> a function".into();
     }
-    if line.starts_with("Bio Info : Sector (") {
+    if line.starts_with("Bio Info : ") {
         return "where".into();
     }
     if let Some((_, count)) = line.split_once("# ") {
