@@ -4,7 +4,6 @@
 //! are everybody's. Takes libtest's arguments: a filter, `--list`, `--exact`.
 
 mod bios;
-mod budget;
 mod commands;
 mod disks;
 mod faults;
@@ -25,7 +24,6 @@ fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let tests = [
-        budget::TESTS,
         commands::TESTS,
         requests::TESTS,
         bios::TESTS,
@@ -68,7 +66,8 @@ fn prepare() {
     // The workspace is shared without a cache: a stage started from it takes twice as long.
     let copied = run::PROGRAMS;
     fs::create_dir_all(copied).expect(copied);
-    for stage in budget::stages().filter_map(|stage| stage.split('_').next()) {
+    for stage in run::stages().expect("the workspace's stages") {
+        let stage = stage.split('_').next().unwrap_or(&stage);
         let from = run::built().join(stage);
         fs::copy(&from, Path::new(copied).join(stage))
             .unwrap_or_else(|error| panic!("{}: {error}", from.display()));

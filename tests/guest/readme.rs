@@ -10,56 +10,22 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    Test, budget,
+    Test,
     disks::{self, Mounted},
     pagecache,
-    run::{Running, shell, wait_until},
+    run::{self, Running, wait_until},
 };
 
-pub const TESTS: &[Test] = &[
-    ("readmes_show_real_output", readmes_show_real_output),
-    ("readmes_edits_change_something", readmes_edits_change_something),
-];
-
-/// Every `sed -i` of a README finds what it is to change.
-fn readmes_edits_change_something() -> Result<()> {
-    let copy = "/run/readmes";
-    let mut edits = 0;
-    for directory in budget::stages() {
-        let from = budget::workspace().join(directory);
-        let readme = fs::read_to_string(from.join("README.md"))?;
-        for (before, _) in readme.match_indices("sed -i") {
-            let edit = &readme[before..];
-            let edit = match readme[..before].ends_with('`') {
-                true => edit.split_once('`').context("no end")?.0.to_owned(),
-                false => {
-                    let last = edit.lines().position(|line| !line.ends_with('\\'));
-                    edit.lines().take(last.context("no end")? + 1).collect::<Vec<_>>().join("\n")
-                }
-            };
-            shell(&format!(
-                "rm -rf {copy}; mkdir -p {copy}/common; cd {}; cp -r {directory} {copy}; \
-                 cp -r common/bpf {copy}/common; cd {copy}; {edit}; cd -; \
-                 ! (diff -r {directory} {copy}/{directory} && diff -r common/bpf {copy}/common/bpf)",
-                budget::workspace().display()
-            ))
-            .with_context(|| format!("{directory}/README.md: this changes nothing: {edit}"))?;
-            edits += 1;
-        }
-    }
-    ensure!(edits >= 5, "only {edits} were found");
-    Ok(())
-}
+pub const TESTS: &[Test] = &[("readmes_show_real_output", readmes_show_real_output)];
 
 fn readmes_show_real_output() -> Result<()> {
     let mounted = Mounted::new()?;
-    let workload = budget::workspace().join("vm/workload.sh");
+    let workload = run::workspace().join("vm/workload.sh");
     let workload = Running::spawn(&mut Command::new(workload))?;
-    let result = budget::stages().try_for_each(|directory| {
+    let result = run::stages()?.into_iter().try_for_each(|directory| {
         let package = directory.split('_').next().unwrap_or_default();
-        let readme = fs::read_to_string(budget::workspace().join(directory).join("README.md"))?;
-        let (_, rest) =
-            readme.split_once("## What you see\n```\n").context(directory.to_owned())?;
+        let readme = fs::read_to_string(run::workspace().join(&directory).join("README.md"))?;
+        let (_, rest) = readme.split_once("## What you see\n```\n").context(directory.clone())?;
         let (shown, _) = rest.split_once("\n```\n").context("the block has no end")?;
         fs::remove_file("/run/go").ok();
         // Stage 09's shows one process: one that waits for the stage, and then reads 1 MiB.

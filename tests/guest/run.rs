@@ -32,6 +32,20 @@ pub fn built() -> PathBuf {
     env::var_os("VM_TARGET_DIR").map_or_else(|| "target/debug".into(), PathBuf::from)
 }
 
+/// The workspace's root.
+pub fn workspace() -> PathBuf {
+    env::var_os("VM_WORKSPACE").map_or_else(|| ".".into(), PathBuf::from)
+}
+
+/// The directories of the stages there, `stage00_tracex3` first.
+pub fn stages() -> Result<Vec<String>> {
+    let entries = fs::read_dir(workspace())?.collect::<Result<Vec<_>, _>>()?;
+    let names = entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut stages: Vec<String> = names.filter(|name| name.starts_with("stage")).collect();
+    stages.sort();
+    Ok(stages)
+}
+
 /// A program that runs beside the test.
 pub struct Running {
     name: String,
