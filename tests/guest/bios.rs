@@ -255,9 +255,9 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
     let one_of_thousands = |run: usize| {
         let start = now();
         // Mostly stage 04, which starts sooner; the others add the sector that the record has.
-        let stage = match run % 5 {
-            3 => "stage05",
-            4 => "stage06",
+        let stage = match run % 10 {
+            3 | 6 => "stage05",
+            9 => "stage06",
             _ => "stage04",
         };
         let running = Running::stage(stage, &[])?;

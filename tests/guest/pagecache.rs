@@ -330,14 +330,15 @@ fn was_refused(event: &str) -> bool {
 
 fn sequential_reads(stage: &str) -> Result<()> {
     let mounted = Mounted::new()?;
-    for (size, bytes) in [
+    let sizes = [
         (MIB, PAGE),
+        (64 * MIB, 64 * 1024),
         (MIB, 1000),
         (MIB, 4 * MIB),
-        (64 * MIB, 64 * 1024),
-        (64 * MIB, MIB + PAGE),
         (64 * MIB, 64 * MIB),
-    ] {
+    ];
+    // Stage 09 counts with the same code: two of them for it.
+    for &(size, bytes) in if stage == "stage09" { &sizes[..2] } else { &sizes } {
         let what = format!("{size} bytes, {bytes} at a time");
         let file = new_file(&mounted, "sequential", size)?;
         check(stage, &format!("{what}, cold"), &file, || file.read_all(bytes))?;

@@ -42,7 +42,7 @@ fn readmes_show_real_output() -> Result<()> {
             // A row of the heatmap takes 2 s, a round of the workload some 40 bios.
             None => wait_until("the workload", || {
                 let round = disks::bios(&mounted.disk)? > before + 100;
-                Ok(round && start.elapsed() > Duration::from_secs(2))
+                Ok(round && (package != "stage00" || start.elapsed() > Duration::from_secs(2)))
             })?,
         }
         let output = running.interrupt()?;
