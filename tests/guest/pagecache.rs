@@ -330,13 +330,8 @@ fn was_refused(event: &str) -> bool {
 
 fn sequential_reads(stage: &str) -> Result<()> {
     let mounted = Mounted::new()?;
-    let sizes = [
-        (MIB, PAGE),
-        (64 * MIB, 64 * 1024),
-        (MIB, 1000),
-        (MIB, 4 * MIB),
-        (64 * MIB, 64 * MIB),
-    ];
+    let sizes =
+        [(MIB, PAGE), (64 * MIB, 64 * 1024), (MIB, 1000), (MIB, 4 * MIB), (64 * MIB, 64 * MIB)];
     // Stage 09 counts with the same code: two of them for it.
     for &(size, bytes) in if stage == "stage09" { &sizes[..2] } else { &sizes } {
         let what = format!("{size} bytes, {bytes} at a time");
