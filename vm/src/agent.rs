@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
-use crate::fail::{MACHINE, fail};
+use crate::error::{MACHINE, fail};
 use crate::proto::{CHUNK, Frame, Kind, Request, Size, read_frame, write_frame};
 
 /// The file that marks the guest.

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use rustix::fs::FlockOperation;
 
-use crate::fail::{MACHINE, fail};
+use crate::error::{MACHINE, fail};
 
 /// The cache directory of this user.
 #[derive(Clone, Debug)]
@@ -161,7 +161,7 @@ pub fn run(name: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fail::Fail;
+    use crate::error::Fail;
 
     #[test]
     fn no_space_says_so() {

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 
 use crate::cache::Cache;
-use crate::fail::MACHINE;
+use crate::error::MACHINE;
 use crate::kernels::{self, Table};
 use crate::launch::{self, Options, Program};
 use crate::qemu;
@@ -70,7 +70,7 @@ pub fn main(options: &Options) -> Result<i32> {
                 report("boot", format!("{name:<5} {seconds:.1} s with {accel}"));
             }
             Err(why) => {
-                crate::ending::clean_up();
+                crate::cleanup::clean_up();
                 report("boot", format!("{name:<5} failed: {why:#}"));
                 status = 1;
             }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 use crate::cache::{self, Cache};
-use crate::fail::{MACHINE, fail};
+use crate::error::{MACHINE, fail};
 use crate::kernels::{Kernel, hex};
 
 const INIT: &str = include_str!("../init.sh");

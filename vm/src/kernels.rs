@@ -10,7 +10,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::cache::{self, Cache};
-use crate::fail::{MACHINE, fail};
+use crate::error::{MACHINE, fail};
 use crate::say;
 use crate::setup;
 

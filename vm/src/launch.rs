@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
-use crate::control::{self, Control, Info};
-use crate::ending;
-use crate::fail::{GUEST_DIED, fail};
+use crate::cleanup;
+use crate::error::{GUEST_DIED, fail};
 use crate::initramfs;
 use crate::kernels::{Kernel, Table};
 use crate::proto::Request;
 use crate::qemu::{self, Accel, Disk, Machine};
+use crate::rundir::{self, Info, RunDir};
 use crate::say;
 use crate::session::{self, Terminals};
 use crate::setup;
@@ -48,6 +48,8 @@ pub struct Options {
     pub env: Vec<(&'static str, PathBuf)>,
     /// Other terminals may join.
     pub shell: bool,
+    /// The guest's clock counts instructions; one CPU.
+    pub icount: bool,
 }
 
 impl Default for Options {
@@ -61,6 +63,7 @@ impl Default for Options {
             memory: "2G".into(),
             env: Vec::new(),
             shell: false,
+            icount: false,
         }
     }
 }
@@ -120,10 +123,10 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
 
     session::watch_signals()?;
     let info = Info { workspace: root, kernel: kernel_name(options)?, shell: options.shell };
-    let control = Control::create(&info)?;
+    let control = RunDir::create(&info)?;
     let dir = control.dir().to_owned();
-    ending::owns_control(&dir);
-    ending::start_guard(Some(&dir))?;
+    cleanup::owns_control(&dir);
+    cleanup::start_guard(Some(&dir))?;
     if let Some(limit) = options.timeout {
         let dir = dir.clone();
         std::thread::spawn(move || {
@@ -131,12 +134,12 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
             let limit = humantime::format_duration(limit);
             let message =
                 format!("stopped: not done after {limit} (--timeout){}", qemu::tail(&dir));
-            ending::end(GUEST_DIED, Some(&message));
+            cleanup::end(GUEST_DIED, Some(&message));
         });
     }
 
     let start = Instant::now();
-    let socket = control::next_port(&dir)?;
+    let socket = rundir::next_port(&dir)?;
     let accel = qemu::boot(&machine, &cache, &dir)?;
     let died = || fail(GUEST_DIED, qemu::death(&dir));
     let stream = session::open(&socket, &dir)?.ok_or_else(died)?;
@@ -154,18 +157,18 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
         say!(
             "the guest goes on for {n} other terminal{s}, and ends with the last (Ctrl-C ends it now)"
         );
-        while ending::qemu_ended().is_none() {
+        while cleanup::qemu_ended().is_none() {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
-    ending::clean_up();
+    cleanup::clean_up();
     Ok(Outcome { status: exit.status, accel, boot })
 }
 
 /// Opens another terminal in the running guest of `cargo vm shell`. `None`: there is none.
 pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
     let root = workspace::root()?;
-    let Some(dir) = control::running_shell(&root, options.kernel.as_deref())? else {
+    let Some(dir) = rundir::running_shell(&root, options.kernel.as_deref())? else {
         return Ok(None);
     };
     let new = Options::default();
@@ -183,11 +186,11 @@ pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
         std::thread::sleep(Duration::from_millis(100));
     }
     session::watch_signals()?;
-    ending::start_guard(None)?;
+    cleanup::start_guard(None)?;
     let died = || fail(GUEST_DIED, "the guest has ended; the terminal that started it says why");
-    let stream = session::open(&control::next_port(&dir)?, &dir)?.ok_or_else(died)?;
+    let stream = session::open(&rundir::next_port(&dir)?, &dir)?.ok_or_else(died)?;
     let exit = session::talk(stream, &request(program, None, &options.env)?)?.ok_or_else(died)?;
-    ending::clean_up();
+    cleanup::clean_up();
     Ok(Some(exit.status))
 }
 
@@ -241,6 +244,7 @@ fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
         memory: options.memory.clone(),
         disks: options.disks.clone(),
         shares: shares(root)?,
+        icount: options.icount,
     })
 }
 

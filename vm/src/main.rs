@@ -4,15 +4,15 @@
 
 mod agent;
 mod cache;
-mod control;
+mod cleanup;
 mod doctor;
-mod ending;
-mod fail;
+mod error;
 mod initramfs;
 mod kernels;
 mod launch;
 mod proto;
 mod qemu;
+mod rundir;
 mod session;
 mod setup;
 mod test;
@@ -25,7 +25,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
-use crate::fail::{Fail, MACHINE, fail};
+use crate::error::{Fail, MACHINE, fail};
 use crate::launch::{Options, Program};
 use crate::qemu::Disk;
 
@@ -93,6 +93,9 @@ struct Run {
     /// No workload beside a stage
     #[arg(long)]
     idle: bool,
+    /// Emulate one CPU whose clock advances by 1 ns for each instruction: exact costs
+    #[arg(long, hide = true)]
+    icount: bool,
     /// A program of the workspace (stage06), or a command of the guest, with its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -161,12 +164,12 @@ fn memory(text: &str) -> Result<String, String> {
 }
 
 fn main() {
-    ending::restore_on_panic();
+    cleanup::restore_on_panic();
     match dispatch(Cli::parse().command) {
-        Ok(status) => ending::end(status, None),
+        Ok(status) => cleanup::end(status, None),
         Err(error) => {
             let code = error.downcast_ref::<Fail>().map_or(1, |fail| fail.code);
-            ending::end(code, Some(&format!("{error:#}")));
+            cleanup::end(code, Some(&format!("{error:#}")));
         }
     }
 }
@@ -190,7 +193,7 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Doctor(guest) => doctor::main(&guest.options()),
         Cmd::Runner(runner) => cmd_runner(runner),
         Cmd::Agent => agent::main().map(|()| 0),
-        Cmd::Guard { control } => ending::guard(control.as_deref()).map(|()| 0),
+        Cmd::Guard { control } => cleanup::guard(control.as_deref()).map(|()| 0),
     }
 }
 
@@ -198,6 +201,10 @@ fn cmd_run(run: Run) -> Result<i32> {
     let mut options = run.guest.options();
     options.timeout = run.timeout;
     options.idle = run.idle;
+    options.icount = run.icount;
+    if run.icount {
+        options.cpus = 1;
+    }
     let mut argv = run.program;
     let root = workspace::root()?;
     let name = argv[0].to_string_lossy().into_owned();

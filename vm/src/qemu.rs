@@ -16,10 +16,10 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{self, Cache, tool};
-use crate::control::{PORTS, socket};
-use crate::ending;
-use crate::fail::{GUEST_DIED, fail};
+use crate::cleanup;
+use crate::error::{GUEST_DIED, fail};
 use crate::kernels::Kernel;
+use crate::rundir::{PORTS, socket};
 use crate::say;
 
 /// How long init may take to report under KVM before KVM is given up.
@@ -75,7 +75,13 @@ pub struct Machine {
     pub disks: Vec<Disk>,
     /// Directories that the guest may write to.
     pub shares: Vec<PathBuf>,
+    /// Let the guest's clock count instructions: see [`ICOUNT`].
+    pub icount: bool,
 }
+
+/// The guest's clock advances by 1 ns for each instruction, whatever the host does: what is measured
+/// with it repeats exactly. Needs emulation and one CPU.
+const ICOUNT: &str = "shift=0,sleep=off";
 
 /// What was learnt about KVM on this boot of the host, with this QEMU.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -129,6 +135,7 @@ fn remember(cache: &Cache, note: &KvmNote) -> Result<()> {
 pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
     machine.write_conf(dir)?;
     let accel = match forced_accel()? {
+        _ if machine.icount => Accel::Tcg,
         Some(accel) => accel,
         None if kvm_is_accessible() => match kvm_note(cache)? {
             (Some(KvmNote { works: true, .. }), _) => Accel::Kvm,
@@ -152,10 +159,10 @@ fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: KvmNote) -> R
         note.works = true;
         Accel::Kvm
     } else {
-        let hung = ending::qemu_ended().is_none();
+        let hung = cleanup::qemu_ended().is_none();
         let why = if hung { "no guest boots under it".into() } else { cause(dir) };
         say!("KVM is there but {why}; going on without (slower; VM_ACCEL=kvm or tcg decides)");
-        ending::kill_qemu();
+        cleanup::kill_qemu();
         for port in 0..PORTS {
             let _ = fs::remove_file(socket(dir, port));
         }
@@ -181,7 +188,7 @@ fn await_up(dir: &Path, patience: Duration) -> Result<()> {
     let start = Instant::now();
     let up = dir.join("up");
     while !up.exists() {
-        if ending::qemu_ended().is_some() {
+        if cleanup::qemu_ended().is_some() {
             return Err(fail(GUEST_DIED, death(dir)));
         }
         if start.elapsed() > patience {
@@ -200,7 +207,7 @@ impl Machine {
     fn write_conf(&self, dir: &Path) -> Result<()> {
         // A copy: cargo may replace the file while the guest runs.
         let agent = dir.join("agent");
-        fs::copy(ending::OWN_FILE, &agent).context("cannot copy this program for the guest")?;
+        fs::copy(cleanup::OWN_FILE, &agent).context("cannot copy this program for the guest")?;
         let mut conf: Vec<u8> = Vec::new();
         let mut line = |key: &str, value: &OsStr| -> Result<()> {
             if value.as_bytes().contains(&b'\n') {
@@ -263,7 +270,7 @@ impl Machine {
                 Ok(())
             });
         }
-        ending::owns_qemu(command.spawn().context("cannot start QEMU")?);
+        cleanup::owns_qemu(command.spawn().context("cannot start QEMU")?);
         Ok(())
     }
 
@@ -279,6 +286,9 @@ impl Machine {
             Accel::Kvm => ("kvm", "host", ""),
             Accel::Tcg => ("tcg,thread=single", "max", " tsc=unstable"),
         };
+        if self.icount {
+            add("-icount", ICOUNT.into());
+        }
         add("-name", "bpf-vm".into());
         add("-accel", accel.into());
         add("-cpu", cpu.into());
@@ -360,10 +370,10 @@ pub fn death(dir: &Path) -> String {
 
 fn cause(dir: &Path) -> String {
     let start = Instant::now();
-    let mut status = ending::qemu_ended();
+    let mut status = cleanup::qemu_ended();
     while status.is_none() && start.elapsed() < Duration::from_secs(2) {
         std::thread::sleep(Duration::from_millis(20));
-        status = ending::qemu_ended();
+        status = cleanup::qemu_ended();
     }
     let console = fs::read(dir.join("console")).unwrap_or_default();
     let console = String::from_utf8_lossy(&console);

@@ -15,8 +15,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::termios::{isatty, tcgetpgrp, tcgetwinsize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
-use crate::ending;
-use crate::fail::{GUEST_DIED, fail};
+use crate::cleanup;
+use crate::error::{GUEST_DIED, fail};
 use crate::proto::{CHUNK, Kind, Request, STDIN_WINDOW, Size, read_frame, write_frame};
 use crate::qemu;
 
@@ -134,7 +134,7 @@ pub fn watch_signals() -> Result<()> {
                 }
                 Some(link) => forward(&link, signal),
                 None if signal == SIGWINCH => {}
-                None => ending::end(128 + signal, None),
+                None => cleanup::end(128 + signal, None),
             }
         }
     });
@@ -144,7 +144,7 @@ pub fn watch_signals() -> Result<()> {
 fn forward(link: &Arc<Link>, signal: i32) {
     let count = link.signals.fetch_add(1, Ordering::SeqCst) + 1;
     if count >= SIGNALS_UNTIL_KILL {
-        ending::end(128 + signal, Some("the third signal: not waiting for the program any more"));
+        cleanup::end(128 + signal, Some("the third signal: not waiting for the program any more"));
     }
     let sender = Arc::clone(link);
     // The connection may be stuck: neither this nor the watching may wait for the other.
@@ -166,7 +166,7 @@ fn watch(link: &Arc<Link>, status: i32, answered: impl Fn(&Link) -> bool + Send 
         }
         let goes_on = lock(&LINK).as_ref().is_some_and(|now| Arc::ptr_eq(now, &link));
         if goes_on && !answered(&link) {
-            ending::end(status, Some("the guest does not react any more: not waiting for it"));
+            cleanup::end(status, Some("the guest does not react any more: not waiting for it"));
         }
     });
 }
@@ -211,7 +211,7 @@ pub fn talk(mut stream: UnixStream, request: &Request) -> Result<Option<Exit>> {
     });
     link.send(Kind::Request, &serde_json::to_vec(request)?);
     if request.stdin_tty {
-        ending::raw_terminal()?;
+        cleanup::raw_terminal()?;
     }
     *lock(&LINK) = Some(Arc::clone(&link));
     let for_stdin = Arc::clone(&link);
@@ -249,7 +249,7 @@ pub fn talk(mut stream: UnixStream, request: &Request) -> Result<Option<Exit>> {
         }
     }
     *lock(&LINK) = None;
-    ending::restore_terminal();
+    cleanup::restore_terminal();
     Ok(exit)
 }
 

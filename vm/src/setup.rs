@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::cache::{self, Cache, find_tool};
-use crate::fail::{MACHINE, fail};
+use crate::error::{MACHINE, fail};
 use crate::initramfs::static_busybox;
 use crate::kernels::APT_HELPER;
 use crate::say;

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use rustix::process::Signal;
 
-use crate::ending::OWN_FILE;
+use crate::cleanup::OWN_FILE;
 use crate::kernels::Table;
 use crate::qemu::Disk;
 use crate::say;

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use crate::fail::{GUEST_DIED, fail};
+use crate::error::{GUEST_DIED, fail};
 
 /// How many sessions a guest can have in its life.
 pub const PORTS: u32 = 16;
@@ -32,7 +32,7 @@ pub struct Info {
 
 /// A control directory that this process owns.
 #[derive(Debug)]
-pub struct Control {
+pub struct RunDir {
     dir: PathBuf,
     _lock: File,
 }
@@ -83,13 +83,13 @@ fn directories(parent: &Path) -> impl Iterator<Item = PathBuf> {
         .filter(|path| path.is_dir())
 }
 
-impl Control {
+impl RunDir {
     /// Creates a control directory, and removes those of launchers that are gone.
-    pub fn create(info: &Info) -> Result<Control> {
-        Control::create_in(&parent()?, info)
+    pub fn create(info: &Info) -> Result<RunDir> {
+        RunDir::create_in(&parent()?, info)
     }
 
-    fn create_in(parent: &Path, info: &Info) -> Result<Control> {
+    fn create_in(parent: &Path, info: &Info) -> Result<RunDir> {
         let _guard = parent_lock(parent)?;
         for dir in directories(parent).filter(|dir| !is_alive(dir)) {
             let _ = fs::remove_dir_all(dir);
@@ -103,7 +103,7 @@ impl Control {
         let lock = File::create(dir.join("lock"))?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         fs::write(dir.join("info.json"), serde_json::to_vec(info)?)?;
-        Ok(Control { dir, _lock: lock })
+        Ok(RunDir { dir, _lock: lock })
     }
 
     /// The directory.
@@ -151,7 +151,7 @@ pub fn socket(dir: &Path, port: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fail::Fail;
+    use crate::error::Fail;
 
     fn info() -> Info {
         Info { workspace: "/w".into(), kernel: "6.1".into(), shell: true }
@@ -160,11 +160,11 @@ mod tests {
     #[test]
     fn what_a_killed_launcher_left_is_removed_by_the_next() {
         let parent = tempfile::tempdir().unwrap();
-        let first = Control::create_in(parent.path(), &info()).unwrap();
+        let first = RunDir::create_in(parent.path(), &info()).unwrap();
         let dead = parent.path().join("dead");
         fs::create_dir(&dead).unwrap();
         fs::write(dead.join("lock"), "").unwrap();
-        let second = Control::create_in(parent.path(), &info()).unwrap();
+        let second = RunDir::create_in(parent.path(), &info()).unwrap();
         assert!(first.dir().is_dir() && second.dir().is_dir() && !dead.exists());
         assert!(is_alive(first.dir()));
         let gone = first.dir().to_owned();
