@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What a bio knows of itself, and where it says so on an older kernel. */
+/* What a bio says about itself. */
 #ifndef __BIO_H__
 #define __BIO_H__
 
@@ -7,8 +7,8 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-/* The disk or partition that a bio was submitted to. Only before the bio reaches the queue: on
- * 5.10 the number of the partition is 0 by the time it ends. */
+/* The disk or partition that the bio is submitted to. Before 5.12, a bio named a disk and the number
+ * of a partition on it. */
 static __always_inline dev_t bio_dev(struct bio *bio)
 {
 	struct bio___old *old = (void *)bio;
@@ -17,25 +17,26 @@ static __always_inline dev_t bio_dev(struct bio *bio)
 	u8 number;
 
 	if (!bpf_core_field_exists(old->bi_disk))
-		return bio->bi_bdev->bd_dev;
+		return BPF_CORE_READ(bio, bi_bdev, bd_dev);
 	table = BPF_CORE_READ(old, bi_disk, part_tbl);
 	number = BPF_CORE_READ(old, bi_partno);
-	if (bpf_core_read(&part, sizeof(part), &table->part[number]))
-		return 0;
+	bpf_core_read(&part, sizeof(part), &table->part[number]);
 	return BPF_CORE_READ(part, __dev.devt);
 }
 
-#define bio_op(bio) (BPF_CORE_READ(bio, bi_opf) & 0xff)
-#define REQ_OP_READ 0
-#define REQ_OP_WRITE 1
-
-/* The sector that a bio begins at, as the device that it was submitted to counts them; -1 where it
- * has none: a write of nothing is a flush. */
+/* The first sector, counted from the start of that device; -1 for a flush, which carries no data. */
 static __always_inline sector_t bio_sector(struct bio *bio)
 {
-	if (!bio->bi_iter.bi_size && bio_op(bio) == REQ_OP_WRITE)
-		return -1;
-	return bio->bi_iter.bi_sector;
+	return BPF_CORE_READ(bio, bi_iter.bi_size) ? BPF_CORE_READ(bio, bi_iter.bi_sector) : -1;
+}
+
+/* Whether the bio stays in flight after this call of bio_endio(): some of its parts have not
+ * completed, or checksums of what it read are verified first. A later call completes it. */
+static __always_inline bool bio_goes_on(struct bio *bio)
+{
+	return BPF_CORE_READ(bio, __bi_remaining.counter) > 1 ||
+	       (bpf_core_field_exists(bio->bi_integrity) && BPF_CORE_READ(bio, bi_integrity) &&
+		(BPF_CORE_READ(bio, bi_opf) & REQ_OP_MASK) == REQ_OP_READ && !BPF_CORE_READ(bio, bi_status));
 }
 
 #endif /* __BIO_H__ */

@@ -53,7 +53,16 @@ enum bpf_map_type {
 
 /* For bpf_core_enum_value(): the running kernel's number, or whether it has one. */
 enum bpf_func_id { BPF_FUNC_trace_vprintk = 177 };
-enum pageflags { PG_uptodate = 3, PG_head = 6 };
+enum pageflags { PG_uptodate = 3 };
+enum req_flag_bits { __REQ_CGROUP_PUNT = 22 }; /* up to 6.3 */
+
+/* The type of a file, of inode.i_mode. */
+#define S_IFMT 0170000
+#define S_IFBLK 0060000
+
+/* The lowest 8 bits of bi_opf. */
+enum req_op { REQ_OP_READ, REQ_OP_WRITE };
+#define REQ_OP_MASK 0xff
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -177,6 +186,7 @@ struct file {
 struct kiocb {
 	struct file *ki_filp;
 	loff_t ki_pos;
+	int ki_flags;
 	void *ki_complete; /* what is called at the end; NULL where the reader waits for it */
 };
 
@@ -184,20 +194,12 @@ struct iov_iter {
 	unsigned long count;
 };
 
-/* include/linux/mm_types.h: pages that are kept together, a power of two; before 5.16, each page. */
-struct folio {
-	struct address_space *mapping;
-	unsigned long index;
-	unsigned int _folio_nr_pages; /* where it is more than one */
-};
-
-struct folio___new { /* 6.15 */
-	unsigned int _nr_pages;
-};
-
-struct page___old {
-	struct address_space *mapping;
-	unsigned long index;
+/* include/trace/events/filemap.h: what the tracepoint mm_filemap_add_to_page_cache records. */
+struct trace_event_raw_mm_filemap_op_page_cache {
+	unsigned long i_ino;
+	unsigned long index; /* of the first page, in the file */
+	dev_t s_dev;
+	u8 order; /* 1 << order pages were added; before 5.16, one */
 };
 
 /* include/linux/ns_common.h, pid_namespace.h, pid.h, sched.h: a process and its numbers. */

@@ -1,26 +1,30 @@
-//! What every stage shares, and nothing that teaches: the command line and its exit codes, the
-//! checks before loading, loading itself, the trace pipe, symbols, the names of disks.
+//! What the programs of the workshop share, and nothing that teaches: the command line and its exit
+//! codes, checks of the machine, loading and attaching, the trace pipe, symbols, names of disks.
 
 #![warn(clippy::unwrap_used)]
 
 mod cli;
 mod device;
-mod heatmap;
-mod histogram;
-mod load;
+mod error;
 mod preflight;
 mod process;
+mod program;
+mod refusal;
 mod results;
+mod session;
 mod stdout;
 mod symbols;
 mod trace_pipe;
 
-pub use cli::{Cli, NoOptions, Options, Quiet, QuietCli, Room, Unsupported, deadline, main};
+pub use cli::{Cli, InFlight, InFlightCli, NoOptions, Options, Quiet, QuietCli};
 pub use device::Device;
-pub use heatmap::{Heatmap, HeatmapCli, HeatmapOptions};
-pub use histogram::{Histogram, readable};
-pub use load::{Links, hook_first_of, load};
+pub use error::Unsupported;
+pub use preflight::has_function;
 pub use process::{Pid, PidCli, pid_namespace};
-pub use results::{constants, counters, page_shift, per_cpu, print_missed, print_total};
+pub use program::{Program, main};
+pub use results::{
+    constants, counters, of_measured, page_shift, per_cpu, print_skipped, print_total,
+    times_skipped,
+};
+pub use session::Session;
 pub use symbols::print_stack;
-pub use trace_pipe::print_trace_pipe;

@@ -1,8 +1,7 @@
 //! What must be there before a program is loaded, said in one sentence where it is not.
 
 use std::{
-    fs::{self, File},
-    io::{BufRead, BufReader},
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +11,7 @@ use libbpf_rs::btf::{
     types::{Func, Typedef},
 };
 
-use crate::cli::Unsupported;
+use crate::error::unsupported;
 
 /// Fails, with exit code 3, where this is not root, the kernel describes no types (BTF), or tracefs
 /// is not mounted.
@@ -63,43 +62,11 @@ pub fn hook(section: &str) -> Result<()> {
     }
 }
 
-/// The first of these functions that the running kernel has, by its BTF: reading the list of those
-/// that can be hooked takes seconds. Fails, with exit code 3, where it has none.
-pub fn first_function<'a>(names: &[&'a str]) -> Result<&'a str> {
+/// Whether the running kernel has this function, by its BTF: reading the list of those that can be
+/// hooked takes seconds.
+pub fn has_function(name: &str) -> Result<bool> {
     let btf = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
-    let found = names.iter().find(|name| btf.type_by_name::<Func>(name).is_some());
-    found.copied().map_or_else(
-        || {
-            unsupported(format!(
-                "this kernel has none of the functions to hook: {}",
-                names.join("(), ") + "()"
-            ))
-        },
-        Ok,
-    )
-}
-
-/// Where a function of the kernel proper lies. Fails, with exit code 3, where it is not told.
-pub fn address_of(function: &str) -> Result<u64> {
-    let list = "/proc/kallsyms";
-    // Read no further than needed: there are 200,000 lines.
-    let lines = BufReader::new(File::open(list).context(list)?).lines();
-    for line in lines {
-        let line = line.context(list)?;
-        let mut words = line.split(' ');
-        let address = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
-        if words.nth(1) == Some(function) {
-            return match address {
-                Some(address) if address != 0 => Ok(address),
-                _ => unsupported(format!(
-                    "{list} does not say where {function}() lies: echo 0 > /proc/sys/kernel/kptr_restrict lets it"
-                )),
-            };
-        }
-    }
-    unsupported(format!(
-        "this kernel has no {function}(), by which the parts of a split bio are told: {list} does not list it"
-    ))
+    Ok(btf.type_by_name::<Func>(name).is_some())
 }
 
 fn function(name: &str) -> Result<()> {
@@ -140,10 +107,6 @@ pub fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a 
     scored.dedup();
     scored.truncate(5);
     scored.into_iter().map(|(_, name)| name).collect()
-}
-
-fn unsupported<T>(message: impl Into<String>) -> Result<T> {
-    Err(Unsupported(message.into()).into())
 }
 
 #[cfg(test)]

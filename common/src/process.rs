@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{Cli, Options, Room};
+use crate::cli::{Cli, InFlight, Options};
 
 /// The command line of a stage that can be told whom to see.
 pub type PidCli = Cli<Pid>;
@@ -21,12 +21,12 @@ pub struct Pid {
     pub quiet: bool,
     /// The size of the map.
     #[command(flatten)]
-    pub room: Room,
+    pub room: InFlight,
 }
 
 impl Options for Pid {
-    fn quiet(&self) -> bool {
-        self.quiet
+    fn prints_events(&self) -> bool {
+        !self.quiet
     }
 
     fn in_flight(&self) -> Option<u32> {

@@ -1,18 +1,19 @@
 //! What a stage has counted, from the maps to the screen.
 
-use std::ops::{Deref, DerefMut};
+use std::{
+    ops::{Deref, DerefMut},
+    os::fd::AsFd,
+};
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::{MapCore, MapFlags, Object};
+use libbpf_rs::{MapCore, MapFlags, Object, Program, query::ProgInfoIter};
 use plain::Plain;
-
-use crate::load::missed;
 
 /// Prints `N WHAT`, or, where the object's programs saw nothing else either, what to try.
 pub fn print_total(count: u64, what: &str, object: &Object) -> Result<()> {
     if count == 0 && saw_nothing(object)? {
         println!(
-            "No I/O was seen: 0 {what}. Did anything read or write meanwhile? dd reads through the page cache, with iflag=direct past it"
+            "No I/O was seen: 0 {what}. Was anything read or written meanwhile? (dd reads through the page cache, dd iflag=direct past it.)"
         );
     } else {
         println!("{count:>8} {what}");
@@ -20,16 +21,46 @@ pub fn print_total(count: u64, what: &str, object: &Object) -> Result<()> {
     Ok(())
 }
 
-/// Prints how often a program of the object was skipped, and which.
-pub fn print_missed(object: &Object) -> Result<()> {
-    let missed = missed(object)?;
-    if missed.is_empty() {
-        println!("{:>8} missed: the program was at work there already", 0);
+/// Prints how often a program of the object was skipped, and which one.
+pub fn print_skipped(object: &Object) -> Result<()> {
+    let skipped = skipped(object)?;
+    if skipped.is_empty() {
+        println!("{:>8} skipped (program already running on this CPU)", 0);
     }
-    for (program, times) in missed {
-        println!("{times:>8} missed: {program}() was at work there already");
+    for (program, times) in skipped {
+        println!("{times:>8} skipped ({program}() already running on this CPU)");
     }
     Ok(())
+}
+
+/// ` (of 997 measured, 3 not)`, to stand behind a figure that is taken from what was measured only;
+/// nothing where all was measured.
+pub fn of_measured(measured: u64, not_measured: u64) -> String {
+    match not_measured {
+        0 => String::new(),
+        not => format!(" (of {measured} measured, {not} not)"),
+    }
+}
+
+/// How often the kernel skipped any of the object's programs: each time, an event was not seen.
+pub fn times_skipped(object: &Object) -> Result<u64> {
+    Ok(skipped(object)?.iter().map(|(_, times)| times).sum())
+}
+
+/// How often the kernel skipped each of the object's programs, because an interrupt or another task
+/// found the same program running on the same CPU; only those that it did skip. The kernel counts
+/// that from 5.12 on, for kprobes from 6.7 on; before, the list is empty.
+fn skipped(object: &Object) -> Result<Vec<(String, u64)>> {
+    let mut skipped = Vec::new();
+    for program in object.progs().filter(|program| program.autoload()) {
+        let id = Program::id_from_fd(program.as_fd()).context("a loaded program has no id")?;
+        let info = ProgInfoIter::default().find(|info| info.id == id);
+        let times = info.map_or(0, |info| info.recursion_misses);
+        if times > 0 {
+            skipped.push((program.name().to_string_lossy().into_owned(), times));
+        }
+    }
+    Ok(skipped)
 }
 
 /// Whether nothing is on its way, every counter is 0, and nothing was missed.
@@ -48,7 +79,7 @@ fn saw_nothing(object: &Object) -> Result<bool> {
             return Ok(false);
         }
     }
-    Ok(missed(object)?.is_empty())
+    Ok(skipped(object)?.is_empty())
 }
 
 /// The constants of a program that is open but not loaded: `const volatile` in C. The verifier

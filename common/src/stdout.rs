@@ -1,49 +1,58 @@
-//! Stdout, whose reader may go (`| head`).
+//! Stdout, whose reader may go away (`| head`).
 
 use std::{
     fs::File,
-    io::{self, ErrorKind, IsTerminal, PipeReader, Write},
+    io::{self, ErrorKind, PipeReader, Read, Write},
     os::fd::AsFd,
     panic,
-    sync::OnceLock,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
 use anyhow::{Context, Result};
 use rustix::stdio::dup2_stdout;
 
-use crate::cli;
-
-/// Whether stdout is a terminal, as [`passed_on`] found it.
-static TERMINAL: OnceLock<bool> = OnceLock::new();
-
-pub(crate) fn is_terminal() -> bool {
-    *TERMINAL.get_or_init(|| io::stdout().is_terminal())
-}
-
-/// Runs with a pipe in stdout's place, whose lines a thread passes on: `println!` panics where the
-/// reader has gone, and the pipe's reader stays. A reader who goes asks for the end of the run.
-pub(crate) fn passed_on(run: impl FnOnce() -> Result<()>) -> Result<()> {
-    is_terminal();
+/// Runs with a pipe in place of stdout, whose content a thread passes on: `println!` panics where
+/// the reader has gone away, and this pipe's reader stays. When the real reader goes away, `stop` is
+/// set.
+pub(crate) fn passed_on(stop: &Arc<AtomicBool>, run: impl FnOnce() -> Result<()>) -> Result<()> {
     let stdout = File::from(io::stdout().as_fd().try_clone_to_owned().context("stdout")?);
     let (lines, pipe) = io::pipe().context("no pipe could be made")?;
     dup2_stdout(pipe).context("stdout")?;
     let passing = thread::spawn({
-        let stdout = stdout.try_clone().context("stdout")?;
-        move || pass_on(lines, stdout)
+        let (stdout, stop) = (stdout.try_clone().context("stdout")?, Arc::clone(stop));
+        move || pass_on(lines, stdout, &stop)
     });
     let result = run();
     io::stdout().flush().context("stdout")?;
-    // The pipe's last writer is gone: the thread ends.
+    // This closes the last writing end of the pipe: the thread ends.
     dup2_stdout(stdout).context("stdout")?;
     let passed = passing.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
     result.and(passed.context("stdout"))
 }
 
-fn pass_on(mut lines: PipeReader, mut stdout: File) -> io::Result<()> {
-    let passed = io::copy(&mut lines, &mut stdout);
-    cli::stop();
-    io::copy(&mut lines, &mut io::sink())?;
+/// Not `io::copy`, which is splice(2) here: that one locks the file it writes to, or takes its
+/// offset, while it waits for lines, and stderr may go to the same file.
+fn pass_on(mut lines: PipeReader, mut stdout: File, stop: &AtomicBool) -> io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut passed = Ok(());
+    loop {
+        let n = match lines.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        if passed.is_ok() {
+            passed = stdout.write_all(&buffer[..n]);
+            if passed.is_err() {
+                stop.store(true, Ordering::SeqCst);
+            }
+        }
+    }
     match passed {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
         _ => Ok(()),

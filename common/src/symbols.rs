@@ -1,6 +1,6 @@
 //! From a stack in a map to the names of functions.
 
-use std::fs;
+use std::{collections::HashMap, fs};
 
 use anyhow::{Context, Result, ensure};
 use blazesym::{
@@ -71,49 +71,48 @@ fn symbols(addresses: &[u64]) -> Result<Vec<String>> {
         found.len(),
         addresses.len()
     );
-    let modules = modules(&fs::read_to_string("/proc/modules").unwrap_or_default());
+    let kallsyms = fs::read_to_string("/proc/kallsyms").context("/proc/kallsyms")?;
+    let modules = modules(&kallsyms);
     let names = found.iter().zip(addresses).map(|(found, &address)| {
         let Some(symbol) = found.as_sym() else {
             return format!("{address:#x}");
         };
-        let module = modules.iter().find(|module| module.start <= address && address < module.end);
-        match module {
-            Some(module) => format!("{}() [{}]", symbol.name, module.name),
+        match modules.get(&(symbol.addr, &*symbol.name)) {
+            Some(module) => format!("{}() {module}", symbol.name),
             None => format!("{}()", symbol.name),
         }
     });
     Ok(names.collect())
 }
 
-#[derive(Debug, PartialEq)]
-struct Module {
-    name: String,
-    start: u64,
-    end: u64,
-}
-
-/// Reads /proc/modules: `ext4 970752 1 - Live 0xffffffffc0500000`.
-fn modules(text: &str) -> Vec<Module> {
-    let module = |line: &str| {
-        let mut words = line.split_whitespace();
-        let (name, size, address) = (words.next()?, words.next()?, words.nth(3)?);
-        let start = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
-        Some(Module { name: name.into(), start, end: start + size.parse::<u64>().ok()? })
+/// The module of each symbol that is not in the kernel proper: `[ext4]`. From the lines of
+/// /proc/kallsyms, `ffffffffc0500010 t ext4_readahead\t[ext4]`: from 6.4 on, a module has several
+/// ranges of addresses, of which /proc/modules shows the first one with the size of all.
+fn modules<'a>(kallsyms: &'a str) -> HashMap<(u64, &'a str), &'a str> {
+    let symbol = |line: &'a str| {
+        let (symbol, module) = line.split_once('\t')?;
+        let mut words = symbol.split(' ');
+        let address = u64::from_str_radix(words.next()?, 16).ok()?;
+        Some(((address, words.nth(1)?), module))
     };
-    text.lines().filter_map(module).collect()
+    kallsyms.lines().filter_map(symbol).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The ranges that /proc/modules gives for these two would overlap.
     #[test]
-    fn a_module_is_where_proc_modules_says() {
-        let text = "ext4 4096 1 - Live 0xffffffffc0500000\nmbcache 16384 1 ext4, Live 0xffffffffc0600000 (E)\nodd\n";
-        let expected =
-            [("ext4", 0xffff_ffff_c050_0000, 4096), ("mbcache", 0xffff_ffff_c060_0000, 16384)]
-                .map(|(name, start, size)| Module { name: name.into(), start, end: start + size });
-        assert_eq!(modules(text), expected);
+    fn a_symbol_is_in_the_module_that_kallsyms_names() {
+        let kallsyms = "ffffffff81000000 T submit_bio\n\
+            ffffffffc0500000 t ext4_readahead\t[ext4]\n\
+            ffffffffc0501000 t mb_cache_entry_get\t[mbcache]\n\
+            ffffffffc0502000 t ext4_writepages\t[ext4]\nodd\n";
+        let modules = modules(kallsyms);
+        assert_eq!(modules.get(&(0xffff_ffff_c050_1000, "mb_cache_entry_get")), Some(&"[mbcache]"));
+        assert_eq!(modules.get(&(0xffff_ffff_c050_2000, "ext4_writepages")), Some(&"[ext4]"));
+        assert_eq!(modules.get(&(0xffff_ffff_8100_0000, "submit_bio")), None);
     }
 
     #[test]

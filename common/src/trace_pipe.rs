@@ -4,7 +4,6 @@ use std::{
     fs::{self, File},
     io::{self, Read, Write},
     process,
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use anyhow::{Context, Result};
@@ -13,53 +12,18 @@ use rustix::{
     fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, unlinkat},
 };
 
-use crate::{Cli, Links, Options, cli, preflight};
-
-/// The pipe that [`open_before_attach`] has opened.
-static PIPE: Mutex<Option<TracePipe>> = Mutex::new(None);
-
-/// Opens the pipe that [`print_trace_pipe`] reads, so that no line is written before.
-pub(crate) fn open_before_attach() -> Result<()> {
-    *lock_pipe() = Some(TracePipe::open()?);
-    Ok(())
-}
-
-/// Removes the instance where the run ended before it was read.
-pub(crate) fn close() {
-    *lock_pipe() = None;
-}
-
-fn lock_pipe() -> MutexGuard<'static, Option<TracePipe>> {
-    PIPE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Prints the lines of the trace pipe until the run is over, then detaches the programs, prints what is still in the pipe, and says how many lines were lost.
-///
-/// With `--quiet` there are no lines, and this only waits. Fails where tracefs does.
-pub fn print_trace_pipe<Own: Options>(cli: &Cli<Own>, mut links: Links) -> Result<()> {
-    let Some(mut pipe) = lock_pipe().take() else {
-        cli::wait(cli);
-        links.detach();
-        return Ok(());
-    };
-    while !cli::deadline(cli) {
-        pipe.print()?;
-    }
-    links.detach();
-    pipe.finish()
-}
+use crate::preflight;
 
 const PREFIX: &str = "bpf-workshop-";
 
-/// A tracefs instance of our own, with a trace pipe that nobody else empties. Every instance gets
-/// every line, so that several stages can run at once and the global trace_pipe is left alone.
+/// A tracefs instance of our own, with a trace pipe that no other process reads. Every instance gets
+/// every line: several programs can run at once, and the global trace_pipe is left alone.
 ///
-/// It is locked while its process lives; an instance without a lock was left by a killed one, and
-/// the next `open` removes it.
+/// A lock is held on it for as long as this process lives. An instance without a lock was left by a
+/// killed process; the next `open` removes it.
 ///
-/// All goes by way of the two open directories: should tracefs be unmounted meanwhile, nothing
-/// changes and nothing is left behind.
-struct TracePipe {
+/// All accesses go through the two open directories: tracefs may even be unmounted meanwhile.
+pub(crate) struct TracePipe {
     /// `instances` of tracefs.
     instances: File,
     /// The instance's name there.
@@ -74,7 +38,8 @@ struct TracePipe {
 }
 
 impl TracePipe {
-    fn open() -> Result<TracePipe> {
+    /// Makes an instance, and removes those that killed runs have left.
+    pub(crate) fn open() -> Result<TracePipe> {
         let path = preflight::tracefs()?.join("instances");
         remove_left_overs(&path);
         let instances = File::open(&path).with_context(|| path.display().to_string())?;
@@ -108,7 +73,7 @@ impl TracePipe {
     }
 
     /// Waits a tenth of a second for lines and prints those that have come.
-    fn print(&mut self) -> Result<()> {
+    pub(crate) fn print(&mut self) -> Result<()> {
         let Some(pipe) = &self.pipe else { return Ok(()) };
         let wait = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&wait)) {
@@ -155,12 +120,12 @@ impl TracePipe {
     }
 
     /// Prints the rest, and how many lines there were.
-    fn finish(mut self) -> Result<()> {
+    pub(crate) fn finish(mut self) -> Result<()> {
         self.enable(false).context("the event bpf_trace_printk could not be switched off")?;
         while self.drain(1 << 20)? {}
         match (self.lines, self.lost) {
             (0, 0) => println!(
-                "No event was seen. Did anything read or write meanwhile? dd reads through the page cache, with iflag=direct past it"
+                "No event was seen. Was anything read or written meanwhile? (dd reads through the page cache, dd iflag=direct past it.)"
             ),
             (lines, lost) => println!("{lines} trace lines, {lost} lost"),
         }
@@ -197,7 +162,7 @@ fn remove_left_overs(instances: &std::path::Path) {
 
 /// How many lines the kernel says were lost: `CPU:1 [LOST 123 EVENTS]`, which stands in the trace
 /// pipe where its buffer was full. `None` for any other line.
-pub fn lost_events(line: &str) -> Option<u64> {
+fn lost_events(line: &str) -> Option<u64> {
     let (cpu, rest) = line.strip_prefix("CPU:")?.split_once(" [LOST ")?;
     cpu.parse::<u32>().ok()?;
     rest.strip_suffix(" EVENTS]")?.parse().ok()

@@ -8,34 +8,40 @@ use std::{
 };
 
 use anyhow::Result;
-use common::{HeatmapCli as Cli, Histogram};
+use common::Session;
 use libbpf_rs::{MapCore, skel::Skel};
 
+mod heatmap;
+mod histogram;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
+use heatmap::HeatmapCli as Cli;
+use histogram::{Histogram, readable};
 use trace::TraceSkelBuilder;
 
 fn main() -> ExitCode {
-    common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
+    common::main(common::program!(), run)
 }
 
 const ROW: Duration = Duration::from_secs(2);
 
-fn run(cli: &Cli) -> Result<()> {
-    let (builder, mut object) = (TraceSkelBuilder::default(), MaybeUninit::uninit());
-    let (skel, mut links) = common::load(builder, &mut object, cli, |_| Ok(()))?;
-    let heatmap = cli.own.heatmap();
+fn run(cli: &Cli, session: &mut Session) -> Result<()> {
+    let mut object = MaybeUninit::uninit();
+    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let skel = session.load(open)?;
+    // The completion first: then no request is seen to start whose completion is not hooked yet.
+    session.attach([&skel.progs.block_rq_complete, &skel.progs.blk_mq_start_request_entry])?;
+    let heatmap = cli.own.heatmap(session.stdout_is_terminal());
     println!("{}", heatmap.legend());
-    let mut total = Histogram::default();
-    let (mut over, start) = (common::deadline(cli), Instant::now());
+    let (mut total, start) = (Histogram::default(), Instant::now());
     for row in 1.. {
-        while !over && start.elapsed() < row * ROW {
+        while !session.is_over() && start.elapsed() < row * ROW {
             thread::sleep(Duration::from_millis(50));
-            over = common::deadline(cli);
         }
+        let over = session.is_over();
         if over {
-            links.detach();
+            session.detach()?;
         }
         let now = Histogram::sum(&common::per_cpu(&skel.maps.latencies)?);
         if row % 20 == 1 {
@@ -47,18 +53,23 @@ fn run(cli: &Cli) -> Result<()> {
             break;
         }
     }
+    let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(total.count(), "requests completed", skel.object())?;
-    if total.count() > 0 {
-        let percentiles = [("p50", 500), ("p99", 990), ("p99.9", 999)];
-        let percentiles = percentiles.map(|(name, permille)| (name, total.percentile(permille)));
-        for (name, ns) in percentiles.into_iter().chain([("max", total.max)]) {
-            println!("{name:>8} {ns:>12} ns {:>9}", common::readable(ns));
+    println!("{:>8} in flight", skel.maps.starts.keys().count());
+    println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
+    println!("{:>8} unmatched (completion without a start)", counts.unmatched);
+    common::print_skipped(skel.object())?;
+    let not_measured = counts.dropped + common::times_skipped(skel.object())?;
+    print_percentiles(&total, &common::of_measured(total.count(), not_measured));
+    Ok(())
+}
+
+fn print_percentiles(total: &Histogram, of_measured: &str) {
+    let percentiles = [("p50", 500), ("p99", 990), ("p99.9", 999)];
+    let percentiles = percentiles.map(|(name, permille)| (name, total.percentile(permille)));
+    for (name, ns) in percentiles.into_iter().chain([("max", total.max)]) {
+        if total.count() > 0 {
+            println!("{name:>8} {ns:>12} ns {:>9}{of_measured}", readable(ns));
         }
     }
-    let counts = common::counters(&skel.maps.bss_data)?;
-    println!("{:>8} in flight", skel.maps.starts.keys().count());
-    println!("{:>8} dropped: the map was full, or their end not seen", counts.dropped);
-    println!("{:>8} unmatched: flushes, dropped, issued before or after", counts.unmatched);
-    common::print_missed(skel.object())?;
-    Ok(())
 }

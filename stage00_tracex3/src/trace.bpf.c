@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
@@ -11,16 +12,15 @@ struct histogram {
 	u64 slots[SLOTS];
 };
 
-/* A request on its way, from the driver's hands to its end. */
-struct in_flight {
-	u64 start, made; /* ns; made: by which it is told from others at the same address */
+struct start {
+	u64 time, allocated; /* ns; an address and `allocated` identify a request */
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__type(key, u64);
-	__type(value, struct in_flight);
+	__type(key, u64); /* address of the request */
+	__type(value, struct start);
 } starts SEC(".maps");
 
 struct {
@@ -43,44 +43,47 @@ static __always_inline u32 slot_of(u64 ns)
 	return shift * 32 + (ns >> shift);
 }
 
-SEC("tp_btf/block_rq_issue")
-int BPF_PROG(block_rq_issue, struct request *rq)
+SEC("kprobe/blk_mq_start_request")
+int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
 {
 	u64 key = (u64)rq;
-	struct in_flight issued = { .start = bpf_ktime_get_ns(), .made = rq->start_time_ns };
-	struct in_flight *before = bpf_map_lookup_elem(&starts, &key);
+	struct start start = { bpf_ktime_get_ns(), BPF_CORE_READ(rq, start_time_ns) };
 
-	/* Issued again, for the rest of it, or as the device was busy or failed: the first start
-	 * counts. Another request at this address: the end of the one before was not seen. */
-	if (before && before->made == issued.made)
-		return 0;
-	if (bpf_map_update_elem(&starts, &key, &issued, BPF_ANY) || before)
+	if (bpf_map_update_elem(&starts, &key, &start, BPF_NOEXIST)) {
+		struct start *before = bpf_map_lookup_elem(&starts, &key);
+
+		if (before && before->allocated == start.allocated)
+			return 0; /* requeued and issued again: the first time counts */
+		/* The map is full, or the completion of an earlier request at this address was not seen. */
+		bpf_map_update_elem(&starts, &key, &start, BPF_ANY);
 		__sync_fetch_and_add(&dropped, 1);
+	}
 	return 0;
 }
 
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 {
-	u64 key = (u64)rq, end = bpf_ktime_get_ns(), latency;
-	struct in_flight *started = bpf_map_lookup_elem(&starts, &key);
+	u64 key = (u64)rq, latency;
+	struct start *found = bpf_map_lookup_elem(&starts, &key);
 	struct histogram *histogram;
 	u32 zero = 0, slot;
 
-	if (!started) {
+	if (nr_bytes < rq->__data_len)
+		return 0; /* a part of it: the rest is issued again */
+	if (!found || found->allocated != rq->start_time_ns) {
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	if (nr_bytes < rq->__data_len) /* a part: __data_len is still what was left before */
-		return 0;
-	latency = end - started->start;
-	bpf_map_delete_elem(&starts, &key);
+	latency = bpf_ktime_get_ns() - found->time;
+	if (bpf_map_delete_elem(&starts, &key))
+		return 0; /* only the call that deletes the entry completes the request */
 
 	histogram = bpf_map_lookup_elem(&latencies, &zero);
 	slot = slot_of(latency);
 	if (!histogram || slot >= SLOTS)
-		return 0; /* cannot be; the verifier wants to see it checked */
-	/* Atomic: 5.10 lets an interrupt run this program in the midst of itself. */
+		return 0; /* never so, but the verifier insists */
+	/* Atomic: 5.10 lets an interrupt run this program in the middle of itself. */
 	__sync_fetch_and_add(&histogram->slots[slot], 1);
 	if (latency > histogram->max)
 		histogram->max = latency;

@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::Cli;
+use common::{Cli, Session};
 
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -11,12 +11,13 @@ mod trace {
 use trace::TraceSkelBuilder;
 
 fn main() -> ExitCode {
-    common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
+    common::main(common::program!(), run)
 }
 
-fn run(cli: &Cli) -> Result<()> {
+fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let (_skel, links) = common::load(TraceSkelBuilder::default(), &mut object, cli, |_| Ok(()))?;
-    common::print_trace_pipe(cli, links)?;
-    Ok(())
+    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let skel = session.load(open)?;
+    session.attach([&skel.progs.submit_bio_entry])?;
+    session.trace_until_done()
 }

@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::QuietCli as Cli;
+use common::{InFlightCli as Cli, Session};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
@@ -12,20 +12,21 @@ mod trace {
 use trace::TraceSkelBuilder;
 
 fn main() -> ExitCode {
-    common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
+    common::main(common::program!(), run)
 }
 
-fn run(cli: &Cli) -> Result<()> {
+fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let (skel, links) = common::load(TraceSkelBuilder::default(), &mut object, cli, |open| {
-        common::constants(&mut open.maps.rodata_data).map(|c| c.quiet = cli.own.quiet)
-    })?;
-    common::print_trace_pipe(cli, links)?;
+    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let skel = session.load(open)?;
+    // The completion first: then no bio is seen to start whose completion is not hooked yet.
+    session.attach([&skel.progs.bio_endio_entry, &skel.progs.submit_bio_entry])?;
+    session.trace_until_done()?;
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(counts.completed, "bios completed", skel.object())?;
     println!("{:>8} in flight", skel.maps.starts.keys().count());
-    println!("{:>8} dropped: the map was full, or their end not seen", counts.dropped);
-    println!("{:>8} unmatched: their start was not seen", counts.unmatched);
-    common::print_missed(skel.object())?;
-    Ok(())
+    println!("{:>8} split or checksummed (not measured before stage 05)", counts.split);
+    println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
+    println!("{:>8} unmatched (completion without a start)", counts.unmatched);
+    common::print_skipped(skel.object())
 }

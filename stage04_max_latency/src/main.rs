@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::QuietCli as Cli;
+use common::{QuietCli as Cli, Session};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
@@ -15,34 +15,38 @@ use trace::TraceSkelBuilder;
 unsafe impl plain::Plain for trace::types::max_latency {}
 
 fn main() -> ExitCode {
-    common::main(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_DESCRIPTION"), run)
+    common::main(common::program!(), run)
 }
 
-fn run(cli: &Cli) -> Result<()> {
+fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let (skel, links) = common::load(TraceSkelBuilder::default(), &mut object, cli, |open| {
-        common::constants(&mut open.maps.rodata_data).map(|c| c.quiet = cli.own.quiet)
-    })?;
-    common::print_trace_pipe(cli, links)?;
+    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    common::constants(&mut open.maps.rodata_data)?.quiet = cli.own.quiet;
+    let skel = session.load(open)?;
+    // The completion first: then no bio is seen to start whose completion is not hooked yet.
+    session.attach([&skel.progs.bio_endio_entry, &skel.progs.submit_bio_entry])?;
+    session.trace_until_done()?;
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(counts.completed, "bios completed", skel.object())?;
     println!("{:>8} in flight", skel.maps.starts.keys().count());
-    println!("{:>8} dropped: the map was full, or their end not seen", counts.dropped);
-    println!("{:>8} unmatched: their start was not seen", counts.unmatched);
-    common::print_missed(skel.object())?;
-    print_max_latency(&skel.maps.max)
+    println!("{:>8} split or checksummed (not measured before stage 05)", counts.split);
+    println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
+    println!("{:>8} unmatched (completion without a start)", counts.unmatched);
+    common::print_skipped(skel.object())?;
+    let not_measured = counts.split + counts.dropped + common::times_skipped(skel.object())?;
+    print_max_latency(&skel.maps.max, counts.completed, not_measured)
 }
 
-fn print_max_latency(max: &impl MapCore) -> Result<()> {
+fn print_max_latency(max: &impl MapCore, measured: u64, not_measured: u64) -> Result<()> {
     let records = common::per_cpu::<trace::types::max_latency>(max)?;
-    let latency = |record: &trace::types::max_latency| record.started.end - record.started.start;
+    let latency = |record: &trace::types::max_latency| record.end - record.start.time;
     let Some(slowest) = records.iter().filter(|r| r.io != 0).max_by_key(|r| latency(r)) else {
         return Ok(());
     };
     println!("=====================================================");
-    println!("From: submit_bio(bio={:#x}) {}", slowest.io, slowest.started.start);
-    println!("To  : bio_endio (bio={:#x}) {}", slowest.io, slowest.started.end);
-    println!("Max latency {} ns", latency(slowest));
+    println!("From: submit_bio(bio={:#x}) {}", slowest.io, slowest.start.time);
+    println!("To  : bio_endio (bio={:#x}) {}", slowest.io, slowest.end);
+    println!("Max latency {} ns{}", latency(slowest), common::of_measured(measured, not_measured));
     println!("=====================================================");
     Ok(())
 }

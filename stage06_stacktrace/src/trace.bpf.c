@@ -2,36 +2,36 @@
 #include "vmlinux.h"
 #include "bio.h"
 #include "record.h"
-#include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
 const volatile bool quiet;
 u64 completed, dropped, unmatched;
 
-struct in_flight {
-	u64 end, start; /* ns; end: of the last part so far */
-	sector_t sector;
+struct start {
+	u64 time; /* ns */
+	sector_t sector; /* of dev */
 	dev_t dev;
-	s64 stack_id;
+	u32 punted; /* see bio_is_punted() */
+	s64 stack_id; /* a key of stacks, or a negative error */
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__type(key, u64); /* the address */
-	__type(value, struct in_flight);
+	__type(key, u64); /* address of the bio */
+	__type(value, struct start);
 } starts SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
 	__uint(max_entries, 16384);
 	__uint(key_size, sizeof(u32));
-	__uint(value_size, 127 * sizeof(u64)); /* as deep as the kernel walks */
+	__uint(value_size, 127 * sizeof(u64)); /* addresses, as deep as the kernel walks */
 } stacks SEC(".maps");
 
-struct max_latency { /* the slowest I/O that a CPU has seen, written as a whole */
-	u64 taken, io;
-	struct in_flight started;
+struct max_latency { /* the slowest bio that has completed on this CPU */
+	u64 busy, io, end;
+	struct start start;
 };
 
 struct {
@@ -41,53 +41,79 @@ struct {
 	__type(value, struct max_latency);
 } max SEC(".maps");
 
-SEC("fentry/submit_bio")
-int BPF_PROG(submit_bio_entry, struct bio *io)
+/* Up to 6.3, submit_bio() hands such a bio to a worker, which calls submit_bio() again. */
+static __always_inline bool bio_is_punted(struct bio *bio)
 {
-	struct in_flight started = {
-		.start = bpf_ktime_get_ns(),
-		.sector = bio_sector(io),
-		.dev = bio_dev(io),
+	return bpf_core_enum_value_exists(enum req_flag_bits, __REQ_CGROUP_PUNT) &&
+	       BPF_CORE_READ(bio, bi_opf) >> bpf_core_enum_value(enum req_flag_bits, __REQ_CGROUP_PUNT) & 1;
+}
+
+SEC("kprobe/submit_bio")
+int BPF_KPROBE(submit_bio_entry, struct bio *bio)
+{
+	u64 io = (u64)bio;
+	struct start start = {
+		.time = bpf_ktime_get_ns(),
+		.sector = bio_sector(bio),
+		.dev = bio_dev(bio),
+		.punted = bio_is_punted(bio),
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};
-	bool stale = bpf_map_lookup_elem(&starts, &io); /* a start whose end was not seen */
 
-	if (bpf_map_update_elem(&starts, &io, &started, BPF_ANY) || stale)
+	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
+		struct start *before = bpf_map_lookup_elem(&starts, &io);
+
+		if (before && before->punted && !start.punted)
+			return 0; /* the worker's call: the first one counts */
+		/* The map is full, or the completion of an earlier bio at this address was not seen. */
+		bpf_map_update_elem(&starts, &io, &start, BPF_ANY);
 		__sync_fetch_and_add(&dropped, 1);
+	}
 	if (!quiet)
-		bpf_printk("submit_bio(bio=0x%llx) called: %llu", (u64)io, started.start);
+		bpf_printk("submit_bio(bio=0x%llx) called: %llu", io, start.time);
 	return 0;
 }
 
-static __noinline void ended(struct bio *io, u64 end)
+static __noinline int completes(struct bio *bio, bool is_part)
 {
-	struct in_flight *started = bpf_map_lookup_elem(&starts, &io);
+	u64 io = (u64)bio;
+	struct start *found = bpf_map_lookup_elem(&starts, &io);
 
-	if (!started) {
-		__sync_fetch_and_add(&unmatched, 1);
-		return;
+	if (!found) {
+		__sync_fetch_and_add(&unmatched, !is_part); /* parts are made below submit_bio() */
+		return 0;
 	}
-	started->end = end;
-	u64 latency = end - started->start;
+	struct start start = *found;
+	u64 end = bpf_ktime_get_ns();
+	if (bpf_map_delete_elem(&starts, &io))
+		return 0; /* only the call that deletes the entry completes the bio */
+	__sync_fetch_and_add(&completed, 1);
 	struct max_latency *slowest = take_record(&max);
-	if (slowest && latency > slowest->started.end - slowest->started.start) {
-		slowest->io = (u64)io;
-		slowest->started = *started;
+	if (slowest && end - start.time > slowest->end - slowest->start.time) {
+		slowest->io = io;
+		slowest->start = start;
+		slowest->end = end;
 	}
 	release_record(slowest);
-	bpf_map_delete_elem(&starts, &io);
-	__sync_fetch_and_add(&completed, 1);
 	if (quiet)
-		return;
-	bpf_printk("bio_endio (bio=0x%llx) called: %llu", (u64)io, end);
-	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", latency);
+		return 0;
+	bpf_printk("bio_endio (bio=0x%llx) called: %llu", io, end);
+	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
+	return 0;
 }
 
-#include "bio_ends.h" /* bio_ends(), and one more hook, for bios that were split */
+/* What a part calls when it completes; its bi_private is the whole. */
+extern const void bio_chain_endio __ksym;
+
 SEC("fentry/bio_endio")
-int BPF_PROG(bio_endio_entry, struct bio *io)
+int BPF_PROG(bio_endio_entry, struct bio *bio)
 {
-	bio_ends(io);
+	/* The last part of a split bio completes the whole, which may be a part itself. */
+	for (int i = 0; i < 64 && bio && !bio_goes_on(bio); i++) {
+		bool is_part = BPF_CORE_READ(bio, bi_end_io) == &bio_chain_endio;
+		completes(bio, is_part);
+		bio = is_part ? BPF_CORE_READ(bio, bi_private) : NULL;
+	}
 	return 0;
 }
 

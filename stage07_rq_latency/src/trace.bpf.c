@@ -1,37 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
-#include "request.h"
 #include "record.h"
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
 const volatile bool quiet;
 u64 completed, dropped, unmatched;
 
-struct in_flight {
-	u64 end, start, made; /* ns */
-	sector_t sector;
-	dev_t dev;
-	s64 stack_id;
+struct start {
+	u64 time, allocated; /* ns; an address and `allocated` identify a request */
+	sector_t sector; /* of dev */
+	s64 stack_id; /* a key of stacks, or a negative error */
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__type(key, u64); /* the address */
-	__type(value, struct in_flight);
+	__type(key, u64); /* address of the request */
+	__type(value, struct start);
 } starts SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
 	__uint(max_entries, 16384);
 	__uint(key_size, sizeof(u32));
-	__uint(value_size, 127 * sizeof(u64)); /* as deep as the kernel walks */
+	__uint(value_size, 127 * sizeof(u64)); /* addresses, as deep as the kernel walks */
 } stacks SEC(".maps");
 
-struct max_latency { /* the slowest I/O that a CPU has seen, written as a whole */
-	u64 taken, io;
-	struct in_flight started;
+struct max_latency { /* the slowest request that has completed on this CPU */
+	u64 busy, io, end, dev;
+	struct start start;
 };
 
 struct {
@@ -41,56 +40,69 @@ struct {
 	__type(value, struct max_latency);
 } max SEC(".maps");
 
-SEC("fentry/blk_mq_start_request")
-int BPF_PROG(blk_mq_start_request_entry, struct request *io)
+/* Before 5.16 a request named its disk. Some commands of a driver have none: 0. */
+static __always_inline dev_t rq_dev(struct request *rq)
 {
-	struct in_flight started = {
-		.start = bpf_ktime_get_ns(),
-		.made = io->start_time_ns,
-		.sector = io->__sector,
-		.dev = rq_dev(io),
+	struct request___old *old = (void *)rq;
+	struct gendisk *disk = bpf_core_field_exists(old->rq_disk) ? old->rq_disk : rq->q->disk;
+
+	return disk ? disk->major << 20 | disk->first_minor : 0;
+}
+
+SEC("kprobe/blk_mq_start_request")
+int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
+{
+	u64 io = (u64)rq;
+	struct start start = {
+		.time = bpf_ktime_get_ns(),
+		.allocated = BPF_CORE_READ(rq, start_time_ns),
+		.sector = BPF_CORE_READ(rq, __sector),
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};
-	struct in_flight *stale = bpf_map_lookup_elem(&starts, &io);
 
-	if (stale && stale->made == started.made) /* issued again: the first start counts */
-		return 0;
-	if (bpf_map_update_elem(&starts, &io, &started, BPF_ANY) || stale)
+	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
+		struct start *before = bpf_map_lookup_elem(&starts, &io);
+
+		if (before && before->allocated == start.allocated)
+			return 0; /* requeued and issued again: the first time counts */
+		/* The map is full, or the completion of an earlier request at this address was not seen. */
+		bpf_map_update_elem(&starts, &io, &start, BPF_ANY);
 		__sync_fetch_and_add(&dropped, 1);
+	}
 	if (!quiet)
-		bpf_printk("blk_mq_start_request(rq=0x%llx) called: %llu", (u64)io, started.start);
+		bpf_printk("blk_mq_start_request(rq=0x%llx) called: %llu", io, start.time);
 	return 0;
 }
 
-static __noinline void ended(struct request *io, u64 end)
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 {
-	struct in_flight *started = bpf_map_lookup_elem(&starts, &io);
+	u64 io = (u64)rq;
+	struct start *found = bpf_map_lookup_elem(&starts, &io);
 
-	if (!started) {
+	if (nr_bytes < rq->__data_len)
+		return 0; /* a part of it: the rest is issued again */
+	if (!found || found->allocated != rq->start_time_ns) {
 		__sync_fetch_and_add(&unmatched, 1);
-		return;
+		return 0;
 	}
-	started->end = end;
-	u64 latency = end - started->start;
+	struct start start = *found;
+	u64 end = bpf_ktime_get_ns();
+	if (bpf_map_delete_elem(&starts, &io))
+		return 0; /* only the call that deletes the entry completes the request */
+	__sync_fetch_and_add(&completed, 1);
 	struct max_latency *slowest = take_record(&max);
-	if (slowest && latency > slowest->started.end - slowest->started.start) {
-		slowest->io = (u64)io;
-		slowest->started = *started;
+	if (slowest && end - start.time > slowest->end - slowest->start.time) {
+		slowest->io = io;
+		slowest->dev = rq_dev(rq);
+		slowest->start = start;
+		slowest->end = end;
 	}
 	release_record(slowest);
-	bpf_map_delete_elem(&starts, &io);
-	__sync_fetch_and_add(&completed, 1);
 	if (quiet)
-		return;
-	bpf_printk("block_rq_complete (rq=0x%llx) called: %llu", (u64)io, end);
-	bpf_printk("blk_mq_start_request() -> block_rq_complete() time duration: %llu ns", latency);
-}
-
-SEC("tp_btf/block_rq_complete")
-int BPF_PROG(block_rq_complete, struct request *io, int error, unsigned int nr_bytes)
-{
-	if (nr_bytes >= io->__data_len) /* else it is a part: the rest is issued again */
-		ended(io, bpf_ktime_get_ns());
+		return 0;
+	bpf_printk("block_rq_complete (rq=0x%llx) called: %llu", io, end);
+	bpf_printk("blk_mq_start_request() -> block_rq_complete() time duration: %llu ns", end - start.time);
 	return 0;
 }
 

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
 #include "pagecache.h"
-#include "read.h"
-#include <bpf/bpf_helpers.h>
+#include "retry.h"
+#include "session.h"
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 
 const volatile bool quiet;
+const volatile u32 page_shift; /* 12: a page has 4 KiB */
 u64 completed, total, hit, readahead, refused, dropped, unmatched;
 
-/* A thread may read two files at once: an encrypting file system reads the one below. */
+/* A thread may read two files at once: an encrypting file system reads the file below it. */
 struct reader {
-	u64 thread;
-	struct address_space *mapping;
+	u64 thread, inode, dev;
 };
 
 struct {
@@ -21,26 +22,24 @@ struct {
 	__type(value, struct read);
 } starts SEC(".maps");
 
-/* Of which function, main.rs says: it has had two names. */
-SEC("fentry")
-int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
+static __always_inline int read_begins(struct kiocb *iocb, struct iov_iter *iter, u64 already)
 {
-	struct file *file = iocb->ki_filp;
-	struct address_space *mapping = file->f_mapping;
-	struct reader reader = { bpf_get_current_pid_tgid(), mapping };
-	struct read read = { .file = file, .offset = iocb->ki_pos, .bytes = iter->count };
-	u64 size = mapping->host->i_size, end = read.offset + read.bytes;
+	struct address_space *mapping = iocb->ki_filp->f_mapping;
+	struct inode *inode = mapping->host;
+	struct reader reader = { bpf_get_current_pid_tgid(), inode->i_ino, inode->i_sb->s_dev };
+	struct read read = { .file = (u64)iocb->ki_filp, .offset = iocb->ki_pos, .already = already };
+	u64 size = inode->i_size, end = read.offset + iter->count;
 
-	/* Past the end of the file there are no pages to ask for. */
-	if (end > size)
+	read.bytes = iter->count;
+	if (end > size) /* beyond the end of the file there are no pages to ask for */
 		end = size;
 	if (read.offset < end) {
 		read.first = read.offset >> page_shift;
 		read.pages = ((end - 1) >> page_shift) - read.first + 1;
-		read.hit = resident(mapping, read.first, read.pages);
+		read.hit = resident((u64)mapping->i_pages.xa_head, read.first, read.pages);
 		read.miss = read.pages - read.hit;
 	}
-	recall_unfinished(iocb, &read);
+	recall_unfinished((u64)iocb, iocb->ki_flags, &read);
 	if (bpf_map_update_elem(&starts, &reader, &read, BPF_NOEXIST)) {
 		bpf_map_update_elem(&starts, &reader, &read, BPF_ANY);
 		__sync_fetch_and_add(&dropped, 1);
@@ -48,23 +47,10 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 	return 0;
 }
 
-SEC("tp_btf/mm_filemap_add_to_page_cache")
-int BPF_PROG(page_added, struct folio *folio)
+static __always_inline int read_ends(struct kiocb *iocb, long ret)
 {
-	struct reader reader = { bpf_get_current_pid_tgid(), folio_mapping(folio) };
-	struct read *read = bpf_map_lookup_elem(&starts, &reader);
-
-	if (read)
-		read->readahead += folio_pages_beyond(folio, read->first, read->pages);
-	return 0;
-}
-
-/* already: bytes read before this call. */
-SEC("fexit")
-int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
-{
-	struct file *file = iocb->ki_filp;
-	struct reader reader = { bpf_get_current_pid_tgid(), file->f_mapping };
+	struct inode *inode = iocb->ki_filp->f_mapping->host;
+	struct reader reader = { bpf_get_current_pid_tgid(), inode->i_ino, inode->i_sb->s_dev };
 	struct read *read = bpf_map_lookup_elem(&starts, &reader);
 
 	if (!read) {
@@ -74,16 +60,53 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 	if (was_refused(ret)) {
 		__sync_fetch_and_add(&refused, 1);
 	} else {
-		__sync_fetch_and_add(&completed, !read->rest); /* a rest is no read of its own */
+		__sync_fetch_and_add(&completed, !read->is_rest); /* a rest is no read of its own */
 		__sync_fetch_and_add(&total, read->hit + read->miss);
 		__sync_fetch_and_add(&hit, read->hit);
 	}
 	__sync_fetch_and_add(&readahead, read->readahead);
 	if (!quiet)
-		print_read(file, read, ret);
-	note_unfinished(iocb, read, ret);
+		print_read(iocb->ki_filp->f_inode, read, ret);
+	note_unfinished((u64)iocb, iocb->ki_complete, read, ret);
 	bpf_map_delete_elem(&starts, &reader);
 	return 0;
+}
+
+/* Not tp_btf: in a preemptible kernel, a classic tracepoint's program is never preempted. */
+SEC("tp/filemap/mm_filemap_add_to_page_cache")
+int page_added(struct trace_event_raw_mm_filemap_op_page_cache *added)
+{
+	struct reader reader = { bpf_get_current_pid_tgid(), added->i_ino, added->s_dev };
+	struct read *read = bpf_map_lookup_elem(&starts, &reader);
+	u64 pages = bpf_core_field_exists(added->order) ? 1 << (added->order & 31) : 1;
+
+	if (read)
+		read->readahead += pages - overlap(added->index, pages, read->first, read->pages);
+	return 0;
+}
+
+SEC("fentry/filemap_read")
+int BPF_PROG(filemap_read_entry, struct kiocb *iocb, struct iov_iter *iter, ssize_t already)
+{
+	return read_begins(iocb, iter, already);
+}
+
+SEC("fexit/filemap_read")
+int BPF_PROG(filemap_read_exit, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
+{
+	return read_ends(iocb, ret);
+}
+
+/* The same in one program, where the kernel has such programs: it is never preempted either. */
+SEC("kprobe.session/filemap_read")
+int BPF_KPROBE(filemap_read_session, struct kiocb *iocb, struct iov_iter *iter, ssize_t already)
+{
+	u64 *cookie = session_cookie(ctx);
+
+	if (session_is_return(ctx))
+		return read_ends(bpf_core_cast((void *)*cookie, struct kiocb), PT_REGS_RC(ctx));
+	*cookie = (u64)iocb;
+	return read_begins(bpf_core_cast(iocb, struct kiocb), bpf_core_cast(iter, struct iov_iter), already);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,45 +1,92 @@
-//! What every stage's `build.rs` does.
+//! What the `build.rs` of every program does.
 
 use std::{
-    env,
+    env, fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use libbpf_cargo::SkeletonBuilder;
+use libbpf_rs::{Linker, libbpf_sys::API_HEADERS};
 
-/// Compiles `source` (BPF C, in the stage's `src/`, named `NAME.bpf.c`) with clang for the machine
-/// that cargo builds for, and writes its Rust skeleton to `$OUT_DIR/NAME.skel.rs`.
+/// The directory of this package; the workspace's root is two above it.
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Compiles `source` (BPF C, in the package's `src/`, named `NAME.bpf.c`) with clang for the machine
+/// that cargo builds for, and writes its Rust skeleton to `$OUT_DIR/NAME.skel.rs`. The variable
+/// `CLANG` names another compiler than `clang`.
 ///
 /// Ends the build with clang's own message where the program does not compile, and with what to
 /// install where there is no clang.
 pub fn skeleton(source: &str) {
-    println!("cargo:rerun-if-changed={source}\ncargo:rerun-if-changed={HEADERS}");
+    println!("cargo:rerun-if-changed={source}\ncargo:rerun-if-changed={HERE}/../bpf");
+    println!("cargo:rerun-if-env-changed=CLANG");
     let variable = |name| env::var(name).unwrap_or_else(|_| fail(&format!("cargo sets no {name}")));
-    let name = source.rsplit('/').next().unwrap_or(source).trim_end_matches(".bpf.c");
-    let skeleton = PathBuf::from(variable("OUT_DIR")).join(format!("{name}.skel.rs"));
-    if let Err(error) = build(Path::new(source), &variable("CARGO_CFG_TARGET_ARCH"), &skeleton) {
+    let source = Path::new(&variable("CARGO_MANIFEST_DIR")).join(source);
+    let clang = env::var("CLANG").ok().filter(|clang| !clang.is_empty());
+    let clang = clang.as_deref().unwrap_or("clang");
+    let out = PathBuf::from(variable("OUT_DIR"));
+    if let Err(error) = build(clang, &source, &variable("CARGO_CFG_TARGET_ARCH"), &out) {
         fail(&error);
     }
 }
 
-const HEADERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bpf");
-
-/// Compiles `source` for machines of the architecture `arch`, as rustc calls it, and writes its
-/// Rust skeleton. An error is clang's own message.
-fn build(source: &Path, arch: &str, skeleton: &Path) -> Result<(), String> {
+/// Compiles `source` for machines of the architecture `arch`, as rustc calls it, into `out`:
+/// `NAME.bpf.o` and its Rust skeleton, `NAME.skel.rs`. An error is clang's own message.
+fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), String> {
     let arch = match arch {
         "x86_64" => "-D__TARGET_ARCH_x86",
         "aarch64" => "-D__TARGET_ARCH_arm64",
-        other => return Err(format!("no {other} here: x86_64 and aarch64 have a vmlinux.h")),
+        other => return Err(format!("vmlinux.h is for x86_64 and aarch64, not for {other}")),
     };
-    let built = SkeletonBuilder::new()
-        .source(source)
-        .clang_args(["-I", HEADERS, "-Wall", "-Werror", arch])
-        .build_and_generate(skeleton);
-    built.map_err(|error| {
-        let source = source.display();
-        format!("{source} was not built: {error:#}\nIs clang here? `cargo vm setup` installs what is missing.")
-    })
+    let name = source.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.trim_end_matches(".bpf.c");
+    let compiled = out.join(format!("{name}.dwarf.o"));
+    let object = out.join(format!("{name}.bpf.o"));
+    let headers = headers(out).map_err(|error| format!("{}: {error}", out.display()))?;
+    // From the workspace's root: an editor can open the paths in the messages.
+    let root = Path::new(HERE).join("../..");
+    let root = root.canonicalize().unwrap_or(root);
+    let mut command = Command::new(clang);
+    command
+        .current_dir(&root)
+        // CPU v2: the instructions that every kernel from 5.10 on has.
+        .args(["-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall", "-Werror", arch])
+        .args(["-I", "common/bpf", "-I"])
+        .arg(&headers)
+        .arg("-c")
+        .arg(source.strip_prefix(&root).unwrap_or(source))
+        .arg("-o")
+        .arg(&compiled);
+    let output = command.output().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => {
+            format!("{clang} is not installed: run cargo vm setup, or install the package clang")
+        }
+        _ => format!("{clang}: {error}"),
+    })?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).trim_end().to_owned());
+    }
+    let built = || -> anyhow::Result<()> {
+        // Linking removes the debug information that the kernel does not read.
+        let mut linker = Linker::new(&object)?;
+        linker.add_file(&compiled)?;
+        linker.link()?;
+        SkeletonBuilder::new().obj(&object).generate(out.join(format!("{name}.skel.rs")))?;
+        Ok(())
+    };
+    built().map_err(|error| format!("no skeleton could be made of {}: {error:#}", object.display()))
+}
+
+/// Writes libbpf's headers below `out`, and returns the directory to include from.
+fn headers(out: &Path) -> std::io::Result<PathBuf> {
+    let include = out.join("include");
+    fs::create_dir_all(include.join("bpf"))?;
+    for (name, content) in API_HEADERS {
+        fs::write(include.join("bpf").join(name), content)?;
+    }
+    Ok(include)
 }
 
 fn fail(message: &str) -> ! {
@@ -51,11 +98,11 @@ fn fail(message: &str) -> ! {
 mod tests {
     use super::*;
 
-    /// On one machine, programs are built for that one only: a slip in what differs (registers,
-    /// types) would show on the other one first.
+    /// Cargo builds programs for this machine only: what differs on the other one (registers, types)
+    /// would break there first.
     #[test]
     fn every_program_compiles_for_every_machine() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = Path::new(HERE).join("../..");
         let out = tempfile::tempdir().unwrap();
         let mut programs = 0;
         for directory in root.read_dir().unwrap() {
@@ -64,12 +111,24 @@ mod tests {
                 continue;
             }
             for arch in ["x86_64", "aarch64"] {
-                build(&source, arch, &out.path().join("skel.rs")).unwrap();
+                build("clang", &source, arch, out.path()).unwrap();
             }
             programs += 1;
         }
         assert!(programs >= 10, "{programs} programs");
-        let error = build(&root.join("Cargo.toml"), "mips", out.path()).unwrap_err();
-        assert!(error.contains("no mips here"), "{error}");
+    }
+
+    #[test]
+    fn an_error_is_short() {
+        let out = tempfile::tempdir().unwrap();
+        let source = out.path().join("x.bpf.c");
+        fs::write(&source, "int x = y;\n").unwrap();
+        let error = build("clang", &source, "mips", out.path()).unwrap_err();
+        assert!(error.contains("not for mips"), "{error}");
+        let error = build("no-such-clang", &source, "x86_64", out.path()).unwrap_err();
+        assert!(error.starts_with("no-such-clang is not installed: run cargo vm setup"), "{error}");
+        let error = build("clang", &source, "x86_64", out.path()).unwrap_err();
+        let place = format!("{}:1:9: error: ", source.display());
+        assert!(error.starts_with(&place) && !error.contains("installed"), "{error}");
     }
 }

@@ -4,11 +4,9 @@ use std::env;
 
 use clap::Args;
 
-use crate::{
-    Cli, Options, Room,
-    histogram::{Histogram, longest},
-    stdout,
-};
+use common::{Cli, InFlight, Options};
+
+use crate::histogram::{Histogram, longest};
 
 /// Columns in a decade: 10 ms, 12.6 ms, 15.8 ms … 100 ms.
 const DECADE: usize = 10;
@@ -30,24 +28,23 @@ pub struct HeatmapOptions {
     /// All latencies from 1 ns on, not from 1 us
     #[arg(short, long)]
     all: bool,
-    /// Text only; so too with NO_COLOR, and where stdout is no terminal
+    /// Text only; also with NO_COLOR set, and where stdout is not a terminal
     #[arg(short, long)]
     text: bool,
     #[command(flatten)]
-    room: Room,
+    room: InFlight,
 }
 
 impl HeatmapOptions {
-    /// The heatmap as asked for.
-    pub fn heatmap(&self) -> Heatmap {
-        Heatmap { all: self.all, text: self.text || no_colours() }
+    /// The heatmap that the options ask for.
+    pub fn heatmap(&self, on_terminal: bool) -> Heatmap {
+        Heatmap { all: self.all, text: self.text || !on_terminal || no_colours() }
     }
 }
 
 impl Options for HeatmapOptions {
-    /// There are no event lines.
-    fn quiet(&self) -> bool {
-        true
+    fn prints_events(&self) -> bool {
+        false
     }
 
     fn in_flight(&self) -> Option<u32> {
@@ -122,11 +119,10 @@ fn column(slot: usize) -> usize {
     (tenths as usize).min(LAST)
 }
 
-/// Whether colours would be wrong on stdout: it is no terminal, or the user wants none
-/// (`NO_COLOR`, `TERM=dumb`).
+/// Whether the user wants no colours (`NO_COLOR`), or the terminal has none (`TERM=dumb`).
 fn no_colours() -> bool {
-    let wanted_not = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    wanted_not || env::var_os("TERM").is_some_and(|t| t == "dumb") || !stdout::is_terminal()
+    let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    unwanted || env::var_os("TERM").is_some_and(|t| t == "dumb")
 }
 
 #[cfg(test)]

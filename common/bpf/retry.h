@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Reads that are asked for more than once. io_uring first asks without waiting. What it does not get,
+ * it asks for again with the same kiocb, and by then the first call has started the disk I/O: what
+ * counts is what the first call found.
+ */
+#ifndef __RETRY_H__
+#define __RETRY_H__
+
+#include "vmlinux.h"
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#define EAGAIN 11
+#define EIOCBQUEUED 529
+#define IOCB_NOWAIT (1 << 3) /* do not wait for the disk */
+#define IOCB_WAITQ (1 << 19) /* call back when the page has its data; io_uring only */
+
+struct read {
+	u64 file, offset, bytes; /* asked for */
+	u64 already; /* bytes that were read before, past the page cache */
+	u64 first, pages; /* the same range, in pages of the file */
+	u64 hit, miss, readahead; /* pages */
+	u64 is_rest; /* of a read whose pages have been counted */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u64); /* address of the kiocb */
+	__type(value, struct read);
+} unfinished SEC(".maps");
+
+static __always_inline bool was_refused(long ret)
+{
+	return ret == -EAGAIN || ret == -EIOCBQUEUED;
+}
+
+/* Takes over what an earlier call for the same read has found. */
+static __always_inline void recall_unfinished(u64 iocb, int flags, struct read *read)
+{
+	struct read *before = bpf_map_lookup_elem(&unfinished, &iocb);
+
+	/* With IOCB_NOWAIT alone, the application asks anew. */
+	if ((flags & (IOCB_NOWAIT | IOCB_WAITQ)) == IOCB_NOWAIT || !before ||
+	    before->file != read->file || before->offset != read->offset || before->bytes != read->bytes)
+		return;
+	read->hit = before->hit;
+	read->miss = before->miss;
+	read->is_rest = before->is_rest;
+}
+
+/* Remembers what will be asked for again, by a reader that does not wait (`is_async`). */
+static __always_inline void note_unfinished(u64 iocb, bool is_async, const struct read *read, long ret)
+{
+	struct read rest = *read;
+
+	if (!is_async)
+		return;
+	if (ret > 0) {
+		rest.offset += ret - read->already;
+		rest.bytes -= ret - read->already;
+		rest.hit = rest.miss = 0;
+		rest.is_rest = true;
+	}
+	if (rest.bytes && (ret > 0 || was_refused(ret)))
+		bpf_map_update_elem(&unfinished, &iocb, &rest, BPF_ANY);
+	else
+		bpf_map_delete_elem(&unfinished, &iocb);
+}
+
+/* The event line of a read; three lines before 5.16, where bpf_printk() takes three values at most. */
+static __always_inline void print_read(struct inode *inode, const struct read *read, long ret)
+{
+	u32 dev = (inode->i_mode & S_IFMT) == S_IFBLK ? inode->i_rdev : inode->i_sb->s_dev;
+	u64 number = inode->i_ino;
+
+	if (bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_trace_vprintk)) {
+		bpf_printk("read(inode=%lu dev=%u:%u offset=%llu bytes=%llu) = %ld: "
+			   "hit %llu miss %llu readahead %llu",
+			   number, dev >> 20, dev & 0xfffff, read->offset, read->bytes, ret,
+			   read->hit, read->miss, read->readahead);
+	} else {
+		bpf_printk("read(inode=%lu dev=%u:%u", number, dev >> 20, dev & 0xfffff);
+		bpf_printk("     offset=%llu bytes=%llu) = %ld:", read->offset, read->bytes, ret);
+		bpf_printk("     hit %llu miss %llu readahead %llu", read->hit, read->miss,
+			   read->readahead);
+	}
+}
+
+#endif /* __RETRY_H__ */

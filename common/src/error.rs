@@ -1,0 +1,21 @@
+//! The error that ends a program with exit code 3.
+
+use std::fmt;
+
+use anyhow::Result;
+
+/// This machine cannot run the program; says what is missing and what to do. Exit code 3.
+#[derive(Debug)]
+pub struct Unsupported(pub String);
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unsupported {}
+
+pub(crate) fn unsupported<T>(message: impl Into<String>) -> Result<T> {
+    Err(Unsupported(message.into()).into())
+}

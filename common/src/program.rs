@@ -1,0 +1,134 @@
+//! The `main` of a program: command line, signals, messages, exit codes.
+
+use std::{
+    fs,
+    io::{IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::SystemTime,
+};
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::{
+    cli::{Cli, Options},
+    error::Unsupported,
+    session::Session,
+    stdout,
+};
+
+/// Wrong usage.
+const USAGE: u8 = 2;
+/// This machine cannot run the program.
+const UNSUPPORTED: u8 = 3;
+
+const AFTER_HELP: &str = "\
+Ctrl-C and SIGTERM end the program as --duration does: it prints its results.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it.";
+
+/// The launcher sets this variable to learn whether the command line is valid, before it boots a
+/// guest for it.
+const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
+
+/// Names a program. [`program!`](crate::program!) makes it from the package that calls it.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// Stands before messages: `stage06`.
+    pub name: &'static str,
+    /// The first line of `--help`.
+    pub about: &'static str,
+    /// The directory of the package's sources, where they lay when it was built.
+    pub directory: &'static str,
+}
+
+/// The [`Program`] that the calling package builds.
+#[macro_export]
+macro_rules! program {
+    () => {
+        $crate::Program {
+            name: env!("CARGO_BIN_NAME"),
+            about: env!("CARGO_PKG_DESCRIPTION"),
+            directory: env!("CARGO_MANIFEST_DIR"),
+        }
+    };
+}
+
+/// The `main` of a program: reads the command line, lets Ctrl-C, SIGTERM and SIGHUP end the run in
+/// good order, runs, and turns an error into one message and an exit code.
+pub fn main<Own: Options>(
+    program: Program,
+    run: impl FnOnce(&Cli<Own>, &mut Session) -> Result<()>,
+) -> ExitCode {
+    let command =
+        Cli::<Own>::command().name(program.name).about(program.about).after_help(AFTER_HELP);
+    let parsed = command
+        .version("0.1.0")
+        .try_get_matches_from_mut(std::env::args_os())
+        .and_then(|matches| Cli::<Own>::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are "errors" too, on stdout. Nobody may be reading.
+            error.print().ok();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    if std::env::var_os(PARSE_ONLY).is_some() {
+        return ExitCode::SUCCESS;
+    }
+    if let Some(file) = newer_source(&program) {
+        say(&format!(
+            "{0}: {1} was edited after this program was built: build it with cargo build -p {0}\n",
+            program.name,
+            file.display()
+        ));
+    }
+    match start(&program, &cli, run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("{}: {error:#}\n", program.name));
+            let unsupported = error.downcast_ref::<Unsupported>().is_some();
+            if unsupported { ExitCode::from(UNSUPPORTED) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn start<Own: Options>(
+    program: &Program,
+    cli: &Cli<Own>,
+    run: impl FnOnce(&Cli<Own>, &mut Session) -> Result<()>,
+) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let handler = Arc::clone(&stop);
+    ctrlc::set_handler(move || handler.store(true, Ordering::SeqCst))
+        .context("no handler for Ctrl-C could be installed")?;
+    let on_terminal = std::io::stdout().is_terminal();
+    stdout::passed_on(&stop, || {
+        let mut session = Session::new(*program, cli, Arc::clone(&stop), on_terminal);
+        run(cli, &mut session)
+    })
+}
+
+/// A source of the program that is newer than the program: in a shell of the VM, where nothing is
+/// built, it is easy to run yesterday's.
+fn newer_source(program: &Program) -> Option<PathBuf> {
+    let modified = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    let built: SystemTime = modified(&std::env::current_exe().ok()?)?;
+    let package = Path::new(program.directory);
+    let directories = [package.join("src"), Path::new(env!("CARGO_MANIFEST_DIR")).join("bpf")];
+    let files = directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
+    files
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.is_file() && modified(path).is_some_and(|time| time > built))
+}
+
+/// Writes to stderr. `eprint!` would panic where nobody reads it any more (`2>&1 | head`).
+pub(crate) fn say(text: &str) {
+    std::io::stderr().write_all(text.as_bytes()).ok();
+}
