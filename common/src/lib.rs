@@ -19,7 +19,7 @@ mod trace_pipe;
 pub use cli::{Cli, InFlight, InFlightCli, NoOptions, Options, Quiet, QuietCli};
 pub use device::Device;
 pub use error::Unsupported;
-pub use preflight::has_function;
+pub use preflight::{has_function, has_sessions};
 pub use process::{Pid, PidCli, pid_namespace};
 pub use program::{Program, main};
 pub use results::{

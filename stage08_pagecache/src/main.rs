@@ -21,7 +21,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.quiet = cli.own.quiet;
     constants.page_shift = common::page_shift();
-    let has_sessions = common::has_function("bpf_session_cookie")?;
+    let has_sessions = common::has_sessions()?;
     open.progs.filemap_read_session.set_autoload(has_sessions);
     open.progs.filemap_read_entry.set_autoload(!has_sessions);
     open.progs.filemap_read_exit.set_autoload(!has_sessions);

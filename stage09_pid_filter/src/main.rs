@@ -23,7 +23,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     constants.page_shift = common::page_shift();
     constants.pid = cli.own.pid.unwrap_or_default();
     constants.pid_namespace = common::pid_namespace()?;
-    let has_sessions = common::has_function("bpf_session_cookie")?;
+    let has_sessions = common::has_sessions()?;
     open.progs.filemap_read_session.set_autoload(has_sessions);
     open.progs.filemap_read_entry.set_autoload(!has_sessions);
     open.progs.filemap_read_exit.set_autoload(!has_sessions);

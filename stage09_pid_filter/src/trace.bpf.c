@@ -3,7 +3,6 @@
 #include "pagecache.h"
 #include "process.h"
 #include "retry.h"
-#include "session.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 
@@ -45,7 +44,7 @@ static __always_inline int read_begins(struct kiocb *iocb, struct iov_iter *iter
 	if (read.offset < end) {
 		read.first = read.offset >> page_shift;
 		read.pages = ((end - 1) >> page_shift) - read.first + 1;
-		read.hit = resident((u64)mapping->i_pages.xa_head, read.first, read.pages);
+		read.hit = resident((u64)BPF_CORE_READ(mapping, i_pages.xa_head), read.first, read.pages);
 		read.miss = read.pages - read.hit;
 	}
 	recall_unfinished((u64)iocb, iocb->ki_flags, &read);
@@ -108,13 +107,18 @@ int BPF_PROG(filemap_read_exit, struct kiocb *iocb, struct iov_iter *iter, ssize
 	return read_ends(iocb, ret);
 }
 
-/* The same in one program, where the kernel has such programs: it is never preempted either. */
+/* Functions of the kernel, from 7.0 on with these arguments. */
+extern bool bpf_session_is_return(void *ctx) __ksym __weak;
+extern u64 *bpf_session_cookie(void *ctx) __ksym __weak;
+
+/* Both in one, where the kernel has such programs: it cannot be preempted. The return has no
+ * arguments; the entry leaves one for it in the cookie. */
 SEC("kprobe.session/filemap_read")
 int BPF_KPROBE(filemap_read_session, struct kiocb *iocb, struct iov_iter *iter, ssize_t already)
 {
-	u64 *cookie = session_cookie(ctx);
+	u64 *cookie = bpf_session_cookie(ctx);
 
-	if (session_is_return(ctx))
+	if (bpf_session_is_return(ctx))
 		return read_ends(bpf_core_cast((void *)*cookie, struct kiocb), PT_REGS_RC(ctx));
 	*cookie = (u64)iocb;
 	return read_begins(bpf_core_cast(iocb, struct kiocb), bpf_core_cast(iter, struct iov_iter), already);
