@@ -5,7 +5,6 @@
 
 #include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
-#include <bpf/bpf_helpers.h>
 
 /* The disk or partition that the bio is submitted to. Before 5.12, a bio named a disk and the number
  * of a partition on it. */
@@ -27,16 +26,23 @@ static __always_inline dev_t bio_dev(struct bio *bio)
 /* The first sector, counted from the start of that device; -1 for a flush, which carries no data. */
 static __always_inline sector_t bio_sector(struct bio *bio)
 {
-	return BPF_CORE_READ(bio, bi_iter.bi_size) ? BPF_CORE_READ(bio, bi_iter.bi_sector) : -1;
+	struct bvec_iter iter = BPF_CORE_READ(bio, bi_iter);
+	return iter.bi_size ? iter.bi_sector : -1;
 }
+
+/* A way to READ the argument of an fentry program, cheaper than BPF_CORE_READ. */
+#define DIRECT(bio, field) ((bio)->field)
 
 /* Whether the bio stays in flight after this call of bio_endio(): some of its parts have not
  * completed, or checksums of what it read are verified first. A later call completes it. */
-static __always_inline bool bio_goes_on(struct bio *bio)
-{
-	return BPF_CORE_READ(bio, __bi_remaining.counter) > 1 ||
-	       (bpf_core_field_exists(bio->bi_integrity) && BPF_CORE_READ(bio, bi_integrity) &&
-		(BPF_CORE_READ(bio, bi_opf) & REQ_OP_MASK) == REQ_OP_READ && !BPF_CORE_READ(bio, bi_status));
-}
+#define bio_goes_on(READ, bio)                                                                     \
+	(READ(bio, __bi_remaining.counter) > 1 ||                                                  \
+	 (bpf_core_field_exists((bio)->bi_integrity) && READ(bio, bi_integrity) &&                 \
+	  (READ(bio, bi_opf) & REQ_OP_MASK) == REQ_OP_READ && !READ(bio, bi_status)))
+
+/* The bio that this one is a part of, or NULL. The last part to complete completes the whole, too. */
+extern const void bio_chain_endio __ksym; /* what a part calls then */
+#define bio_whole(READ, bio)                                                                       \
+	((struct bio *)(READ(bio, bi_end_io) == &bio_chain_endio ? READ(bio, bi_private) : NULL))
 
 #endif /* __BIO_H__ */

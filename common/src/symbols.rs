@@ -1,4 +1,4 @@
-//! From a stack in a map to the names of functions.
+//! The names of the functions in a stack.
 
 use std::{collections::HashMap, fs};
 
@@ -12,12 +12,11 @@ use blazesym::{
 };
 use libbpf_rs::{MapCore, MapFlags};
 
-/// Prints the stack that `bpf_get_stackid()` has filed under `id`, the outermost function first and
-/// `innermost`, the hooked one, last: `=> ext4_file_read_iter() [ext4]`.
+/// Prints the stack that `bpf_get_stackid()` of a kprobe program has stored under `id`, the outermost
+/// function first and the hooked one last: `=> ext4_file_read_iter() [ext4]`.
 ///
-/// Below the hooked function come the BPF program's own frames, which are left out. Where there is
-/// no stack (a negative id), prints why.
-pub fn print_stack(stacks: &impl MapCore, id: i64, innermost: &str) -> Result<()> {
+/// Where there is no stack (a negative id), prints why.
+pub fn print_stack(stacks: &impl MapCore, id: i64) -> Result<()> {
     if id < 0 {
         println!("=> no stack: {}", no_stack(id));
         return Ok(());
@@ -32,8 +31,7 @@ pub fn print_stack(stacks: &impl MapCore, id: i64, innermost: &str) -> Result<()
         .filter_map(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?)))
         .take_while(|&address| address != 0)
         .collect();
-    let frames = symbols(&addresses)?;
-    for frame in outermost_first(&frames, innermost) {
+    for frame in symbols(&addresses)?.iter().rev() {
         println!("=> {frame}");
     }
     Ok(())
@@ -42,25 +40,20 @@ pub fn print_stack(stacks: &impl MapCore, id: i64, innermost: &str) -> Result<()
 /// Why `bpf_get_stackid()` gave none: its errors, from the kernel's kernel/bpf/stackmap.c.
 fn no_stack(id: i64) -> String {
     match -id {
-        14 => "the kernel could not walk it (EFAULT)".into(),
-        17 => "another stack holds its place in the map (EEXIST)".into(),
+        14 => "the kernel could not walk the stack (EFAULT)".into(),
+        17 => "another stack has its slot in the map (EEXIST)".into(),
         12 => "the map is full (ENOMEM)".into(),
         error => format!("error {error}"),
     }
 }
 
-/// The frames from the outermost to the hooked function; all, where it is not among them.
-fn outermost_first<'a>(frames: &'a [String], innermost: &str) -> impl Iterator<Item = &'a String> {
-    let name = format!("{innermost}()");
-    let hooked = frames.iter().position(|frame| *frame == name).unwrap_or(0);
-    frames[hooked..].iter().rev()
-}
-
 /// `function() [module]` for each address, innermost first; `0x…` for one that has no name.
 fn symbols(addresses: &[u64]) -> Result<Vec<String>> {
     let kernel = Source::Kernel(Kernel { vmlinux: MaybeDefault::None, ..Kernel::default() });
-    // A return address is that of the instruction after the call, which may be the next function's.
-    let calls: Vec<u64> = addresses.iter().map(|address| address - 1).collect();
+    // All but the first are return addresses: the instruction after the call may be in the next
+    // function already.
+    let calls: Vec<u64> =
+        addresses.iter().enumerate().map(|(n, address)| address - u64::from(n > 0)).collect();
     let symbolizer = Symbolizer::new();
     let found = symbolizer
         .symbolize(&kernel, Input::AbsAddr(&calls))
@@ -113,21 +106,6 @@ mod tests {
         assert_eq!(modules.get(&(0xffff_ffff_c050_1000, "mb_cache_entry_get")), Some(&"[mbcache]"));
         assert_eq!(modules.get(&(0xffff_ffff_c050_2000, "ext4_writepages")), Some(&"[ext4]"));
         assert_eq!(modules.get(&(0xffff_ffff_8100_0000, "submit_bio")), None);
-    }
-
-    #[test]
-    fn the_hooked_function_comes_last() {
-        let frames = [
-            "bpf_prog_1()",
-            "bpf_trampoline_2()",
-            "submit_bio()",
-            "ext4_io() [ext4]",
-            "do_syscall_64()",
-        ]
-        .map(String::from);
-        let printed: Vec<_> = outermost_first(&frames, "submit_bio").collect();
-        assert_eq!(printed, ["do_syscall_64()", "ext4_io() [ext4]", "submit_bio()"]);
-        assert_eq!(outermost_first(&frames, "absent").count(), 5);
     }
 
     #[test]

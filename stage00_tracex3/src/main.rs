@@ -30,7 +30,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
-    // The completion first: then no request is seen to start whose completion is not hooked yet.
+    // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.block_rq_complete, &skel.progs.blk_mq_start_request_entry])?;
     let heatmap = cli.own.heatmap(session.stdout_is_terminal());
     println!("{}", heatmap.legend());

@@ -18,6 +18,6 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
-    session.attach([&skel.progs.submit_bio_entry, &skel.progs.bio_endio_entry])?;
+    session.attach([&skel.progs.bio_endio_entry, &skel.progs.submit_bio_entry])?;
     session.trace_until_done()
 }

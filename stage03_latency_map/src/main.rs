@@ -19,7 +19,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
-    // The completion first: then no bio is seen to start whose completion is not hooked yet.
+    // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.bio_endio_entry, &skel.progs.submit_bio_entry])?;
     session.trace_until_done()?;
     let counts = common::counters(&skel.maps.bss_data)?;

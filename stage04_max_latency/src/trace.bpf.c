@@ -47,7 +47,6 @@ int BPF_KPROBE(submit_bio_entry, struct bio *bio)
 
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
 		struct start *before = bpf_map_lookup_elem(&starts, &io);
-
 		if (before && before->punted && !start.punted)
 			return 0; /* the worker's call: the first one counts */
 		/* The map is full, or the completion of an earlier bio at this address was not seen. */

@@ -23,7 +23,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     common::constants(&mut open.maps.rodata_data)?.quiet = cli.own.quiet;
     let skel = session.load(open)?;
-    // The completion first: then no bio is seen to start whose completion is not hooked yet.
+    // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.bio_endio_entry, &skel.progs.submit_bio_entry])?;
     session.trace_until_done()?;
     let counts = common::counters(&skel.maps.bss_data)?;
@@ -53,5 +53,5 @@ fn print_max_latency(
     println!("Bio Info : {}", Device(slowest.start.dev).sector(slowest.start.sector));
     println!("Max latency {} ns{}", latency(slowest), common::of_measured(measured, not_measured));
     println!("=====================================================");
-    common::print_stack(stacks, slowest.start.stack_id, "submit_bio")
+    common::print_stack(stacks, slowest.start.stack_id)
 }

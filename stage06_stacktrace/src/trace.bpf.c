@@ -62,7 +62,6 @@ int BPF_KPROBE(submit_bio_entry, struct bio *bio)
 
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
 		struct start *before = bpf_map_lookup_elem(&starts, &io);
-
 		if (before && before->punted && !start.punted)
 			return 0; /* the worker's call: the first one counts */
 		/* The map is full, or the completion of an earlier bio at this address was not seen. */
@@ -102,17 +101,18 @@ static __noinline int completes(struct bio *bio, bool is_part)
 	return 0;
 }
 
-/* What a part calls when it completes; its bi_private is the whole. */
-extern const void bio_chain_endio __ksym;
-
 SEC("fentry/bio_endio")
 int BPF_PROG(bio_endio_entry, struct bio *bio)
 {
-	/* The last part of a split bio completes the whole, which may be a part itself. */
-	for (int i = 0; i < 64 && bio && !bio_goes_on(bio); i++) {
-		bool is_part = BPF_CORE_READ(bio, bi_end_io) == &bio_chain_endio;
-		completes(bio, is_part);
-		bio = is_part ? BPF_CORE_READ(bio, bi_private) : NULL;
+	struct bio *whole = bio_whole(DIRECT, bio);
+
+	if (bio_goes_on(DIRECT, bio))
+		return 0;
+	completes(bio, whole);
+	for (int i = 0; i < 64 && whole && !bio_goes_on(BPF_CORE_READ, whole); i++) {
+		bio = whole;
+		whole = bio_whole(BPF_CORE_READ, bio);
+		completes(bio, whole);
 	}
 	return 0;
 }

@@ -23,7 +23,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     common::constants(&mut open.maps.rodata_data)?.quiet = cli.own.quiet;
     let skel = session.load(open)?;
-    // The completion first: then no request is seen to start whose completion is not hooked yet.
+    // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.block_rq_complete, &skel.progs.blk_mq_start_request_entry])?;
     session.trace_until_done()?;
     let counts = common::counters(&skel.maps.bss_data)?;
@@ -50,8 +50,8 @@ fn print_max_latency(
     println!("=====================================================");
     println!("From: blk_mq_start_request(rq={:#x}) {}", slowest.io, slowest.start.time);
     println!("To  : block_rq_complete (rq={:#x}) {}", slowest.io, slowest.end);
-    println!("Bio Info : {}", Device(slowest.dev as u32).sector(slowest.start.sector));
+    println!("Bio Info : {}", Device(slowest.start.dev).sector(slowest.start.sector));
     println!("Max latency {} ns{}", latency(slowest), common::of_measured(measured, not_measured));
     println!("=====================================================");
-    common::print_stack(stacks, slowest.start.stack_id, "blk_mq_start_request")
+    common::print_stack(stacks, slowest.start.stack_id)
 }

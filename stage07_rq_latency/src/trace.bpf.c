@@ -9,8 +9,11 @@ const volatile bool quiet;
 u64 completed, dropped, unmatched;
 
 struct start {
-	u64 time, allocated; /* ns; an address and `allocated` identify a request */
+	u64 time; /* ns */
+	u64 allocated; /* ns; with its address, this identifies a request */
 	sector_t sector; /* of dev */
+	dev_t dev;
+	u32 unused; /* or there would be a hole, whose bytes the verifier does not know */
 	s64 stack_id; /* a key of stacks, or a negative error */
 };
 
@@ -29,7 +32,7 @@ struct {
 } stacks SEC(".maps");
 
 struct max_latency { /* the slowest request that has completed on this CPU */
-	u64 busy, io, end, dev;
+	u64 busy, io, end;
 	struct start start;
 };
 
@@ -62,7 +65,6 @@ int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
 
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
 		struct start *before = bpf_map_lookup_elem(&starts, &io);
-
 		if (before && before->allocated == start.allocated)
 			return 0; /* requeued and issued again: the first time counts */
 		/* The map is full, or the completion of an earlier request at this address was not seen. */
@@ -94,8 +96,8 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 	struct max_latency *slowest = take_record(&max);
 	if (slowest && end - start.time > slowest->end - slowest->start.time) {
 		slowest->io = io;
-		slowest->dev = rq_dev(rq);
 		slowest->start = start;
+		slowest->start.dev = rq_dev(rq);
 		slowest->end = end;
 	}
 	release_record(slowest);
