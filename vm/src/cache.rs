@@ -123,14 +123,11 @@ pub fn put(made: &Path, place: &Path) -> Result<()> {
     flush().with_context(|| format!("cannot put {} in its place", place.display()))
 }
 
-/// The first of the usual directories that holds the program `name`; the sbin directories
-/// count, which are not in the PATH of a Debian user.
+/// The program `name` in the PATH or in an sbin directory: a Debian user's PATH has none of those.
 pub fn find_tool(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let sbin = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(sbin).map(|dir| dir.join(name)).find(|file| {
-        rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file()
-    })
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin");
+    which::which_in(name, Some(path), "/").ok()
 }
 
 /// As [`find_tool`], with an error that says how to get it.

@@ -209,17 +209,18 @@ fn cmd_run(run: Run) -> Result<i32> {
     let root = workspace::root()?;
     let name = argv[0].to_string_lossy().into_owned();
     let is_path = name.contains('/');
-    let programs = if is_path { Vec::new() } else { workspace::metadata(&root)?.programs() };
-    if !programs.contains(&name) {
+    let programs = if is_path { Vec::new() } else { workspace::programs(&root)? };
+    let Some(program) = programs.iter().find(|program| program.name == name) else {
         if name.starts_with("stage") && !is_path {
+            let names: Vec<&str> = programs.iter().map(|p| p.name.as_str()).collect();
             return Err(fail(
                 2,
-                format!("there is no {name}: the workspace has {}", programs.join(", ")),
+                format!("there is no {name}: the workspace has {}", names.join(", ")),
             ));
         }
         setup::packages(false)?;
         return Ok(launch::run(&options, &Program { argv, stage: false })?.status);
-    }
+    };
     let mut args = argv.split_off(1);
     // As cargo takes it: `run stage06 -- --quiet` is `run stage06 --quiet`.
     if args.first().is_some_and(|argument| argument == "--") {
@@ -230,11 +231,12 @@ fn cmd_run(run: Run) -> Result<i32> {
     if !help {
         launch::prepare(&options)?;
     }
-    let file = workspace::build(&root, &["build", "--package", &name], &name)?;
+    let file =
+        workspace::build(&root, &["build", "--package", &program.package, "--bin", &name], &name)?;
     if help {
         return here(file, &args);
     }
-    Ok(launch::run(&options, &Program::built(file, args))?.status)
+    Ok(launch::run(&options, &Program::built(file, args, true))?.status)
 }
 
 /// Runs a program on the host, in this process's place.
@@ -256,14 +258,16 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
     setup::packages(is_test)?;
     let mut options =
         Options { kernel: named(std::env::var("VM_KERNEL").ok()), ..Options::default() };
+    let root = workspace::root()?;
+    let name = file.file_name().unwrap_or_default();
+    let stage = !is_test && workspace::programs(&root)?.iter().any(|p| name == p.name.as_str());
     if is_test {
-        let root = workspace::root()?;
         launch::prepare(&options)?;
         workspace::build_all(&root)?;
         options.disks = test::DISKS.to_vec();
         options.env = test::environment(&file, &root);
     }
-    Ok(launch::run(&options, &Program::built(file, args))?.status)
+    Ok(launch::run(&options, &Program::built(file, args, stage))?.status)
 }
 
 fn cmd_shell(guest: Guest) -> Result<i32> {
