@@ -4,9 +4,10 @@ use std::io::Write;
 
 use anyhow::Result;
 
+use crate::apt;
 use crate::cache::Cache;
 use crate::error::MACHINE;
-use crate::kernels::{self, Table};
+use crate::kernels::{State, Table};
 use crate::launch::{self, Options, Program};
 use crate::qemu;
 use crate::setup;
@@ -34,14 +35,14 @@ pub fn main(options: &Options) -> Result<i32> {
 
     let table = Table::load()?;
     for line in &table.lines {
-        let state = if line.is_here(&cache) {
-            "here".to_owned()
-        } else {
-            format!("not fetched (cargo vm setup --kernel {} does)", line.name)
+        let state = match line.state(&cache) {
+            State::Here(_) => "here, intact".to_owned(),
+            State::Damaged(why) => format!("damaged ({why}); the next run fetches it again"),
+            State::Missing => format!("not fetched (cargo vm setup --kernel {} does)", line.name),
         };
-        report("kernel", format!("{:<5} {} {state}", line.name, line.version));
+        report("kernel", format!("{:<6} {} {state}", line.name, line.version));
     }
-    match kernels::archives() {
+    match apt::archives() {
         Ok(archives) => {
             for archive in archives {
                 let state = table.line(&table.default).and_then(|line| line.reach(&archive));
@@ -61,17 +62,17 @@ pub fn main(options: &Options) -> Result<i32> {
         return Ok(MACHINE);
     }
 
-    for name in table.names(options.kernel.as_deref()) {
+    for name in table.names(options.kernel.as_deref(), &cache)? {
         let options = Options { kernel: Some(name.clone()), ..options.clone() };
         let program = Program { argv: vec!["true".into()], stage: false };
         match launch::run(&options, &program) {
             Ok(outcome) => {
                 let (seconds, accel) = (outcome.boot.as_secs_f64(), outcome.accel);
-                report("boot", format!("{name:<5} {seconds:.1} s with {accel}"));
+                report("boot", format!("{name:<6} {seconds:.1} s with {accel}"));
             }
             Err(why) => {
                 crate::cleanup::clean_up();
-                report("boot", format!("{name:<5} failed: {why:#}"));
+                report("boot", format!("{name:<6} failed: {why:#}"));
                 status = 1;
             }
         }

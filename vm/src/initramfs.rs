@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::cache::{self, Cache};
 use crate::error::{MACHINE, fail};
 use crate::kernels::{Kernel, hex};
+use crate::say;
 
 const INIT: &str = include_str!("../init.sh");
 
@@ -43,15 +44,17 @@ pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
     }
     let key = &hex(&hash.finalize())[..16];
     let file = cache.path(format!("initramfs/{}-{key}.cpio", kernel.release));
-    if !file.is_file() {
-        let _lock = cache.lock()?;
-        if !file.is_file() {
-            cache.need_space(64, "the initramfs")?;
-            let temp = cache.temp_dir()?;
-            let made = temp.path().join("initramfs");
-            fs::write(&made, build(&modules, &busybox)?).context("cannot write the initramfs")?;
-            cache::put(&made, &file)?;
-        }
+    if cache::is_sealed(&file) {
+        return Ok(file);
+    }
+    let _lock = cache.lock()?;
+    if !cache::is_sealed(&file) {
+        say!("making the initramfs of {}", kernel.release);
+        cache.need_space(64, "the initramfs")?;
+        let temp = cache.temp_dir()?;
+        let made = temp.path().join("initramfs");
+        cache::write(&made, &build(&modules, &busybox)?)?;
+        cache::put_sealed(&made, &file)?;
     }
     Ok(file)
 }

@@ -204,7 +204,7 @@ pub fn prepare(options: &Options) -> Result<()> {
 fn kernel_name(options: &Options) -> Result<String> {
     Ok(match &options.kernel {
         Some(name) => name.clone(),
-        None => Table::load()?.default,
+        None => Table::load()?.default_name(&Cache::open()?),
     })
 }
 

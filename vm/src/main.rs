@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod agent;
+mod apt;
 mod cache;
 mod cleanup;
 mod doctor;
@@ -286,7 +287,7 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     let root = workspace::root()?;
     let cache = cache::Cache::open()?;
     let table = kernels::Table::load()?;
-    for name in table.names(named(setup.kernel).as_deref()) {
+    for name in table.names(named(setup.kernel).as_deref(), &cache)? {
         let kernel = kernels::Kernel::named(&name, &cache)?;
         initramfs::get(&kernel, &cache)?;
         say!("kernel {name}: {} is ready", kernel.release);

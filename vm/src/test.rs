@@ -14,6 +14,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use rustix::process::Signal;
 
+use crate::cache::Cache;
 use crate::cleanup::OWN_FILE;
 use crate::kernels::Table;
 use crate::qemu::Disk;
@@ -112,7 +113,7 @@ pub fn main(kernel: Option<&str>, filter: Option<&str>) -> Result<i32> {
     setup::packages(true)?;
     let root = workspace::root()?;
     let table = Table::load()?;
-    let kernels = table.names(kernel);
+    let kernels = table.names(kernel, &Cache::open()?)?;
 
     let mut sum = host(&root, filter)?;
     match build(&root) {
