@@ -66,11 +66,13 @@ enum Cmd {
 }
 
 /// What --kernel takes where it may be all.
-const LINES: &str = "Kernel line, `all`, or a directory with an unpacked kernel [default: 6.1]";
+const LINES: &str = "Kernel line, `all`, `host` (this machine's own), or a directory with an unpacked \
+                     kernel [default: 6.1]";
 
 #[derive(Args)]
 struct Guest {
-    /// Kernel line (5.10, 6.1, 6.12, 7.2), or a directory with an unpacked kernel [default: 6.1]
+    /// Kernel line (5.10, 6.1, 6.1-rt, 6.12, 7.2), `host`, or a directory with an unpacked kernel
+    /// [default: 6.1]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
     kernel: Option<String>,
     /// A disk beside the data disk, empty, 256 MiB; may be given several times
@@ -112,7 +114,10 @@ struct Setup {
 struct Test {
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR", help = LINES)]
     kernel: Option<String>,
-    /// Only the tests whose names hold this
+    /// Write the README's table of kernels, which a plain run only compares
+    #[arg(long)]
+    bless: bool,
+    /// Only the tests whose names contain this
     filter: Option<String>,
 }
 
@@ -190,7 +195,9 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Run(run) => cmd_run(run),
         Cmd::Shell(guest) => cmd_shell(guest),
         Cmd::Setup(setup) => cmd_setup(setup),
-        Cmd::Test(test) => test::main(named(test.kernel).as_deref(), test.filter.as_deref()),
+        Cmd::Test(test) => {
+            test::main(named(test.kernel).as_deref(), test.filter.as_deref(), test.bless)
+        }
         Cmd::Doctor(guest) => doctor::main(&guest.options()),
         Cmd::Runner(runner) => cmd_runner(runner),
         Cmd::Agent => agent::main().map(|()| 0),
