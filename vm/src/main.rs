@@ -17,6 +17,7 @@ mod rundir;
 mod session;
 mod setup;
 mod test;
+mod virtiofs;
 mod workspace;
 
 use std::ffi::OsString;
