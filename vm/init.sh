@@ -80,7 +80,8 @@ mkdir -p $R/lib/modules
 try mount -t tmpfs modules $R/lib/modules
 mkdir $R/lib/modules/$V
 try mount --bind "/lower$(conf modules)" $R/lib/modules/$V
-load() { chroot $R modprobe "$1" 2>/tmp.err || fail "modprobe $1: $(cat /tmp.err)"; }
+# The host's modprobe, not that of busybox, which reads no compressed modules.
+load() { chroot $R /sbin/modprobe "$1" 2>/tmp.err || fail "modprobe $1: $(cat /tmp.err)"; }
 each modprobe load
 
 # The agent's binary, wherever it lies on the host.

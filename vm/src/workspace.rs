@@ -4,9 +4,14 @@ use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::{Artifact, Message, Metadata, MetadataCommand};
+
+use crate::say;
 
 /// The directory that holds the root Cargo.toml.
 ///
@@ -92,9 +97,27 @@ fn programs_of(metadata: &Metadata) -> Vec<Program> {
     programs
 }
 
+/// Does a piece of work, and says what it is once it has taken two seconds; on a terminal cargo
+/// shows its own progress.
+fn announced<T>(what: String, work: impl FnOnce() -> T) -> T {
+    let (done, wait) = channel::<()>();
+    if quiet().is_some() {
+        thread::spawn(move || {
+            if wait.recv_timeout(Duration::from_secs(2)) == Err(RecvTimeoutError::Timeout) {
+                say!("{what}");
+            }
+        });
+    }
+    let result = work();
+    drop(done);
+    result
+}
+
 /// Builds every program of the workspace.
 pub fn build_all(root: &Path) -> Result<()> {
-    let built = cargo(root).args(["build", "--workspace"]).args(quiet()).status();
+    let mut command = cargo(root);
+    command.args(["build", "--workspace"]).args(quiet());
+    let built = announced("building all programs".to_owned(), || command.status());
     let built = built.context("cannot start cargo")?;
     ensure!(built.success(), "cargo could not build the programs of the workspace, see above");
     Ok(())
@@ -115,14 +138,15 @@ pub fn build(root: &Path, args: &[&str], name: &str) -> Result<PathBuf> {
 /// Runs a cargo command that builds and returns what it has made. `args` begins with cargo's
 /// subcommand.
 pub fn artifacts(root: &Path, args: &[&str]) -> Result<Vec<Artifact>> {
-    let output = cargo(root)
+    let mut command = cargo(root);
+    command
         .args(args)
         .args(quiet())
         .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
+        .stderr(Stdio::inherit());
+    let what = format!("building: cargo {}", args.join(" "));
+    let output = announced(what, || command.output()).context("cannot start cargo")?;
     ensure!(output.status.success(), "cargo {} failed, see above", args.join(" "));
     Ok(artifacts_of(&output.stdout))
 }
