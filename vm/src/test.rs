@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -32,9 +32,9 @@ use crate::workspace;
 /// The package of the guest tests, and its test target.
 const GUEST: &str = "guest";
 /// How long one guest test may take where the machine is quick.
-const SHORTEST_LIMIT: Duration = Duration::from_secs(300);
+const SHORTEST_LIMIT: Duration = Duration::from_secs(600);
 /// How long it may take in boots of this machine: a slow machine is given more time.
-const LIMIT_IN_BOOTS: u32 = 20;
+const LIMIT_IN_BOOTS: u32 = 40;
 /// How long a test program may take until it begins with the first test: for a guest that is a
 /// boot, and perhaps fetching its kernel.
 const START_LIMIT: Duration = Duration::from_secs(1800);
@@ -258,13 +258,14 @@ impl HostTests {
             command.arg("--test-threads=1");
         }
         let failed = report.failed.len();
-        let status = follow(command, START_LIMIT, |line| {
+        let (success, how) = follow(command, START_LIMIT, |line| {
             report.host_line(line);
+            report.flush();
             START_LIMIT
         })?;
-        if !status.success() && report.failed.len() == failed {
+        if !success && report.failed.len() == failed {
             let name = self.file.file_name().unwrap_or_default().to_string_lossy();
-            report.broken(format!("{name} ended with {status}"));
+            report.broken(format!("{name} ended: {how}"));
         }
         Ok(())
     }
@@ -288,23 +289,25 @@ fn run_guest(
     command.envs(environment(guest, root)).env("VM_TESTS_PART", part);
     let start = Instant::now();
     let mut limit = START_LIMIT;
-    let status = follow(command, limit, |line| {
+    let (success, how) = follow(command, limit, |line| {
         if report.guest_line(line) {
             limit = SHORTEST_LIMIT.max(start.elapsed() * LIMIT_IN_BOOTS);
         }
+        report.flush();
         limit
     })?;
-    report.end_of_guest(&status.to_string(), status.success());
+    report.end_of_guest(&how, success);
     Ok(())
 }
 
 /// Runs a command and hands over each line of its standard output. `on_line` returns how long
-/// the next line may take to come; after that time the command is ended.
+/// the next line may take to come; after that time the command is ended. Returns whether it
+/// succeeded, and how it ended.
 fn follow(
     mut command: Command,
     mut limit: Duration,
     mut on_line: impl FnMut(&str) -> Duration,
-) -> Result<ExitStatus> {
+) -> Result<(bool, String)> {
     // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
     unsafe {
         command
@@ -321,6 +324,7 @@ fn follow(
             }
         }
     });
+    let mut stopped = None;
     let mut signals = [Signal::TERM, Signal::KILL].into_iter();
     loop {
         match lines.recv_timeout(limit) {
@@ -328,13 +332,17 @@ fn follow(
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
                 let Some(signal) = signals.next() else { break };
-                say!("no test has ended for {}: ending them", humantime::format_duration(limit));
+                stopped.get_or_insert_with(|| {
+                    let whole = Duration::from_secs(limit.as_secs());
+                    format!("stopped: no result for {}", humantime::format_duration(whole))
+                });
                 let _ = kill_process(Pid::from_child(&child), signal);
                 limit = END_LIMIT;
             }
         }
     }
-    child.wait().context("cannot wait for the tests")
+    let status = child.wait().context("cannot wait for the tests")?;
+    Ok((status.success() && stopped.is_none(), stopped.unwrap_or_else(|| status.to_string())))
 }
 
 /// What a program of the workshop did on a kernel.
@@ -361,6 +369,8 @@ struct Report {
     /// The release of the kernel that they ran on: `6.1.0-50-amd64`.
     release: Option<String>,
     programs: BTreeMap<String, Cell>,
+    /// To be printed.
+    lines: Vec<String>,
     /// How many tests the guest has not begun, once it has said how many there are.
     to_come: Option<u32>,
     running: Option<String>,
@@ -382,10 +392,17 @@ impl Report {
         Report { label: label.to_owned(), alone, ..Report::default() }
     }
 
-    /// Prints a line. Where nobody reads it any more, the tests continue: the exit code remains.
-    fn print(&self, line: &str) {
+    /// Prints the lines that have accumulated. Where nobody reads them any more, the tests
+    /// continue: the exit code remains.
+    fn flush(&mut self) {
         let prefix = if self.alone { String::new() } else { format!("{}: ", self.label) };
-        let _ = writeln!(std::io::stdout(), "{prefix}{line}");
+        for line in self.lines.drain(..) {
+            let _ = writeln!(std::io::stdout(), "{prefix}{line}");
+        }
+    }
+
+    fn print(&mut self, line: &str) {
+        self.lines.push(line.to_owned());
     }
 
     /// Takes in a line of a guest test program, and prints what it means. True where the tests
@@ -470,20 +487,20 @@ impl Report {
     }
 
     /// The guest has ended: what did not run is a failure.
-    fn end_of_guest(&mut self, status: &str, success: bool) {
+    fn end_of_guest(&mut self, how: &str, success: bool) {
         match (self.running.take(), self.to_come.take()) {
-            (_, None) => self.broken(format!("the guest tests did not begin ({status})")),
+            (_, None) => self.broken(format!("the guest tests did not begin ({how})")),
             (Some(test), Some(n)) => {
-                self.broken(format!("{test}: the guest ended while it ran ({status})"));
+                self.broken(format!("{test}: the guest ended while it ran ({how})"));
                 if n > 0 {
                     self.broken(format!("{n} more tests did not run"));
                 }
             }
             (None, Some(n)) if n > 0 => {
-                self.broken(format!("{n} tests did not run: the guest ended before ({status})"));
+                self.broken(format!("{n} tests did not run: the guest ended before ({how})"));
             }
             _ if !success && self.failed.is_empty() => {
-                self.broken(format!("the guest tests ended with {status}"));
+                self.broken(format!("the guest tests ended with {how}"));
             }
             _ => {}
         }
@@ -595,6 +612,8 @@ mod tests {
         assert_eq!(report.release.as_deref(), Some("6.1.0-50-amd64"));
         assert_eq!(report.passed, 1);
         assert_eq!(report.failed, ["6.1: stage08_b: one"]);
+        let shown = ["test stage08_b ... FAILED", "    one", "    two"];
+        assert_eq!(report.lines[2..], shown);
         report.end_of_guest("exit status: 1", false);
         assert_eq!(
             report.failed[1],
@@ -637,11 +656,11 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "echo a; exec sleep 1000"]);
         let mut lines = 0;
-        let status = follow(command, START_LIMIT, |_| {
+        let ended = follow(command, START_LIMIT, |_| {
             lines += 1;
-            Duration::from_millis(50)
+            Duration::from_millis(1500)
         });
-        assert!(!status.unwrap().success());
+        assert_eq!(ended.unwrap(), (false, "stopped: no result for 1s".to_owned()));
         assert_eq!(lines, 1);
     }
 
