@@ -20,6 +20,9 @@ pub fn main(options: &Options) -> Result<i32> {
         let _ = writeln!(std::io::stdout(), "{topic:<10} {text}");
     };
 
+    let cache = Cache::open()?;
+    let table = Table::load()?;
+    let names = table.names(options.kernel.as_deref(), &cache)?;
     let missing = setup::missing(false);
     let for_tests = setup::missing(true);
     if for_tests.is_empty() {
@@ -27,13 +30,11 @@ pub fn main(options: &Options) -> Result<i32> {
     } else {
         report(
             "packages",
-            format!("missing: {} (cargo vm setup installs them)", for_tests.join(" ")),
+            format!("missing: {} (`cargo vm setup` installs them with apt)", for_tests.join(" ")),
         );
     }
-    let cache = Cache::open()?;
     report("cache", cache.describe());
 
-    let table = Table::load()?;
     for line in &table.lines {
         let state = match line.state(&cache) {
             State::Here(_) => "here, intact".to_owned(),
@@ -42,6 +43,14 @@ pub fn main(options: &Options) -> Result<i32> {
         };
         report("kernel", format!("{:<6} {} {state}", line.name, line.version));
     }
+    let disks = setup::disks_to_make(&cache);
+    report(
+        "disks",
+        match disks.as_slice() {
+            [] => "here, intact".into(),
+            names => format!("missing or changed: {} (the next run makes them)", names.join(", ")),
+        },
+    );
     match apt::archives() {
         Ok(archives) => {
             for archive in archives {
@@ -62,7 +71,7 @@ pub fn main(options: &Options) -> Result<i32> {
         return Ok(MACHINE);
     }
 
-    for name in table.names(options.kernel.as_deref(), &cache)? {
+    for name in names {
         let options = Options { kernel: Some(name.clone()), ..options.clone() };
         let program = Program { argv: vec!["true".into()], stage: false };
         match launch::run(&options, &program) {

@@ -158,9 +158,23 @@ fn is_ubuntu() -> bool {
     apt::os_release().contains("ubuntu")
 }
 
+fn data_name() -> String {
+    format!("data-{DATA_MB}.ext4")
+}
+
+fn blank_name() -> String {
+    format!("blank-{BLANK_MB}")
+}
+
+/// The disk images that are missing from the cache, or changed since they were made.
+pub fn disks_to_make(cache: &Cache) -> Vec<String> {
+    let names = [data_name(), blank_name()];
+    names.into_iter().filter(|name| !cache::is_sealed(&cache.path(name))).collect()
+}
+
 /// The image of the data disk: ext4, empty, made once. Guests write to a snapshot of it.
 pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
-    image(cache, &format!("data-{DATA_MB}.ext4"), DATA_MB, |file| {
+    image(cache, &data_name(), DATA_MB, |file| {
         // Nothing is left for the kernel to initialise later: that would be I/O nobody asked for.
         let lazy = "lazy_itable_init=0,lazy_journal_init=0";
         let options = ["-q", "-F", "-L", "data", "-m", "0", "-N", "16384", "-E", lazy];
@@ -171,7 +185,7 @@ pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
 
 /// The image of an empty disk.
 pub fn blank_disk(cache: &Cache) -> Result<PathBuf> {
-    image(cache, &format!("blank-{BLANK_MB}"), BLANK_MB, |_| Ok(()))
+    image(cache, &blank_name(), BLANK_MB, |_| Ok(()))
 }
 
 fn image(
