@@ -70,7 +70,9 @@ impl Daemon {
             command.args(["-f", "--fd=0", "-o", "sandbox=chroot", "-o"]).arg(source);
         } else {
             command = Command::new(&self.file);
-            command.args(["--fd=0", "--sandbox=none", "--no-announce-submounts", "--shared-dir"]).arg(path);
+            command
+                .args(["--fd=0", "--sandbox=none", "--no-announce-submounts", "--shared-dir"])
+                .arg(path);
             if read_only {
                 command.arg("--readonly");
             }
