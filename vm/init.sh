@@ -2,9 +2,9 @@
 # /init of the guest: loads the modules, puts the guest's root together from the host's
 # root and a tmpfs, mounts what the stages need, and hands over to the agent.
 #
-# The launcher shares three things over 9p: its root (read-only), the workspace (and the
-# target directory, where that lies elsewhere), and its control directory, where it has
-# left `conf`: one `key value` a line.
+# The launcher shares three things over 9p, or over virtiofs with kernels that have no 9p: its
+# root (read-only), the workspace (and the target directory, if that is elsewhere), and its run
+# directory with the file `conf`: one `key value` a line.
 
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -34,12 +34,18 @@ for m in /mods/*.ko; do
 	insmod "$m" 2>/tmp.err || case $m in *_intel.ko) ;; *) fail "insmod $m: $(cat /tmp.err)" ;; esac
 done
 
-try mount -t 9p -o $P9 ctl /ctl
+# attach TAG DIRECTORY CACHE [,OPTION]: mounts what the launcher shares
+if grep -qw 9p /proc/filesystems; then
+	attach() { try mount -t 9p -o "$P9,cache=$3$4" "$1" "$2"; }
+else
+	attach() { try mount -t virtiofs -o "rw$4" "$1" "$2"; }
+fi
+attach ctl /ctl none
 cat /ctl/conf >/conf # the shell reads byte by byte, over 9p that takes seconds
 cut -d' ' -f1 /proc/uptime >/ctl/up # the launcher waits for this: the guest lives
 
 # The host's root below, what the guest writes above, gone with the guest.
-try mount -t 9p -o $P9,ro,cache=loose hostroot /lower
+attach hostroot /lower loose ,ro
 try mount -t tmpfs -o size=70% up /up
 mkdir /up/upper /up/work
 try mount -t overlay -o lowerdir=/lower,upperdir=/up/upper,workdir=/up/work root $R
@@ -63,7 +69,7 @@ mkdir -p $R/run/vm $R/run/lock
 share() {
 	tag=${1%% *} dir=$R${1#* }
 	mkdir -p "$dir" || fail "cannot create ${1#* } in the guest"
-	try mount -t 9p -o $P9,cache=none "$tag" "$dir"
+	attach "$tag" "$dir" none
 }
 each share share
 try mount --bind /ctl $R/run/vm
@@ -74,7 +80,8 @@ mkdir -p $R/lib/modules
 try mount -t tmpfs modules $R/lib/modules
 mkdir $R/lib/modules/$V
 try mount --bind "/lower$(conf modules)" $R/lib/modules/$V
-load() { chroot $R modprobe "$1" 2>/tmp.err || fail "modprobe $1: $(cat /tmp.err)"; }
+# The host's modprobe, not that of busybox, which reads no compressed modules.
+load() { chroot $R /sbin/modprobe "$1" 2>/tmp.err || fail "modprobe $1: $(cat /tmp.err)"; }
 each modprobe load
 
 # The agent's binary, wherever it lies on the host.

@@ -6,11 +6,16 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::FlockOperation;
 
 use crate::error::{MACHINE, fail};
+use crate::workspace;
+
+/// How old a snapshot's file must be to have no owner.
+const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
 
 /// The cache directory of this user.
 #[derive(Clone, Debug)]
@@ -20,14 +25,17 @@ pub struct Cache {
 
 impl Cache {
     /// `$VM_CACHE`, else `$XDG_CACHE_HOME/bpf-vm`, else `~/.cache/bpf-vm`; created where
-    /// it is missing.
+    /// it is missing. A relative path is relative to the workspace, wherever cargo was called.
     pub fn open() -> Result<Cache> {
         let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let dir = var("VM_CACHE")
             .or_else(|| var("XDG_CACHE_HOME").map(|d| d.join("bpf-vm")))
             .or_else(|| var("HOME").map(|d| d.join(".cache/bpf-vm")))
             .context("no cache directory: set VM_CACHE or HOME")?;
-        Cache::at(&dir)
+        let dir = if dir.is_relative() { workspace::root()?.join(dir) } else { dir };
+        let cache = Cache::at(&dir)?;
+        cache.sweep_snapshots();
+        Ok(cache)
     }
 
     /// The cache in `dir`.
@@ -72,6 +80,18 @@ impl Cache {
         }
     }
 
+    /// Removes the snapshots of QEMUs that are gone. QEMU unlinks a snapshot as soon as it has
+    /// opened it, so that one which is still there after a minute has no owner any more.
+    fn sweep_snapshots(&self) {
+        for entry in fs::read_dir(self.path("tmp")).into_iter().flatten().flatten() {
+            let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed());
+            let old = age.is_ok_and(|age| age.is_ok_and(|age| age > SNAPSHOT_AGE));
+            if old && entry.file_name().to_string_lossy().starts_with("vl.") {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
     /// A temporary directory on the cache's file system, removed when dropped. Only with the
     /// lock held: whoever takes it next removes what lies there.
     pub fn temp_dir(&self) -> Result<tempfile::TempDir> {
@@ -106,7 +126,27 @@ impl Cache {
     }
 }
 
-/// Moves a finished file or directory to its place, with its content on the disk before.
+/// The message where writing to `path` failed for lack of space.
+pub fn no_space(path: &Path, why: &str) -> String {
+    let path = path.display();
+    format!(
+        "no space left while writing {path}: {why}; make room there, or set VM_CACHE to a \
+         directory elsewhere"
+    )
+}
+
+/// Writes a file; where there is no space, the error says so.
+pub fn write(path: &Path, content: &[u8]) -> Result<()> {
+    match fs::write(path, content) {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            bail!(no_space(path, &error.to_string()))
+        }
+        result => result.with_context(|| format!("cannot write {}", path.display())),
+    }
+}
+
+/// Moves a finished file or directory to its place, with its content on the disk before. A
+/// directory that is there already moves to where the new one was.
 pub fn put(made: &Path, place: &Path) -> Result<()> {
     let flush = || -> io::Result<()> {
         let file = File::open(made)?;
@@ -118,19 +158,44 @@ pub fn put(made: &Path, place: &Path) -> Result<()> {
         if let Some(parent) = place.parent() {
             fs::create_dir_all(parent)?;
         }
+        if place.is_dir() {
+            fs::rename(place, made.with_extension("old"))?;
+        }
         fs::rename(made, place)
     };
     flush().with_context(|| format!("cannot put {} in its place", place.display()))
 }
 
-/// The first of the usual directories that holds the program `name`; the sbin directories
-/// count, which are not in the PATH of a Debian user.
+/// As [`put`] for a file, with a seal beside it: [`is_sealed`] tells whether it is still as it
+/// was put there.
+pub fn put_sealed(made: &Path, place: &Path) -> Result<()> {
+    put(made, place)?;
+    write(&seal_of(place), stamp(place)?.as_bytes())
+}
+
+/// Whether a file is still what [`put_sealed`] put there, by its size and time of modification.
+pub fn is_sealed(place: &Path) -> bool {
+    let seal = fs::read_to_string(seal_of(place)).ok();
+    seal.is_some_and(|seal| stamp(place).is_ok_and(|stamp| stamp == seal))
+}
+
+fn seal_of(place: &Path) -> PathBuf {
+    let mut path = place.as_os_str().to_owned();
+    path.push(".seal");
+    path.into()
+}
+
+fn stamp(place: &Path) -> Result<String> {
+    let meta = place.metadata().with_context(|| format!("cannot read {}", place.display()))?;
+    let since = meta.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(format!("{} bytes, {} ns", meta.len(), since.as_nanos()))
+}
+
+/// The program `name` in the PATH or in an sbin directory: a Debian user's PATH has none of those.
 pub fn find_tool(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let sbin = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(sbin).map(|dir| dir.join(name)).find(|file| {
-        rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file()
-    })
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin");
+    which::which_in(name, Some(path), "/").ok()
 }
 
 /// As [`find_tool`], with an error that says how to get it.
@@ -170,6 +235,43 @@ mod tests {
         assert!(cache.need_space(1, "a test").is_ok());
         let error = cache.need_space(1 << 40, "a test").unwrap_err().to_string();
         assert!(error.starts_with("no space: a test needs"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_changed_is_not_sealed() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("sub/file");
+        let put = |content: &str| {
+            let made = dir.path().join("made");
+            write(&made, content.as_bytes()).unwrap();
+            put_sealed(&made, &place).unwrap();
+        };
+        assert!(!is_sealed(&place));
+        put("whole");
+        assert!(is_sealed(&place));
+        for damage in ["who", "WHOLE", ""] {
+            fs::write(&place, damage).unwrap();
+            assert!(!is_sealed(&place), "{damage:?}");
+            put("whole");
+        }
+        fs::remove_file(&place).unwrap();
+        assert!(!is_sealed(&place));
+    }
+
+    #[test]
+    fn old_snapshots_are_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        let files = ["vl.old", "vl.new", "other"].map(|name| cache.path("tmp").join(name));
+        for file in &files {
+            File::create(file).unwrap();
+        }
+        let old = std::time::SystemTime::now() - 2 * SNAPSHOT_AGE;
+        for file in [&files[0], &files[2]] {
+            File::options().write(true).open(file).unwrap().set_modified(old).unwrap();
+        }
+        cache.sweep_snapshots();
+        assert_eq!(files.map(|file| file.exists()), [false, true, true]);
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::io::Write;
 
 use anyhow::Result;
 
+use crate::apt;
 use crate::cache::Cache;
 use crate::error::MACHINE;
-use crate::kernels::{self, Table};
+use crate::kernels::{State, Table};
 use crate::launch::{self, Options, Program};
 use crate::qemu;
 use crate::setup;
@@ -19,6 +20,9 @@ pub fn main(options: &Options) -> Result<i32> {
         let _ = writeln!(std::io::stdout(), "{topic:<10} {text}");
     };
 
+    let cache = Cache::open()?;
+    let table = Table::load()?;
+    let names = table.names(options.kernel.as_deref(), &cache)?;
     let missing = setup::missing(false);
     let for_tests = setup::missing(true);
     if for_tests.is_empty() {
@@ -26,22 +30,28 @@ pub fn main(options: &Options) -> Result<i32> {
     } else {
         report(
             "packages",
-            format!("missing: {} (cargo vm setup installs them)", for_tests.join(" ")),
+            format!("missing: {} (`cargo vm setup` installs them with apt)", for_tests.join(" ")),
         );
     }
-    let cache = Cache::open()?;
     report("cache", cache.describe());
 
-    let table = Table::load()?;
     for line in &table.lines {
-        let state = if line.is_here(&cache) {
-            "here".to_owned()
-        } else {
-            format!("not fetched (cargo vm setup --kernel {} does)", line.name)
+        let state = match line.state(&cache) {
+            State::Here(_) => "here, intact".to_owned(),
+            State::Damaged(why) => format!("damaged ({why}); the next run fetches it again"),
+            State::Missing => format!("not fetched (cargo vm setup --kernel {} does)", line.name),
         };
-        report("kernel", format!("{:<5} {} {state}", line.name, line.version));
+        report("kernel", format!("{:<6} {} {state}", line.name, line.version));
     }
-    match kernels::archives() {
+    let disks = setup::disks_to_make(&cache);
+    report(
+        "disks",
+        match disks.as_slice() {
+            [] => "here, intact".into(),
+            names => format!("missing or changed: {} (the next run makes them)", names.join(", ")),
+        },
+    );
+    match apt::archives() {
         Ok(archives) => {
             for archive in archives {
                 let state = table.line(&table.default).and_then(|line| line.reach(&archive));
@@ -61,17 +71,17 @@ pub fn main(options: &Options) -> Result<i32> {
         return Ok(MACHINE);
     }
 
-    for name in table.names(options.kernel.as_deref()) {
+    for name in names {
         let options = Options { kernel: Some(name.clone()), ..options.clone() };
         let program = Program { argv: vec!["true".into()], stage: false };
         match launch::run(&options, &program) {
             Ok(outcome) => {
                 let (seconds, accel) = (outcome.boot.as_secs_f64(), outcome.accel);
-                report("boot", format!("{name:<5} {seconds:.1} s with {accel}"));
+                report("boot", format!("{name:<6} {seconds:.1} s with {accel}"));
             }
             Err(why) => {
                 crate::cleanup::clean_up();
-                report("boot", format!("{name:<5} failed: {why:#}"));
+                report("boot", format!("{name:<6} failed: {why:#}"));
                 status = 1;
             }
         }

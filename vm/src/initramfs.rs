@@ -10,14 +10,23 @@ use sha2::{Digest, Sha256};
 use crate::cache::{self, Cache};
 use crate::error::{MACHINE, fail};
 use crate::kernels::{Kernel, hex};
+use crate::say;
 
 const INIT: &str = include_str!("../init.sh");
 
 /// What init loads: must be there, as a module or built in.
-const NEEDED: [&str; 7] =
-    ["virtio_pci", "virtio_blk", "virtio_console", "9p", "9pnet_virtio", "overlay", "ext4"];
+const NEEDED: [&str; 5] = ["virtio_pci", "virtio_blk", "virtio_console", "overlay", "ext4"];
+/// How the guest sees this machine's files.
+const BY_9P: [&str; 2] = ["9p", "9pnet_virtio"];
+/// The same for kernels without 9p.
+const BY_VIRTIOFS: [&str; 1] = ["virtiofs"];
 /// What ext4 asks the kernel for by an alias; absent where it is built in or has gone.
 const WANTED: [&str; 2] = ["crc32c_generic", "crc32c_intel"];
+
+/// Whether a kernel has 9p; else it needs virtiofs.
+pub fn has_9p(kernel: &Kernel) -> Result<bool> {
+    Ok(Modules::read(&kernel.modules)?.have(&BY_9P))
+}
 
 /// The initramfs for `kernel`, made where it is missing or where init has changed.
 pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
@@ -34,7 +43,7 @@ pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
     };
     let mut hash = Sha256::new();
     hash.update(INIT);
-    hash.update(format!("{NEEDED:?} {WANTED:?} {}", kernel.release));
+    hash.update(format!("{WANTED:?} {}", kernel.release));
     hash.update(stamp(&kernel.image)?);
     hash.update(stamp(&busybox)?);
     let modules = Modules::read(&kernel.modules)?.load_order(&kernel.release)?;
@@ -43,15 +52,17 @@ pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
     }
     let key = &hex(&hash.finalize())[..16];
     let file = cache.path(format!("initramfs/{}-{key}.cpio", kernel.release));
-    if !file.is_file() {
-        let _lock = cache.lock()?;
-        if !file.is_file() {
-            cache.need_space(64, "the initramfs")?;
-            let temp = cache.temp_dir()?;
-            let made = temp.path().join("initramfs");
-            fs::write(&made, build(&modules, &busybox)?).context("cannot write the initramfs")?;
-            cache::put(&made, &file)?;
-        }
+    if cache::is_sealed(&file) {
+        return Ok(file);
+    }
+    let _lock = cache.lock()?;
+    if !cache::is_sealed(&file) {
+        say!("making the initramfs of {}", kernel.release);
+        cache.need_space(64, "the initramfs")?;
+        let temp = cache.temp_dir()?;
+        let made = temp.path().join("initramfs");
+        cache::write(&made, &build(&modules, &busybox)?)?;
+        cache::put_sealed(&made, &file)?;
     }
     Ok(file)
 }
@@ -123,16 +134,33 @@ impl Modules {
         Modules { dir: dir.to_owned(), deps, builtin: builtin.lines().map(module_name).collect() }
     }
 
+    fn has(&self, name: &str) -> bool {
+        self.deps.contains_key(name) || self.builtin.iter().any(|builtin| builtin == name)
+    }
+
+    fn have(&self, names: &[&str]) -> bool {
+        names.iter().all(|name| self.has(name))
+    }
+
     /// The files to load, each after those it depends on.
     fn load_order(&self, release: &str) -> Result<Vec<PathBuf>> {
+        let shares = match (self.have(&BY_9P), self.have(&BY_VIRTIOFS)) {
+            (true, _) => &BY_9P[..],
+            (_, true) => &BY_VIRTIOFS,
+            _ => bail!(
+                "kernel {release} has neither 9p (the modules 9p and 9pnet_virtio) nor virtiofs, \
+                 and the guest needs one of them to see this machine's files: take another kernel, \
+                 or install the package with the rest of its modules (Ubuntu: linux-modules-extra-\
+                 {release}, Fedora: kernel-modules)"
+            ),
+        };
+        if let Some(name) = NEEDED.iter().find(|name| !self.has(name)) {
+            bail!("kernel {release} has no {name}, as a module or built in, which the guest needs");
+        }
         let mut order: Vec<&str> = Vec::new();
-        let modules = NEEDED.iter().map(|m| (m, true)).chain(WANTED.iter().map(|m| (m, false)));
-        for (name, needed) in modules {
+        for name in NEEDED.iter().chain(shares).chain(&WANTED) {
             let Some((file, deps)) = self.deps.get(*name) else {
-                if needed && !self.builtin.iter().any(|b| b == name) {
-                    bail!("kernel {release} has no {name}, which the guest needs");
-                }
-                continue;
+                continue; // built in
             };
             // modules.dep lists the last one to load first.
             for file in deps.iter().rev().chain([file]) {
@@ -192,24 +220,40 @@ mod tests {
 
     const BUILTIN: &str = "kernel/virtio-pci.ko\nkernel/virtio_console.ko\n";
 
+    fn order(dep: &str) -> Result<Vec<String>> {
+        let order = Modules::parse(Path::new("/m"), dep, BUILTIN).load_order("6.1")?;
+        Ok(order.iter().map(|file| module_name(&file.to_string_lossy())).collect())
+    }
+
+    /// Without what the guest's files come through.
+    const MOST: &str = "k/virtio_blk.ko.xz:\nk/overlay.ko:\nk/ext4.ko.zst: k/jbd2.ko\nk/jbd2.ko:\n";
+
     #[test]
     fn modules_load_after_what_they_need() {
-        let dep = "k/virtio_blk.ko.xz:\nk/9p.ko: k/netfs.ko k/9pnet.ko\nk/netfs.ko:\nk/9pnet.ko:\n\
-                   k/9pnet_virtio.ko: k/9pnet.ko\nk/overlay.ko:\nk/ext4.ko.zst: k/jbd2.ko\nk/jbd2.ko:\n";
-        let modules = Modules::parse(Path::new("/m"), dep, BUILTIN);
-        let order = modules.load_order("6.1").unwrap();
-        let names: Vec<String> = order.iter().map(|f| module_name(&f.to_string_lossy())).collect();
+        let dep = "k/9p.ko: k/netfs.ko k/9pnet.ko\nk/netfs.ko:\nk/9pnet.ko:\n\
+                   k/9pnet_virtio.ko: k/9pnet.ko\n";
         assert_eq!(
-            names,
-            ["virtio_blk", "9pnet", "netfs", "9p", "9pnet_virtio", "overlay", "jbd2", "ext4"]
+            order(&(MOST.to_owned() + dep)).unwrap(),
+            ["virtio_blk", "overlay", "jbd2", "ext4", "9pnet", "netfs", "9p", "9pnet_virtio"]
         );
+        let dep = "k/virtiofs.ko: k/fuse.ko\nk/fuse.ko:\n";
+        assert_eq!(order(&(MOST.to_owned() + dep)).unwrap()[4..], ["fuse", "virtiofs"]);
+    }
+
+    #[test]
+    fn what_is_built_in_is_not_loaded() {
+        let builtin = "kernel/virtio_pci.ko\nkernel/virtio_blk.ko\nkernel/virtio_console.ko\n\
+                       kernel/ext4.ko\nkernel/overlay.ko\nkernel/9p.ko\nkernel/9pnet_virtio.ko\n";
+        let modules = Modules::parse(Path::new("/m"), "", builtin);
+        assert!(modules.load_order("6.1").unwrap().is_empty());
     }
 
     #[test]
     fn a_missing_module_is_named() {
-        let modules = Modules::parse(Path::new("/m"), "", BUILTIN);
-        let error = modules.load_order("6.1").unwrap_err().to_string();
-        assert_eq!(error, "kernel 6.1 has no virtio_blk, which the guest needs");
+        let error = order(MOST).unwrap_err().to_string();
+        assert!(error.starts_with("kernel 6.1 has neither 9p (the modules"), "{error}");
+        let error = order("k/virtiofs.ko:\n").unwrap_err().to_string();
+        assert!(error.starts_with("kernel 6.1 has no virtio_blk"), "{error}");
     }
 
     #[test]

@@ -1,28 +1,31 @@
-//! The kernels: the pinned table, the archive, download, check, unpacking.
+//! The kernels: the pinned table, download, check, unpacking, and this machine's own.
 
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::sync::Once;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use crate::apt;
 use crate::cache::{self, Cache};
-use crate::error::{MACHINE, fail};
+use crate::error::fail;
 use crate::say;
-use crate::setup;
 
 /// The file to edit when a pinned package is gone.
 const TABLE_FILE: &str = "vm/kernels.toml";
 /// Free megabytes that fetching and unpacking one kernel may take.
 const KERNEL_MB: u64 = 900;
-/// What fetches with apt's settings, proxies and all.
-pub const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
-/// What to do where apt names no archive.
-const SET_MIRROR: &str =
-    "set VM_MIRROR to the root of a Debian archive (the URL that has dists/ and pool/ below it)";
+/// What `--kernel` calls this machine's own kernel.
+pub const HOST: &str = "host";
+/// What a directory must hold to be one that `--kernel` takes.
+const LAYOUT: &str = "such a directory holds an unpacked kernel: boot/vmlinuz-RELEASE or \
+                      lib/modules/RELEASE/vmlinuz, and the modules in lib/modules/RELEASE (or \
+                      below usr/lib). `dpkg-deb -x linux-image-….deb DIR` makes one";
+/// The file in an unpacked kernel that lists its files.
+const MANIFEST: &str = "manifest";
 
 /// The table of kernels.toml.
 #[derive(Debug, Deserialize)]
@@ -58,6 +61,8 @@ pub struct Package {
     pub name: String,
     /// Its file below the archive's root.
     pub path: String,
+    /// The size of that file in bytes.
+    pub size: u64,
     /// The checksum of that file, 64 lower-case hexadecimal digits.
     pub sha256: String,
 }
@@ -75,8 +80,8 @@ impl Table {
             fail(
                 2,
                 format!(
-                    "there is no kernel line {name}: the lines are {}, and any directory with an \
-                     unpacked kernel (boot/vmlinuz-*, lib/modules/*)",
+                    "there is no kernel line {name}: the lines are {}. `{HOST}` is this machine's \
+                     own kernel, and a directory works too: {LAYOUT}",
                     names.join(", ")
                 ),
             )
@@ -84,18 +89,53 @@ impl Table {
     }
 
     /// The kernels that `--kernel` names: one, `all` lines, or where it is not given, the default.
-    pub fn names(&self, kernel: Option<&str>) -> Vec<String> {
+    /// An unknown one is an error.
+    pub fn names(&self, kernel: Option<&str>, cache: &Cache) -> Result<Vec<String>> {
         match kernel {
-            Some("all") => self.lines.iter().map(|line| line.name.clone()).collect(),
-            one => vec![one.unwrap_or(&self.default).to_owned()],
+            Some("all") => Ok(self.lines.iter().map(|line| line.name.clone()).collect()),
+            Some(one) => {
+                if let Some(dir) = self.directory(one) {
+                    Kernel::at(dir)?;
+                } else if one != HOST {
+                    self.line(one)?;
+                }
+                Ok(vec![one.to_owned()])
+            }
+            None => Ok(vec![self.default_name(cache)]),
         }
+    }
+
+    /// The kernel where none is named: the default line, or this machine's own kernel where no
+    /// Debian archive can have that line.
+    pub fn default_name(&self, cache: &Cache) -> String {
+        let line = self.lines.iter().find(|line| line.name == self.default);
+        if line.is_some_and(|line| line.dir(cache).is_dir()) || apt::may_have_debian() {
+            return self.default.clone();
+        }
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            say!(
+                "no Debian archive is configured here, and only such an archive has the pinned \
+                 kernel {} (VM_MIRROR=URL names one): taking this machine's own kernel",
+                self.default
+            );
+        });
+        HOST.to_owned()
+    }
+
+    /// The directory that `--kernel` names; none where it names a line or the host.
+    fn directory<'a>(&self, name: &'a str) -> Option<&'a Path> {
+        let known = name == HOST || self.lines.iter().any(|line| line.name == name);
+        let path = Path::new(name);
+        (name.contains('/') || (!known && path.is_dir())).then_some(path)
     }
 }
 
 impl Line {
     /// Where the unpacked kernel lies. Another pin is another directory.
     fn dir(&self, cache: &Cache) -> PathBuf {
-        let mut hash = Sha256::new();
+        // Older versions kept no manifest.
+        let mut hash = Sha256::new_with_prefix(MANIFEST);
         for package in &self.packages {
             hash.update(&package.sha256);
         }
@@ -103,32 +143,30 @@ impl Line {
         cache.path(format!("kernels/{}-{key}", self.name))
     }
 
-    /// Whether it is fetched and unpacked.
-    pub fn is_here(&self, cache: &Cache) -> bool {
-        self.dir(cache).is_dir()
+    /// What the cache has of it.
+    pub fn state(&self, cache: &Cache) -> State {
+        State::of(&self.dir(cache))
     }
 
-    /// The kernel, fetched and unpacked where that is still to be done.
+    /// The kernel, fetched and unpacked where that is still to be done, or done again where its
+    /// files are damaged.
     pub fn get(&self, cache: &Cache) -> Result<Kernel> {
         let dir = self.dir(cache);
-        if !dir.is_dir() {
-            let _lock = cache.lock()?;
-            if !dir.is_dir() {
-                if mirror().is_none()
-                    && cache::find_tool("apt-get").is_some()
-                    && !setup::have_lists()
-                {
-                    say!("apt knows no archive here before it has its lists");
-                    if !setup::apt_get("update")? && !setup::have_lists() {
-                        bail!(
-                            "apt-get update failed, see above, and without its lists apt names no \
-                             archive: try again, or {SET_MIRROR}"
-                        );
-                    }
-                }
-                self.unpack(cache, &dir, &archives()?)?;
-            }
+        if let State::Here(kernel) = State::of(&dir) {
+            return Ok(kernel);
         }
+        let _lock = cache.lock()?;
+        match State::of(&dir) {
+            State::Here(kernel) => return Ok(kernel),
+            State::Damaged(why) => {
+                say!("the cached kernel {} is damaged ({why}); fetching it again", self.name);
+            }
+            State::Missing => {}
+        }
+        if apt::mirror().is_none() {
+            apt::need_lists()?;
+        }
+        self.unpack(cache, &dir, &apt::archives()?)?;
         Kernel::at(&dir)
     }
 
@@ -136,7 +174,7 @@ impl Line {
     pub fn reach(&self, archive: &str) -> Result<()> {
         let temp = tempfile::tempdir().context("cannot create a temporary directory")?;
         let url = format!("{}/dists/{}/Release", archive.trim_end_matches('/'), self.suite);
-        download(&url, &temp.path().join("Release"))?
+        apt::download(&url, &temp.path().join("Release"))?
             .map_err(|why| anyhow!("does not answer for {}: {why}", self.suite))
     }
 
@@ -146,13 +184,13 @@ impl Line {
         let root = temp.path().join("root");
         for package in &self.packages {
             let deb = temp.path().join("package.deb");
-            say!("fetching {} {}", package.name, self.version);
+            let megabytes = package.size.div_ceil(1_000_000);
+            say!("fetching {} {} ({megabytes} MB)", package.name, self.version);
             self.fetch(package, archives, &deb)?;
-            cache::run("dpkg-deb", ["-x".as_ref(), deb.as_os_str(), root.as_os_str()])
-                .with_context(|| format!("cannot unpack {}", package.name))?;
+            say!("unpacking {}", package.name);
+            unpack_deb(&deb, &root)?;
         }
-        Kernel::at(&root)?.depmod()?;
-        cache::put(&root, dir)
+        finish(&root, dir)
     }
 
     /// Downloads one package to `deb`, with its checksum checked.
@@ -160,7 +198,7 @@ impl Line {
         let mut tried = Vec::new();
         for archive in archives {
             let url = format!("{}/{}", archive.trim_end_matches('/'), package.path);
-            match download(&url, deb)? {
+            match apt::download(&url, deb)? {
                 Ok(()) => return check(deb, package),
                 Err(why) => tried.push(format!("{url}\n      {why}")),
             }
@@ -169,8 +207,9 @@ impl Line {
             "{} {} cannot be fetched:\n  {}\n\
              If the network is down, try again. If the archive does not carry this file: set \
              VM_MIRROR to the root of a Debian archive that has the suite {}, or re-pin the line \
-             {} in {TABLE_FILE} (version, and name, path, sha256 of each package) to the newest \
-             kernel of that suite; the head of that file says how.",
+             {} in {TABLE_FILE} (version, and name, path, size, sha256 of each package) to the \
+             newest kernel of that suite; the head of that file says how. `--kernel {HOST}` runs \
+             this machine's own kernel.",
             package.name,
             self.version,
             tried.join("\n  "),
@@ -178,35 +217,6 @@ impl Line {
             self.name,
         )
     }
-}
-
-/// Fetches `url`. The inner result is an archive that doesn't have it; the outer one is an
-/// error that another archive won't cure.
-fn download(url: &str, to: &Path) -> Result<Result<(), String>> {
-    let helper = Path::new(APT_HELPER);
-    let mut command;
-    if helper.is_file() {
-        command = Command::new(helper);
-        command.args(["-o", "Acquire::Retries=2", "download-file", url]).arg(to);
-    } else if let Some(curl) = cache::find_tool("curl") {
-        command = Command::new(curl);
-        command.args(["--fail", "--location", "--silent", "--show-error", "--retry", "2"]);
-        command.arg("--output").arg(to).arg(url);
-    } else {
-        let message = "neither apt nor curl is here to fetch a kernel with; install curl";
-        return Err(fail(MACHINE, message));
-    }
-    let output = command.stdin(Stdio::null()).output().context("cannot start the download")?;
-    if output.status.success() && to.is_file() {
-        return Ok(Ok(()));
-    }
-    let text = String::from_utf8_lossy(&output.stderr);
-    let lines = text.lines().map(str::trim);
-    let why: Vec<&str> = lines.filter(|l| !l.is_empty() && !l.starts_with("W:")).collect();
-    if why.iter().any(|line| line.contains("No space left")) {
-        bail!("no space: {}", why.join(" "));
-    }
-    Ok(Err(if why.is_empty() { format!("{}", output.status) } else { why.join(" ") }))
 }
 
 /// Compares a file with the pinned checksum.
@@ -244,65 +254,75 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-fn mirror() -> Option<String> {
-    std::env::var("VM_MIRROR").ok().filter(|mirror| !mirror.is_empty())
+/// Unpacks a package; nothing is installed.
+fn unpack_deb(deb: &Path, root: &Path) -> Result<()> {
+    let args = ["-x".as_ref(), deb.as_os_str(), root.as_os_str()];
+    match cache::run("dpkg-deb", args) {
+        Err(error) if format!("{error:#}").contains("No space left") => {
+            bail!(cache::no_space(root, &format!("{error:#}")))
+        }
+        result => result.map(|_| ()).with_context(|| format!("cannot unpack {}", deb.display())),
+    }
 }
 
-/// The roots of Debian archives to ask: VM_MIRROR, else those that apt uses here.
-pub fn archives() -> Result<Vec<String>> {
-    if let Some(mirror) = mirror() {
-        return Ok(vec![mirror]);
-    }
-    let apt = cache::find_tool("apt-get")
-        .with_context(|| format!("no apt on this machine tells a Debian archive: {SET_MIRROR}"))?;
-    let output = Command::new(apt)
-        .args(["indextargets", "--format", "$(CREATED_BY)|$(ORIGIN)|$(RELEASE)|$(REPO_URI)"])
-        .output()
-        .context("cannot start apt-get")?;
-    let found = archives_of(&String::from_utf8_lossy(&output.stdout));
-    if found.is_empty() && !setup::have_lists() {
-        bail!(
-            "apt has not fetched its lists here, which name the archives: `cargo vm setup` does \
-             where it needs them, or {SET_MIRROR}"
-        );
-    }
-    ensure!(!found.is_empty(), "apt on this machine names no Debian archive: {SET_MIRROR}");
-    Ok(found)
+/// Indexes an unpacked kernel, notes what it consists of, and moves it to its place.
+fn finish(root: &Path, place: &Path) -> Result<()> {
+    let kernel = Kernel::at(root)?;
+    kernel.depmod()?;
+    let manifest = manifest(root, &kernel.image)?;
+    fs::write(root.join(MANIFEST), manifest).context("cannot write the kernel's manifest")?;
+    cache::put(root, place)
 }
 
-/// The archive roots in what `apt-get indextargets` printed, Debian's own first; none where
-/// none is Debian's: no other has its kernels.
-fn archives_of(text: &str) -> Vec<String> {
-    let mut found: Vec<(bool, String)> = Vec::new();
-    for line in text.lines() {
-        let mut fields = line.splitn(4, '|');
-        let mut next = || fields.next().unwrap_or("");
-        let (made_by, origin, release, uri) = (next(), next(), next(), next());
-        let security = release.contains("-security") || uri.contains("-security");
-        if made_by == "Packages" && !security && !uri.is_empty() {
-            for uri in roots(uri) {
-                let entry = (origin != "Debian", uri);
-                if !found.contains(&entry) {
-                    found.push(entry);
-                }
-            }
+/// A line for each file: its checksum, or `-` for all but the image, which is the only one that
+/// is read as a whole at each start; its size; its path.
+fn manifest(root: &Path, image: &Path) -> Result<String> {
+    let image = sha256(image)? + " " + &image.strip_prefix(root.canonicalize()?)?.to_string_lossy();
+    let mut lines = vec![image];
+    for entry in walkdir::WalkDir::new(root).sort_by_file_name() {
+        let entry = entry.context("cannot read the unpacked kernel")?;
+        if entry.file_type().is_file() {
+            let path = entry.path().strip_prefix(root)?.to_string_lossy();
+            lines.push(format!("{} {path}", entry.metadata()?.len()));
         }
     }
-    if found.iter().all(|(other, _)| *other) {
-        return Vec::new();
-    }
-    found.sort_by_key(|(other, _)| *other);
-    found.into_iter().map(|(_, uri)| uri).collect()
+    Ok(lines.join("\n"))
 }
 
-/// What apt's address of an archive stands for: itself, or those in a file of mirrors.
-fn roots(uri: &str) -> Vec<String> {
-    let Some(file) = uri.strip_prefix("mirror+file:") else {
-        return vec![uri.to_owned()];
-    };
-    let text = fs::read_to_string(file.trim_end_matches('/')).unwrap_or_default();
-    let first = text.lines().filter_map(|line| line.split_whitespace().next());
-    first.filter(|uri| !uri.starts_with('#')).map(str::to_owned).collect()
+/// Compares an unpacked kernel with its manifest.
+fn check_manifest(dir: &Path) -> Result<()> {
+    let text = fs::read_to_string(dir.join(MANIFEST)).context(MANIFEST)?;
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    let (expected, image) = lines.next().context("its manifest is empty")?;
+    for (size, path) in lines {
+        let found = fs::metadata(dir.join(path)).map(|meta| meta.len());
+        let found = found.with_context(|| path.to_owned())?;
+        ensure!(size.parse() == Ok(found), "{path} has {found} bytes instead of {size}");
+    }
+    ensure!(sha256(&dir.join(image))? == expected, "{image} has the wrong checksum");
+    Ok(())
+}
+
+/// What the cache has of a kernel.
+pub enum State {
+    /// All of it.
+    Here(Kernel),
+    /// Not what was unpacked there: why.
+    Damaged(String),
+    /// Nothing.
+    Missing,
+}
+
+impl State {
+    fn of(dir: &Path) -> State {
+        if !dir.is_dir() {
+            return State::Missing;
+        }
+        match check_manifest(dir).and_then(|()| Kernel::at(dir)) {
+            Ok(kernel) => State::Here(kernel),
+            Err(why) => State::Damaged(format!("{why:#}")),
+        }
+    }
 }
 
 /// An unpacked kernel.
@@ -317,37 +337,104 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Finds image and modules in a directory where packages were unpacked.
+    /// The newest kernel in a directory where packages were unpacked.
     pub fn at(dir: &Path) -> Result<Kernel> {
-        let none = |what: &str| {
-            anyhow!("{} holds no {what}: it is not an unpacked kernel package", dir.display())
-        };
-        let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
-        let (release, modules) = ["lib/modules", "usr/lib/modules"]
-            .iter()
-            .flat_map(|sub| fs::read_dir(dir.join(sub)).into_iter().flatten().flatten())
-            .filter(|entry| entry.path().join("kernel").is_dir())
-            .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
-            .next()
-            .ok_or_else(|| none("lib/modules/*/kernel"))?;
-        let image = [dir.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")]
-            .into_iter()
-            .find(|image| image.is_file())
-            .ok_or_else(|| none(&format!("boot/vmlinuz-{release}")))?;
-        Ok(Kernel { release, image, modules })
+        let usage = |what: String| fail(2, format!("{what}; {LAYOUT}"));
+        let dir = dir.canonicalize().map_err(|error| {
+            usage(format!("cannot use the kernel in {}: {error}", dir.display()))
+        })?;
+        let releases = releases(&dir);
+        let kernels = releases.iter().filter_map(|(release, modules)| {
+            let image = image(&dir, release, modules)?;
+            Some(Kernel { release: release.clone(), image, modules: modules.clone() })
+        });
+        kernels.max_by(|a, b| by_version(&a.release, &b.release)).ok_or_else(|| {
+            let dir = dir.display();
+            usage(match releases.first() {
+                None => format!("{dir} has no modules in lib/modules/RELEASE"),
+                Some((release, _)) => format!("{dir} has no boot/vmlinuz-{release}"),
+            })
+        })
     }
 
-    /// The kernel that `--kernel` names: a line of the table, or a directory.
+    /// The kernel that `--kernel` names: a line of the table, `host`, or a directory.
     pub fn named(name: &str, cache: &Cache) -> Result<Kernel> {
         let table = Table::load()?;
-        if name.contains('/') || (table.line(name).is_err() && Path::new(name).is_dir()) {
-            let kernel = Kernel::at(Path::new(name))?;
+        if let Some(dir) = table.directory(name) {
+            let kernel = Kernel::at(dir)?;
             if !kernel.modules.join("modules.dep").is_file() {
                 kernel.depmod()?;
             }
             return Ok(kernel);
         }
+        if name == HOST {
+            return Kernel::host(cache);
+        }
         table.line(name)?.get(cache)
+    }
+
+    /// This machine's own kernel: the one that runs, if its image is installed and this user may
+    /// read it; else the newest such; else the distribution's, from its apt archive.
+    fn host(cache: &Cache) -> Result<Kernel> {
+        let kernel = match Kernel::installed(Path::new("/")) {
+            Some(kernel) => kernel,
+            None => Kernel::fetched(cache)?,
+        };
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            say!(
+                "kernel {}, this machine's own ({}): not one of the pinned kernels, which the \
+                 tests cover",
+                kernel.release,
+                kernel.image.display()
+            );
+        });
+        Ok(kernel)
+    }
+
+    fn installed(root: &Path) -> Option<Kernel> {
+        let running = rustix::system::uname().release().to_string_lossy().into_owned();
+        let kernels = releases(root).into_iter().filter_map(|(release, modules)| {
+            let image = image(root, &release, &modules)?;
+            let usable = File::open(&image).is_ok() && modules.join("modules.dep").is_file();
+            usable.then_some(Kernel { release, image, modules })
+        });
+        kernels.max_by(|a, b| {
+            let runs = |kernel: &Kernel| kernel.release == running;
+            runs(a).cmp(&runs(b)).then_with(|| by_version(&a.release, &b.release))
+        })
+    }
+
+    /// The distribution's kernel in the cache, fetched where it is not there or damaged.
+    fn fetched(cache: &Cache) -> Result<Kernel> {
+        let place = cache.path("kernels/host");
+        if let State::Here(kernel) = State::of(&place) {
+            return Ok(kernel);
+        }
+        let _lock = cache.lock()?;
+        if let State::Here(kernel) = State::of(&place) {
+            return Ok(kernel);
+        }
+        ensure!(
+            cache::find_tool("apt-get").is_some(),
+            "this machine has no kernel that this user can read (/lib/modules/*/vmlinuz, \
+             /boot/vmlinuz-*), and no apt to fetch one with: install this distribution's kernel \
+             package, or set VM_MIRROR to the root of a Debian archive"
+        );
+        apt::need_lists()?;
+        cache.need_space(KERNEL_MB, "this distribution's kernel")?;
+        let temp = cache.temp_dir()?;
+        apt::download_kernel(temp.path())?;
+        let root = temp.path().join("root");
+        for entry in fs::read_dir(temp.path()).context("cannot read the cache")? {
+            let deb = entry.context("cannot read the cache")?.path();
+            if deb.extension().is_some_and(|extension| extension == "deb") {
+                say!("unpacking {}", deb.file_name().unwrap_or_default().to_string_lossy());
+                unpack_deb(&deb, &root)?;
+            }
+        }
+        finish(&root, &place)?;
+        Kernel::at(&place)
     }
 
     /// Writes the modules' dependencies, which no package carries.
@@ -360,16 +447,46 @@ impl Kernel {
     }
 }
 
+/// The releases whose modules lie below `root`, with the directories of these.
+fn releases(root: &Path) -> Vec<(String, PathBuf)> {
+    let subs = ["lib/modules", "usr/lib/modules"];
+    let entries =
+        subs.iter().flat_map(|sub| fs::read_dir(root.join(sub)).into_iter().flatten().flatten());
+    entries
+        .filter(|entry| entry.path().join("kernel").is_dir())
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
+        .collect()
+}
+
+/// The image that belongs to a release: Debian's and Ubuntu's place, Fedora's and Arch's.
+fn image(root: &Path, release: &str, modules: &Path) -> Option<PathBuf> {
+    let places = [root.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
+    places.into_iter().find(|image| image.is_file())
+}
+
+/// Compares releases by the numbers in them: 6.12 is newer than 6.9.
+fn by_version(a: &str, b: &str) -> std::cmp::Ordering {
+    let numbers = |release: &str| -> Vec<u64> {
+        release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+    };
+    numbers(a).cmp(&numbers(b)).then_with(|| a.cmp(b))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
-    fn the_table_holds_the_four_lines() {
+    fn the_table_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
         let table = Table::load().unwrap();
-        assert_eq!(table.names(Some("all")), ["5.10", "6.1", "6.12", "7.2"]);
-        assert_eq!(table.names(None), ["6.1"]);
-        assert_eq!(table.names(Some("./a")), ["./a"]);
+        let names = table.names(Some("all"), &cache).unwrap();
+        assert_eq!(names, ["5.10", "6.1", "6.1-rt", "6.12", "7.2"]);
+        assert_eq!(table.names(Some("6.12"), &cache).unwrap(), ["6.12"]);
+        assert_eq!(table.names(Some(HOST), &cache).unwrap(), [HOST]);
         for line in &table.lines {
             assert!(!line.packages.is_empty());
             for p in &line.packages {
@@ -382,32 +499,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_kernel_is_wrong_usage() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        let table = Table::load().unwrap();
+        for name in ["4.4", "/nonexistent", dir.path().to_str().unwrap()] {
+            let error = table.names(Some(name), &cache).unwrap_err();
+            assert_eq!(error.downcast_ref::<crate::error::Fail>().unwrap().code, 2, "{error}");
+            assert!(error.to_string().contains("lib/modules/RELEASE"), "{error}");
+        }
+    }
+
+    #[test]
     fn an_unknown_line_lists_the_lines() {
         let error = Table::load().unwrap().line("4.4").unwrap_err().to_string();
         assert!(
-            error.contains("no kernel line 4.4") && error.contains("5.10, 6.1, 6.12, 7.2"),
+            error.contains("no kernel line 4.4") && error.contains("5.10, 6.1, 6.1-rt, 6.12, 7.2"),
             "{error}"
         );
     }
 
-    #[test]
-    fn archives_are_read_from_apt() {
-        let text = "Packages|Other|stable|http://b/other/\n\
-                    Packages|Debian|bookworm|http://a/debian/\n\
-                    DEP-11|Debian|bookworm|http://a/dep11/\n\
-                    Packages|Debian|bookworm-updates|http://a/debian/\n\
-                    Packages|Debian|bookworm-security|http://a/debian-security/\n\n";
-        assert_eq!(archives_of(text), ["http://a/debian/", "http://b/other/"]);
-        assert!(archives_of("").is_empty());
-        assert!(archives_of("Packages|Ubuntu|noble|http://c/ubuntu/\n").is_empty());
-        let list = tempfile::NamedTempFile::new().unwrap();
-        fs::write(&list, "# of the cloud\nhttp://d/debian\tpriority:1\nhttp://e/debian\n").unwrap();
-        let text = format!("Packages|Debian|bookworm|mirror+file:{}/\n", list.path().display());
-        assert_eq!(archives_of(&text), ["http://d/debian", "http://e/debian"]);
-    }
-
     fn package(sha256: &str) -> Package {
-        Package { name: "p".into(), path: "p.deb".into(), sha256: sha256.into() }
+        Package { name: "p".into(), path: "p.deb".into(), size: 1, sha256: sha256.into() }
     }
 
     #[test]
@@ -448,12 +561,27 @@ mod tests {
         fs::write(&deb, &whole[..whole.len() - 1]).unwrap();
         let error = line.unpack(&cache, &line.dir(&cache), &archives).unwrap_err().to_string();
         assert!(error.contains("wrong checksum"), "{error}");
-        assert!(!line.is_here(&cache));
+        assert!(matches!(line.state(&cache), State::Missing));
 
         fs::write(&deb, &whole).unwrap();
         line.unpack(&cache, &line.dir(&cache), &archives).unwrap();
-        assert!(line.is_here(&cache));
         assert_eq!(line.get(&cache).unwrap().release, "1.0");
+
+        // Whatever happens to it in the cache is noticed, and unpacking it again mends it.
+        let image = line.dir(&cache).join("boot/vmlinuz-1.0");
+        type Damage = fn(&Path) -> std::io::Result<()>;
+        let damages: [(Damage, &str); 3] = [
+            (|image| fs::write(image, "A kernel"), "boot/vmlinuz-1.0 has the wrong checksum"),
+            (|image| fs::write(image, "a"), "boot/vmlinuz-1.0 has 1 bytes instead of 8"),
+            (|image| fs::remove_file(image), "boot/vmlinuz-1.0: No such file"),
+        ];
+        for (damage, expected) in damages {
+            damage(&image).unwrap();
+            let State::Damaged(why) = line.state(&cache) else { panic!("not damaged: {expected}") };
+            assert!(why.contains(expected), "{why}");
+            line.unpack(&cache, &line.dir(&cache), &archives).unwrap();
+            assert!(matches!(line.state(&cache), State::Here(_)));
+        }
     }
 
     #[test]
@@ -473,8 +601,23 @@ mod tests {
             assert!(kernel.image.ends_with(image) && kernel.modules.ends_with(modules));
         }
         let empty = tempfile::tempdir().unwrap();
-        assert!(
-            Kernel::at(empty.path()).unwrap_err().to_string().contains("not an unpacked kernel")
-        );
+        assert!(Kernel::at(empty.path()).unwrap_err().to_string().contains("has no modules"));
+    }
+
+    #[test]
+    fn the_newest_installed_kernel_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        // Fedora's and Arch's layout, and one whose modules are there without an image.
+        for release in ["6.9.4-200.fc40.x86_64", "6.12.1-arch1-1", "7.0.0"] {
+            let modules = dir.path().join("usr/lib/modules").join(release);
+            fs::create_dir_all(modules.join("kernel")).unwrap();
+            fs::write(modules.join("modules.dep"), "").unwrap();
+            if release != "7.0.0" {
+                fs::write(modules.join("vmlinuz"), "").unwrap();
+            }
+        }
+        assert_eq!(Kernel::installed(dir.path()).unwrap().release, "6.12.1-arch1-1");
+        assert_eq!(Kernel::at(dir.path()).unwrap().release, "6.12.1-arch1-1");
+        assert!(Kernel::installed(&dir.path().join("nowhere")).is_none());
     }
 }

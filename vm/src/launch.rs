@@ -77,10 +77,9 @@ pub struct Program {
 }
 
 impl Program {
-    /// A program that was built in the workspace, from its file.
-    pub fn built(file: PathBuf, args: Vec<OsString>) -> Program {
-        let stage =
-            file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("stage"));
+    /// A program that was built in the workspace, from its file. `stage`: it is one of the
+    /// workshop's programs.
+    pub fn built(file: PathBuf, args: Vec<OsString>, stage: bool) -> Program {
         let mut argv = vec![file.into_os_string()];
         argv.extend(args);
         if stage && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
@@ -205,7 +204,7 @@ pub fn prepare(options: &Options) -> Result<()> {
 fn kernel_name(options: &Options) -> Result<String> {
     Ok(match &options.kernel {
         Some(name) => name.clone(),
-        None => Table::load()?.default,
+        None => Table::load()?.default_name(&Cache::open()?),
     })
 }
 

@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod agent;
+mod apt;
 mod cache;
 mod cleanup;
 mod doctor;
@@ -16,6 +17,7 @@ mod rundir;
 mod session;
 mod setup;
 mod test;
+mod virtiofs;
 mod workspace;
 
 use std::ffi::OsString;
@@ -65,11 +67,13 @@ enum Cmd {
 }
 
 /// What --kernel takes where it may be all.
-const LINES: &str = "Kernel line, `all`, or a directory with an unpacked kernel [default: 6.1]";
+const LINES: &str = "Kernel line, `all`, `host` (this machine's own), or a directory with an unpacked \
+                     kernel [default: 6.1]";
 
 #[derive(Args)]
 struct Guest {
-    /// Kernel line (5.10, 6.1, 6.12, 7.2), or a directory with an unpacked kernel [default: 6.1]
+    /// Kernel line (5.10, 6.1, 6.1-rt, 6.12, 7.2), `host`, or a directory with an unpacked kernel
+    /// [default: 6.1]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
     kernel: Option<String>,
     /// A disk beside the data disk, empty, 256 MiB; may be given several times
@@ -111,7 +115,10 @@ struct Setup {
 struct Test {
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR", help = LINES)]
     kernel: Option<String>,
-    /// Only the tests whose names hold this
+    /// Write the README's table of kernels, which a plain run only compares
+    #[arg(long)]
+    bless: bool,
+    /// Only the tests whose names contain this
     filter: Option<String>,
 }
 
@@ -189,7 +196,9 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Run(run) => cmd_run(run),
         Cmd::Shell(guest) => cmd_shell(guest),
         Cmd::Setup(setup) => cmd_setup(setup),
-        Cmd::Test(test) => test::main(named(test.kernel).as_deref(), test.filter.as_deref()),
+        Cmd::Test(test) => {
+            test::main(named(test.kernel).as_deref(), test.filter.as_deref(), test.bless)
+        }
         Cmd::Doctor(guest) => doctor::main(&guest.options()),
         Cmd::Runner(runner) => cmd_runner(runner),
         Cmd::Agent => agent::main().map(|()| 0),
@@ -209,17 +218,18 @@ fn cmd_run(run: Run) -> Result<i32> {
     let root = workspace::root()?;
     let name = argv[0].to_string_lossy().into_owned();
     let is_path = name.contains('/');
-    let programs = if is_path { Vec::new() } else { workspace::metadata(&root)?.programs() };
-    if !programs.contains(&name) {
+    let programs = if is_path { Vec::new() } else { workspace::programs(&root)? };
+    let Some(program) = programs.iter().find(|program| program.name == name) else {
         if name.starts_with("stage") && !is_path {
+            let names: Vec<&str> = programs.iter().map(|p| p.name.as_str()).collect();
             return Err(fail(
                 2,
-                format!("there is no {name}: the workspace has {}", programs.join(", ")),
+                format!("there is no {name}: the workspace has {}", names.join(", ")),
             ));
         }
         setup::packages(false)?;
         return Ok(launch::run(&options, &Program { argv, stage: false })?.status);
-    }
+    };
     let mut args = argv.split_off(1);
     // As cargo takes it: `run stage06 -- --quiet` is `run stage06 --quiet`.
     if args.first().is_some_and(|argument| argument == "--") {
@@ -230,11 +240,12 @@ fn cmd_run(run: Run) -> Result<i32> {
     if !help {
         launch::prepare(&options)?;
     }
-    let file = workspace::build(&root, &["build", "--package", &name], &name)?;
+    let file =
+        workspace::build(&root, &["build", "--package", &program.package, "--bin", &name], &name)?;
     if help {
         return here(file, &args);
     }
-    Ok(launch::run(&options, &Program::built(file, args))?.status)
+    Ok(launch::run(&options, &Program::built(file, args, true))?.status)
 }
 
 /// Runs a program on the host, in this process's place.
@@ -256,14 +267,16 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
     setup::packages(is_test)?;
     let mut options =
         Options { kernel: named(std::env::var("VM_KERNEL").ok()), ..Options::default() };
+    let root = workspace::root()?;
+    let name = file.file_name().unwrap_or_default();
+    let stage = !is_test && workspace::programs(&root)?.iter().any(|p| name == p.name.as_str());
     if is_test {
-        let root = workspace::root()?;
         launch::prepare(&options)?;
         workspace::build_all(&root)?;
         options.disks = test::DISKS.to_vec();
         options.env = test::environment(&file, &root);
     }
-    Ok(launch::run(&options, &Program::built(file, args))?.status)
+    Ok(launch::run(&options, &Program::built(file, args, stage))?.status)
 }
 
 fn cmd_shell(guest: Guest) -> Result<i32> {
@@ -282,7 +295,7 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     let root = workspace::root()?;
     let cache = cache::Cache::open()?;
     let table = kernels::Table::load()?;
-    for name in table.names(named(setup.kernel).as_deref()) {
+    for name in table.names(named(setup.kernel).as_deref(), &cache)? {
         let kernel = kernels::Kernel::named(&name, &cache)?;
         initramfs::get(&kernel, &cache)?;
         say!("kernel {name}: {} is ready", kernel.release);

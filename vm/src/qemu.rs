@@ -18,9 +18,11 @@ use serde::{Deserialize, Serialize};
 use crate::cache::{self, Cache, tool};
 use crate::cleanup;
 use crate::error::{GUEST_DIED, fail};
+use crate::initramfs;
 use crate::kernels::Kernel;
 use crate::rundir::{PORTS, socket};
 use crate::say;
+use crate::virtiofs;
 
 /// How long init may take to report under KVM before KVM is given up.
 const KVM_PATIENCE: Duration = Duration::from_secs(8);
@@ -258,6 +260,12 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
+        if !initramfs::has_9p(&self.kernel)? {
+            let mut shares = vec![("hostroot".to_owned(), Path::new("/")), ("ctl".to_owned(), dir)];
+            let own = self.shares.iter().enumerate();
+            shares.extend(own.map(|(n, path)| (format!("share{n}"), path.as_path())));
+            command.args(virtiofs::serve(&self.memory, dir, &shares)?);
+        }
         let parent = rustix::process::getpid();
         // SAFETY: three system calls, all async-signal-safe, no memory of the parent touched.
         unsafe {
@@ -303,7 +311,11 @@ impl Machine {
         add("-chardev", with_path("file,id=console,path=", &dir.join("console"), ""));
         add("-serial", "chardev:console".into());
 
+        let has_9p = initramfs::has_9p(&self.kernel).unwrap_or(true);
         let mut share = |tag: &str, path: &Path, more: &str| {
+            if !has_9p {
+                return;
+            }
             let options = format!(",mount_tag={tag},security_model=none{more}");
             add("-virtfs", with_path("local,path=", path, &options));
         };

@@ -3,14 +3,13 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::apt::{self, APT_HELPER};
 use crate::cache::{self, Cache, find_tool};
 use crate::error::{MACHINE, fail};
 use crate::initramfs::static_busybox;
-use crate::kernels::APT_HELPER;
 use crate::say;
 
 /// Size of the data disk.
@@ -34,29 +33,43 @@ enum Sign {
 
 use Sign::{Bpftool, Fetcher, Header, StaticBusybox, Tool};
 
-/// Packages by their names in Debian: what building the stages, running the guest and the
-/// READMEs need.
-const TO_RUN: [(&str, Sign); 16] = [
-    ("qemu-system-x86", Tool("qemu-system-x86_64")),
-    ("busybox-static", StaticBusybox),
-    ("kmod", Tool("depmod")),
-    ("xz-utils", Tool("xz")),
-    ("zstd", Tool("zstd")),
-    ("e2fsprogs", Tool("mkfs.ext4")),
-    ("gcc", Tool("cc")),
-    ("clang", Tool("clang")),
-    ("libelf-dev", Header("libelf.h")),
-    ("zlib1g-dev", Header("zlib.h")),
-    ("pkg-config", Tool("pkg-config")),
-    ("make", Tool("make")),
-    ("dpkg", Tool("dpkg-deb")),
-    ("curl", Fetcher),
-    ("bpftool", Bpftool),
-    ("fdisk", Tool("sfdisk")),
+/// A package: its name in Debian and Ubuntu, how to tell that it is here, and its names for dnf,
+/// pacman and zypper.
+type Package = (&'static str, Sign, [&'static str; 3]);
+
+/// What building the stages, running the guest and the READMEs need.
+const TO_RUN: [Package; 14] = [
+    (
+        "qemu-system-x86",
+        Tool("qemu-system-x86_64"),
+        ["qemu-system-x86-core", "qemu-system-x86", "qemu-x86"],
+    ),
+    ("busybox-static", StaticBusybox, ["busybox", "busybox", "busybox-static"]),
+    ("kmod", Tool("depmod"), ["kmod"; 3]),
+    ("xz-utils", Tool("xz"), ["xz"; 3]),
+    ("zstd", Tool("zstd"), ["zstd"; 3]),
+    ("e2fsprogs", Tool("mkfs.ext4"), ["e2fsprogs"; 3]),
+    ("gcc", Tool("cc"), ["gcc"; 3]),
+    ("clang", Tool("clang"), ["clang"; 3]),
+    ("libelf-dev", Header("libelf.h"), ["elfutils-libelf-devel", "libelf", "libelf-devel"]),
+    ("zlib1g-dev", Header("zlib.h"), ["zlib-devel", "zlib", "zlib-devel"]),
+    ("pkg-config", Tool("pkg-config"), ["pkgconf-pkg-config", "pkgconf", "pkg-config"]),
+    ("make", Tool("make"), ["make"; 3]),
+    ("bpftool", Bpftool, ["bpftool", "bpf", "bpftool"]),
+    ("fdisk", Tool("sfdisk"), ["util-linux"; 3]),
 ];
 
+/// What fetching a pinned kernel needs beside.
+const TO_FETCH: [Package; 2] =
+    [("dpkg", Tool("dpkg-deb"), ["dpkg"; 3]), ("curl", Fetcher, ["curl"; 3])];
+
 /// What the guest tests use beside, from the host's root.
-const TO_TEST: [(&str, Sign); 2] = [("fio", Tool("fio")), ("dmsetup", Tool("dmsetup"))];
+const TO_TEST: [Package; 2] =
+    [("fio", Tool("fio"), ["fio"; 3]), ("dmsetup", Tool("dmsetup"), ["device-mapper"; 3])];
+
+/// How other distributions than Debian install packages.
+const MANAGERS: [(&str, &str); 3] =
+    [("dnf", "dnf install"), ("pacman", "pacman -S --needed"), ("zypper", "zypper install")];
 
 impl Sign {
     fn is_here(&self) -> bool {
@@ -80,13 +93,29 @@ fn is_ubuntus_wrapper(content: &[u8]) -> bool {
     content.starts_with(b"#!") && String::from_utf8_lossy(content).contains("linux-tools")
 }
 
-/// What is missing here, as Debian's package names.
-pub fn missing(for_test: bool) -> Vec<&'static str> {
-    let to_test = TO_TEST.iter().filter(|_| for_test);
-    let absent = TO_RUN.iter().chain(to_test).filter(|(_, sign)| !sign.is_here());
-    let absent = absent.map(|(package, _)| *package);
+/// The packages that are missing here.
+fn absent(for_test: bool) -> Vec<Package> {
+    let to_test = TO_TEST.into_iter().filter(|_| for_test);
+    let fetches = apt::mirror().is_some() || find_tool("apt-get").is_some();
+    let to_fetch = TO_FETCH.into_iter().filter(|_| fetches);
+    let all = TO_RUN.into_iter().chain(to_fetch).chain(to_test);
+    let absent = all.filter(|(_, sign, _)| !sign.is_here());
     // Not every Ubuntu has a package bpftool, and a stage runs without.
-    absent.filter(|package| for_test || *package != "bpftool" || !is_ubuntu()).collect()
+    absent.filter(|(name, ..)| for_test || *name != "bpftool" || !is_ubuntu()).collect()
+}
+
+/// What is missing here, by Debian's names where this machine has apt, else by those of its own
+/// package manager.
+pub fn missing(for_test: bool) -> Vec<&'static str> {
+    let manager = MANAGERS.iter().position(|(tool, _)| find_tool(tool).is_some());
+    let manager = manager.filter(|_| find_tool("apt-get").is_none());
+    named_by(manager, &absent(for_test))
+}
+
+/// The names of packages for one of [`MANAGERS`]; Debian's where it is none of these.
+fn named_by(manager: Option<usize>, packages: &[Package]) -> Vec<&'static str> {
+    let names = packages.iter().map(|(debian, _, names)| manager.map_or(*debian, |m| names[m]));
+    names.collect()
 }
 
 /// Installs what is missing, saying so first.
@@ -107,33 +136,18 @@ pub fn packages(for_test: bool) -> Result<()> {
     }
     let names = missing.join(" ");
     if find_tool("apt-get").is_none() {
-        return Err(fail(
-            MACHINE,
-            format!(
-                "missing here: {names} (Debian's names). This machine has no apt: install them under \
-                 the names that they have here"
-            ),
-        ));
+        let manager = MANAGERS.iter().find(|(tool, _)| find_tool(tool).is_some());
+        let advice = match manager {
+            Some((_, install)) => format!("as root run:\n  {install} {names}"),
+            None => "these are Debian's names: install them by those that they have here".into(),
+        };
+        return Err(fail(MACHINE, format!("packages are missing here: {names}; {advice}")));
     }
     say!("missing here: {names}");
     if missing.contains(&"busybox-static") && find_tool("busybox").is_some() {
-        say!(
-            "busybox-static takes the place of the busybox that is here: Debian has one or the other"
-        );
+        say!("busybox-static replaces the installed busybox: Debian has one or the other");
     }
-    let install = format!("install -y --no-install-recommends {names}");
-    let mut updated = false;
-    if !have_lists() {
-        updated = apt_get("update")?;
-    }
-    let mut done = apt_get(&install)?;
-    if !done && !updated {
-        say!("apt-get failed; its lists may be too old, fetching them");
-        done = apt_get("update")? && apt_get(&install)?;
-    }
-    if !done {
-        bail!("apt-get could not install the packages, see above; by hand: apt-get {install}");
-    }
+    apt::install(&names)?;
     match self::missing(for_test).as_slice() {
         [] => Ok(()),
         still => bail!("installed, but still not found: {}", still.join(" ")),
@@ -141,50 +155,26 @@ pub fn packages(for_test: bool) -> Result<()> {
 }
 
 fn is_ubuntu() -> bool {
-    fs::read_to_string("/etc/os-release").is_ok_and(|text| text.contains("ubuntu"))
+    apt::os_release().contains("ubuntu")
 }
 
-/// Runs apt-get as root, saying so first. Whether it succeeded.
-pub fn apt_get(arguments: &str) -> Result<bool> {
-    let root = rustix::process::geteuid().is_root();
-    if !root && find_tool("sudo").is_none() {
-        return Err(fail(
-            MACHINE,
-            format!("this user is not root and has no sudo; as root run:\n  apt-get {arguments}"),
-        ));
-    }
-    say!("running: {}apt-get {arguments}", if root { "" } else { "sudo " });
-    // Our standard output belongs to the program that is run.
-    let run = |command: &mut Command| -> Result<bool> {
-        let stderr = std::os::fd::AsFd::as_fd(&std::io::stderr()).try_clone_to_owned()?;
-        Ok(command.stdout(stderr).status().context("cannot start apt-get")?.success())
-    };
-    // A wrong password is not apt's failure. (`sudo -v` asks for one where none is needed.)
-    if !root && !run(Command::new("sudo").arg("true"))? {
-        return Err(fail(
-            MACHINE,
-            format!("sudo refused, see above; as root run:\n  apt-get {arguments}"),
-        ));
-    }
-    let mut command = Command::new(if root { "env" } else { "sudo" });
-    if !root {
-        command.arg("env");
-    }
-    command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-o", "Dpkg::Use-Pty=0"]);
-    // Another apt may be at work, as after a machine's start.
-    command.args(["-o", "DPkg::Lock::Timeout=300"]).args(arguments.split(' '));
-    run(&mut command)
+fn data_name() -> String {
+    format!("data-{DATA_MB}.ext4")
 }
 
-/// Whether apt has ever fetched its lists here.
-pub fn have_lists() -> bool {
-    let lists = fs::read_dir("/var/lib/apt/lists").into_iter().flatten().flatten();
-    lists.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().contains("_Packages"))
+fn blank_name() -> String {
+    format!("blank-{BLANK_MB}")
+}
+
+/// The disk images that are missing from the cache, or changed since they were made.
+pub fn disks_to_make(cache: &Cache) -> Vec<String> {
+    let names = [data_name(), blank_name()];
+    names.into_iter().filter(|name| !cache::is_sealed(&cache.path(name))).collect()
 }
 
 /// The image of the data disk: ext4, empty, made once. Guests write to a snapshot of it.
 pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
-    image(cache, &format!("data-{DATA_MB}.ext4"), DATA_MB, |file| {
+    image(cache, &data_name(), DATA_MB, |file| {
         // Nothing is left for the kernel to initialise later: that would be I/O nobody asked for.
         let lazy = "lazy_itable_init=0,lazy_journal_init=0";
         let options = ["-q", "-F", "-L", "data", "-m", "0", "-N", "16384", "-E", lazy];
@@ -195,7 +185,7 @@ pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
 
 /// The image of an empty disk.
 pub fn blank_disk(cache: &Cache) -> Result<PathBuf> {
-    image(cache, &format!("blank-{BLANK_MB}"), BLANK_MB, |_| Ok(()))
+    image(cache, &blank_name(), BLANK_MB, |_| Ok(()))
 }
 
 fn image(
@@ -205,21 +195,22 @@ fn image(
     fill: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     let place = cache.path(name);
-    if place.is_file() {
+    if cache::is_sealed(&place) {
         return Ok(place);
     }
     let _lock = cache.lock()?;
-    if place.is_file() {
+    if cache::is_sealed(&place) {
         return Ok(place);
     }
+    say!("making the disk image {name}");
     cache.need_space(100, "a disk image")?;
     let temp = cache.temp_dir()?;
     let made = temp.path().join("image");
     File::create(&made)
         .and_then(|file| file.set_len(megabytes << 20))
-        .context("cannot create a disk image")?;
+        .with_context(|| format!("cannot create a disk image in {}", temp.path().display()))?;
     fill(&made)?;
-    cache::put(&made, &place)?;
+    cache::put_sealed(&made, &place)?;
     Ok(place)
 }
 
@@ -235,6 +226,19 @@ mod tests {
         assert!(!cache.path("disk").exists());
         let file = image(&cache, "disk", 1, |_| Ok(())).unwrap();
         assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+        // One that was truncated is made again.
+        File::create(&file).unwrap();
+        let file = image(&cache, "disk", 1, |_| Ok(())).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+    }
+
+    #[test]
+    fn packages_have_the_names_of_the_manager() {
+        let packages = || TO_RUN.into_iter().chain(TO_FETCH).chain(TO_TEST).collect::<Vec<_>>();
+        assert_eq!(named_by(None, &packages())[0], "qemu-system-x86");
+        let libelf: Vec<&str> =
+            (0..MANAGERS.len()).map(|manager| named_by(Some(manager), &packages())[8]).collect();
+        assert_eq!(libelf, ["elfutils-libelf-devel", "libelf", "libelf-devel"]);
     }
 
     #[test]

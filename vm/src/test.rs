@@ -1,4 +1,7 @@
-//! `cargo vm test`: the host's tests, then the guest's tests in one boot per kernel.
+//! `cargo vm test`: the host's tests and the guest tests, side by side.
+//!
+//! Cargo builds all test programs; each is asked which of its tests match the filter, and only
+//! those run: the host's here, the guest tests in one or two boots per kernel.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,25 +9,37 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
 
+use crate::cache::Cache;
 use crate::cleanup::OWN_FILE;
+use crate::error::fail;
 use crate::kernels::Table;
 use crate::qemu::Disk;
 use crate::say;
 use crate::setup;
 use crate::workspace;
 
-/// How long all guest tests of one kernel may take.
-const TIME_LIMIT: &str = "20m";
 /// The package of the guest tests, and its test target.
-const GUEST: (&str, &str) = ("guest_tests", "guest");
+const GUEST: &str = "guest";
+/// How long one guest test may take where the machine is quick.
+const SHORTEST_LIMIT: Duration = Duration::from_secs(600);
+/// How long it may take in boots of this machine: a slow machine is given more time.
+const LIMIT_IN_BOOTS: u32 = 40;
+/// How long a test program may take until it begins with the first test: for a guest that is a
+/// boot, and perhaps fetching its kernel.
+const START_LIMIT: Duration = Duration::from_secs(1800);
+/// How long a launcher may take to end after a signal, before it is killed.
+const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// The disks that the guest tests find beside the data disk.
 pub const DISKS: [Disk; 3] = [Disk::Virtio, Disk::Nvme, Disk::Scsi];
@@ -37,167 +52,188 @@ pub fn environment(guest: &Path, root: &Path) -> Vec<(&'static str, PathBuf)> {
     vec![("VM_TARGET_DIR", target.to_owned()), ("VM_WORKSPACE", root.to_owned())]
 }
 
-/// What test programs reported.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Count {
-    passed: u32,
-    failed: u32,
-    /// The names of those that failed.
-    names: Vec<String>,
-    /// Programs that reported to the end.
-    results: u32,
-    /// The release of the kernel that they ran on: `6.1.0-50-amd64`.
-    release: Option<String>,
-    /// For each stage, how many of its tests passed, and how many there are.
-    stages: BTreeMap<String, (u32, u32)>,
-}
-
-impl Count {
-    /// Takes in a line of a test program's output.
-    fn line(&mut self, line: &str, place: &str) {
-        if let Some(result) = line.strip_prefix("test result: ") {
-            let number = |what: &str| -> u32 {
-                let before = result.split(what).next().unwrap_or_default();
-                before.trim().rsplit([' ', '.']).next().and_then(|n| n.parse().ok()).unwrap_or(0)
-            };
-            self.passed += number("passed;");
-            self.failed += number("failed;");
-            self.results += 1;
-        } else if let Some(release) = line.strip_prefix("kernel ") {
-            self.release = Some(release.to_owned());
-        } else if let Some((name, result)) =
-            line.strip_prefix("test ").and_then(|test| test.rsplit_once(" ... "))
-        {
-            let name = name.trim();
-            if result == "FAILED" {
-                self.names.push(format!("{name} ({place})"));
-            }
-            if let Some(stage) = stage_of(name) {
-                let (passed, all) = self.stages.entry(stage.to_owned()).or_default();
-                *passed += u32::from(result == "ok");
-                *all += 1;
-            }
-        }
+/// Runs the tests whose names contain `filter`, on the given kernel or on `all`, and prints
+/// the sum in the last line. `bless` writes the README's table. Returns the exit code.
+pub fn main(kernel: Option<&str>, filter: Option<&str>, bless: bool) -> Result<i32> {
+    if bless && (kernel != Some("all") || filter.is_some()) {
+        return Err(fail(
+            2,
+            "--bless writes a table of all kernels: it needs --kernel all and no filter",
+        ));
     }
-
-    /// A failure that no test reported.
-    fn broken(&mut self, what: String) {
-        self.failed += 1;
-        self.names.push(what);
-    }
-
-    fn add(&mut self, other: &Count) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.names.extend_from_slice(&other.names);
-        self.results += other.results;
-        self.release = self.release.take().or_else(|| other.release.clone());
-        for (stage, (passed, all)) in &other.stages {
-            let sum = self.stages.entry(stage.clone()).or_default();
-            *sum = (sum.0 + passed, sum.1 + all);
-        }
-    }
-}
-
-/// `stage08` of the test `stage08_threads`; none of `stages_are_short`.
-fn stage_of(test: &str) -> Option<&str> {
-    let (stage, _) = test.split_once('_')?;
-    let number = stage.strip_prefix("stage")?;
-    number.parse::<u8>().ok().map(|_| stage)
-}
-
-/// Runs the tests whose names hold `filter`, on the given kernel or on `all`, and prints
-/// the sum in the last line. Returns the exit code.
-pub fn main(kernel: Option<&str>, filter: Option<&str>) -> Result<i32> {
+    let kernels = Table::load()?.names(kernel, &Cache::open()?)?;
     setup::packages(true)?;
     let root = workspace::root()?;
-    let table = Table::load()?;
-    let kernels = table.names(kernel);
 
-    let mut sum = host(&root, filter)?;
-    match build(&root) {
-        Ok(guest) => {
-            let counts = in_guests(&root, &guest, &kernels, filter);
-            counts.iter().for_each(|count| sum.add(count));
-            if (kernel, filter, sum.failed) == (Some("all"), None, 0)
-                && let Err(error) = check_table(&root.join("README.md"), &counts)
-            {
-                sum.broken(format!("{error:#}"));
-            }
+    let sum = match Programs::build(&root, filter) {
+        Ok(programs) if programs.is_empty() => {
+            let filter = filter.unwrap_or_default();
+            let message = format!(
+                "no test has {filter:?} in its name. `cargo test --workspace -- --list` lists the \
+                 host's tests, tests/guest holds the guest tests"
+            );
+            return Err(fail(2, message));
         }
-        Err(error) => sum.broken(format!("{error:#}")),
-    }
+        Ok(programs) => run(&root, &programs, &kernels, filter, bless),
+        Err(error) => {
+            let mut sum = Report::default();
+            sum.broken(format!("{error:#}"));
+            sum
+        }
+    };
 
     let mut text = String::new();
-    if !sum.names.is_empty() {
-        text = format!("\nfailed:\n    {}\n", sum.names.join("\n    "));
+    if !sum.failed.is_empty() {
+        text = format!("\nfailed:\n    {}\n", sum.failed.join("\n    "));
     }
-    let mut stdout = std::io::stdout();
-    // Where nobody reads any more, the exit code still tells.
-    let _ = writeln!(stdout, "{text}{} passed, {} failed", sum.passed, sum.failed);
-    Ok(if sum.failed == 0 { 0 } else { 1 })
+    // Where nobody reads the output any more, the exit code remains.
+    let (passed, failed) = (sum.passed, sum.failed.len());
+    let _ = writeln!(std::io::stdout(), "{text}{passed} passed, {failed} failed");
+    Ok(if failed == 0 { 0 } else { 1 })
 }
 
-/// The tests that need no guest of their own.
-fn host(root: &Path, filter: Option<&str>) -> Result<Count> {
-    let mut command = workspace::cargo(root);
-    command
-        .args(["test", "--workspace", "--exclude", GUEST.0, "--no-fail-fast"])
-        .args(workspace::quiet())
-        .args(filter);
-    // --quiet would hide the tests' names too.
-    command.args(["--", "--format=pretty"]);
-    let mut count = Count::default();
-    let status = follow(command, "host", "", &mut count)?;
-    if !status.success() && count.failed == 0 {
-        count.broken(format!("cargo test on the host ended with {status}"));
+/// A program with tests that run on the host.
+struct HostTests {
+    file: PathBuf,
+    /// The directory of its package, where cargo would start it.
+    dir: PathBuf,
+}
+
+/// The test programs that have tests to run.
+struct Programs {
+    host: Vec<HostTests>,
+    guest: Option<PathBuf>,
+}
+
+impl Programs {
+    /// Builds all of them, and keeps those that have tests whose names contain `filter`. Where
+    /// the guest tests are among them, builds the programs that these test, too.
+    fn build(root: &Path, filter: Option<&str>) -> Result<Programs> {
+        let mut programs = Programs { host: Vec::new(), guest: None };
+        for artifact in workspace::artifacts(root, &["test", "--workspace", "--no-run"])? {
+            let Some(file) = artifact.executable.filter(|_| artifact.profile.test) else {
+                continue;
+            };
+            let file = file.into_std_path_buf();
+            let manifest = artifact.manifest_path.into_std_path_buf();
+            let dir = manifest.parent().unwrap_or(root).to_owned();
+            if !has_tests(&file, &dir, filter)? {
+                continue;
+            }
+            if artifact.target.name == GUEST {
+                programs.guest = Some(file);
+            } else {
+                programs.host.push(HostTests { file, dir });
+            }
+        }
+        if programs.guest.is_some() {
+            workspace::build_all(root)?;
+        }
+        Ok(programs)
     }
-    Ok(count)
+
+    fn is_empty(&self) -> bool {
+        self.host.is_empty() && self.guest.is_none()
+    }
 }
 
-/// The guest tests and the programs that they test.
-fn build(root: &Path) -> Result<PathBuf> {
-    workspace::build_all(root)?;
-    let args = ["test", "--package", GUEST.0, "--test", GUEST.1, "--no-run"];
-    workspace::build(root, &args, GUEST.1)
+/// Asks a test program whether it has tests whose names contain `filter`.
+fn has_tests(file: &Path, dir: &Path, filter: Option<&str>) -> Result<bool> {
+    let output = Command::new(file)
+        .arg("--list")
+        .args(filter)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {}", file.display()))?;
+    ensure!(output.status.success(), "{} --list ended with {}", file.display(), output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).lines().any(|line| line.ends_with(": test")))
 }
 
-/// One boot for each kernel; where there are more CPUs than kernels, two, which share the tests.
-/// As many at once as there are CPUs, for an emulated guest keeps one busy, and as there is memory
-/// for. A kernel that does not boot fails its own tests and no other's.
-fn in_guests(root: &Path, guest: &Path, kernels: &[String], filter: Option<&str>) -> Vec<Count> {
+/// Something to run beside others.
+enum Job<'a> {
+    /// The host's tests.
+    Host,
+    /// The guest tests on a kernel, and which part of them: 0 of 2 is every second one.
+    Guest { guest: &'a Path, number: usize, part: usize, parts: usize },
+}
+
+/// Runs as many jobs at once as there are CPUs, for an emulated guest keeps one busy, and as there
+/// is memory for. A kernel that does not boot fails its own tests and no other's.
+fn run(
+    root: &Path,
+    programs: &Programs,
+    kernels: &[String],
+    filter: Option<&str>,
+    bless: bool,
+) -> Report {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
+    // Where there are more CPUs than kernels, two boots share a kernel's tests.
     let parts = if cpus > kernels.len() && filter.is_none() { 2 } else { 1 };
-    let boots: Vec<(usize, usize)> =
-        (0..kernels.len()).flat_map(|kernel| (0..parts).map(move |part| (kernel, part))).collect();
-    let left = Mutex::new(boots.iter());
-    let counts = Mutex::new(kernels.iter().map(|_| Count::default()).collect::<Vec<_>>());
+    let mut jobs = Vec::new();
+    if !programs.host.is_empty() {
+        jobs.push(Job::Host);
+    }
+    if let Some(guest) = &programs.guest {
+        for number in 0..kernels.len() {
+            jobs.extend((0..parts).map(|part| Job::Guest { guest, number, part, parts }));
+        }
+    }
+
+    let known = match workspace::programs(root) {
+        Ok(programs) => programs.into_iter().map(|program| program.name).collect(),
+        Err(_) => Vec::new(),
+    };
+    let alone = jobs.len() == 1;
+    let workers = cpus.min(in_memory()).min(jobs.len());
+    let left = Mutex::new(jobs.iter());
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let host = Mutex::new(Report::default());
+    let guests: Vec<_> = kernels.iter().map(|_| Mutex::new(Report::default())).collect();
     thread::scope(|scope| {
-        for _ in 0..cpus.min(in_memory()).min(boots.len()) {
+        for _ in 0..workers {
             scope.spawn(|| {
-                while let Some(&(number, part)) = next() {
-                    let kernel = &kernels[number];
-                    let boot = Boot {
-                        kernel,
-                        part: format!("{part}/{parts}"),
-                        prefix: match (boots.len(), parts) {
-                            (1, _) => String::new(),
-                            (_, 1) => format!("{kernel}: "),
-                            _ => format!("{kernel} ({}/{parts}): ", part + 1),
-                        },
+                while let Some(job) = next() {
+                    let (mut report, place, what) = match *job {
+                        Job::Host => (Report::new("host", alone), &host, "the host's tests"),
+                        Job::Guest { number, part, parts, .. } => {
+                            let kernel = &kernels[number];
+                            let label = match parts {
+                                1 => kernel.clone(),
+                                _ => format!("{kernel} ({}/{parts})", part + 1),
+                            };
+                            (Report::new(&label, alone), &guests[number], "the guest tests")
+                        }
                     };
-                    let count = boot.run(root, guest, filter).unwrap_or_else(|error| {
-                        let mut count = Count::default();
-                        count.broken(format!("the guest tests on {kernel}: {error:#}"));
-                        count
-                    });
-                    counts.lock().unwrap_or_else(PoisonError::into_inner)[number].add(&count);
+                    report.known.clone_from(&known);
+                    let done = match *job {
+                        Job::Host => {
+                            programs.host.iter().try_for_each(|p| p.run(filter, alone, &mut report))
+                        }
+                        Job::Guest { guest, number, part, parts } => {
+                            let part = format!("{part}/{parts}");
+                            run_guest(root, guest, &kernels[number], &part, filter, &mut report)
+                        }
+                    };
+                    if let Err(error) = done {
+                        report.broken(format!("{what}: {error:#}"));
+                    }
+                    place.lock().unwrap_or_else(PoisonError::into_inner).add(report);
                 }
             });
         }
     });
-    counts.into_inner().unwrap_or_else(PoisonError::into_inner)
+
+    let take = |report: Mutex<Report>| report.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let guests: Vec<Report> = guests.into_iter().map(take).collect();
+    let mut sum = Report { label: String::new(), ..take(host) };
+    guests.iter().for_each(|report| sum.add(report.clone()));
+    // Where something failed, or a kernel did not boot, the table is not known.
+    let all = kernels.len() > 1 && filter.is_none() && sum.failed.is_empty();
+    if all && let Err(error) = table(root, &known, &guests, bless) {
+        sum.broken(format!("{error:#}"));
+    }
+    sum
 }
 
 /// How many guests of 2 GiB this machine has the memory for.
@@ -212,98 +248,66 @@ fn guests_in(meminfo: &str) -> usize {
     kb.map_or(usize::MAX, |kb| kb >> 21).max(1)
 }
 
-/// A guest that runs tests.
-struct Boot<'a> {
-    kernel: &'a str,
-    /// Which of them: `0/2` is every second one.
-    part: String,
-    /// Stands before each line that they print.
-    prefix: String,
-}
-
-impl Boot<'_> {
-    fn run(&self, root: &Path, guest: &Path, filter: Option<&str>) -> Result<Count> {
-        let Boot { kernel, part, prefix } = self;
-        say!("guest tests on {kernel}");
-        let disks = DISKS.iter().filter_map(Disk::to_possible_value);
-        let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
-        let mut command = Command::new(OWN_FILE);
-        command
-            .args(["run", "--kernel", kernel, "--timeout", TIME_LIMIT, "--idle", "--cpus", "2"])
-            .args(disks)
-            .arg(guest)
-            .args(filter)
-            .current_dir(root);
-        command.envs(environment(guest, root)).env("VM_TESTS_PART", part);
-        let mut count = Count::default();
-        let status = follow(command, kernel, prefix, &mut count)?;
-        if count.results == 0 {
-            count.broken(format!("the guest tests on {kernel} did not come to an end ({status})"));
-        } else if !status.success() && count.failed == 0 {
-            count.broken(format!("the guest tests on {kernel} ended with {status}"));
+impl HostTests {
+    fn run(&self, filter: Option<&str>, alone: bool, report: &mut Report) -> Result<()> {
+        let mut command = Command::new(&self.file);
+        command.args(["--format", "pretty"]).args(filter).current_dir(&self.dir);
+        command.env("CARGO_MANIFEST_DIR", &self.dir);
+        if !alone {
+            // The guests have the other CPUs.
+            command.arg("--test-threads=1");
         }
-        Ok(count)
-    }
-}
-
-/// The lines of the README between which [`check_table`] looks for its table.
-const TABLE: (&str, &str) =
-    ("<!-- written by: cargo vm test --kernel all -->\n", "<!-- end of what it wrote -->");
-
-/// Which stage runs on which kernel, as just tested, must be what the README says; else this
-/// writes it there, and fails. Where a kernel did not come up, nothing is known.
-fn check_table(readme: &Path, counts: &[Count]) -> Result<()> {
-    if counts.iter().any(|count| count.release.is_none()) {
-        return Ok(());
-    }
-    let text = fs::read_to_string(readme).with_context(|| readme.display().to_string())?;
-    let (before, rest) = text.split_once(TABLE.0).context("README.md has no table of kernels")?;
-    let (old, after) = rest.split_once(TABLE.1).context("README.md's table has no end")?;
-    let new = table(counts);
-    if old == new {
-        return Ok(());
-    }
-    let whole = [before, TABLE.0, &new, TABLE.1, after].concat();
-    fs::write(readme, whole).with_context(|| readme.display().to_string())?;
-    let news: Vec<&str> = new.lines().filter(|&line| !old.lines().any(|o| o == line)).collect();
-    anyhow::bail!(
-        "README.md's table of kernels was not as tested; it is now: commit it. New in it:\n{}",
-        news.join("\n")
-    )
-}
-
-/// A line for each stage, a column for each kernel that came up.
-fn table(counts: &[Count]) -> String {
-    let tested: Vec<(&str, &Count)> =
-        counts.iter().filter_map(|count| Some((count.release.as_deref()?, count))).collect();
-    let stages: std::collections::BTreeSet<&String> =
-        tested.iter().flat_map(|(_, count)| count.stages.keys()).collect();
-    let mut table = String::from("| tests passed |");
-    for (release, _) in &tested {
-        write!(table, " {release} |").ok();
-    }
-    table += "\n|---|";
-    table += &"---|".repeat(tested.len());
-    for stage in stages {
-        write!(table, "\n| {stage} |").ok();
-        for (_, count) in &tested {
-            match count.stages.get(stage) {
-                Some((passed, all)) => write!(table, " {passed} of {all} |"),
-                None => write!(table, " not tested |"),
-            }
-            .ok();
+        let failed = report.failed.len();
+        let (success, how) = follow(command, START_LIMIT, |line| {
+            report.host_line(line);
+            report.flush();
+            START_LIMIT
+        })?;
+        if !success && report.failed.len() == failed {
+            let name = self.file.file_name().unwrap_or_default().to_string_lossy();
+            report.broken(format!("{name} ended: {how}"));
         }
+        Ok(())
     }
-    table + "\n"
 }
 
-/// Runs a command, passing its standard output on, `prefix` before each line, and counting in it.
+/// Boots a guest that runs a part of the guest tests.
+fn run_guest(
+    root: &Path,
+    guest: &Path,
+    kernel: &str,
+    part: &str,
+    filter: Option<&str>,
+    report: &mut Report,
+) -> Result<()> {
+    say!("guest tests on {}", report.label);
+    let disks = DISKS.iter().filter_map(Disk::to_possible_value);
+    let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
+    let mut command = Command::new(OWN_FILE);
+    command.args(["run", "--kernel", kernel, "--idle", "--cpus", "2"]).args(disks).arg(guest);
+    command.args(["--format", "json"]).args(filter).current_dir(root);
+    command.envs(environment(guest, root)).env("VM_TESTS_PART", part);
+    let start = Instant::now();
+    let mut limit = START_LIMIT;
+    let (success, how) = follow(command, limit, |line| {
+        if report.guest_line(line) {
+            limit = SHORTEST_LIMIT.max(start.elapsed() * LIMIT_IN_BOOTS);
+        }
+        report.flush();
+        limit
+    })?;
+    report.end_of_guest(&how, success);
+    Ok(())
+}
+
+/// Runs a command and hands over each line of its standard output. `on_line` returns how long
+/// the next line may take to come; after that time the command is ended. Returns whether it
+/// succeeded, and how it ended.
 fn follow(
     mut command: Command,
-    place: &str,
-    prefix: &str,
-    count: &mut Count,
-) -> Result<ExitStatus> {
+    mut limit: Duration,
+    mut on_line: impl FnMut(&str) -> Duration,
+) -> Result<(bool, String)> {
     // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
     unsafe {
         command
@@ -311,38 +315,353 @@ fn follow(
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start the tests")?;
-    let mut stdout = std::io::stdout();
-    if let Some(output) = child.stdout.take() {
-        for line in BufReader::new(output).split(b'\n') {
-            let line = line.context("cannot read the tests' output")?;
-            let line = String::from_utf8_lossy(&line);
-            count.line(line.trim_end(), place);
-            // Where nobody reads any more, the tests go on: the exit code still tells.
-            let _ = writeln!(stdout, "{prefix}{line}");
+    let output = child.stdout.take().context("the tests have no output")?;
+    let (sender, lines) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let mut stopped = None;
+    let mut signals = [Signal::TERM, Signal::KILL].into_iter();
+    loop {
+        match lines.recv_timeout(limit) {
+            Ok(line) => limit = on_line(String::from_utf8_lossy(&line).trim_end()),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                let Some(signal) = signals.next() else { break };
+                stopped.get_or_insert_with(|| {
+                    let whole = Duration::from_secs(limit.as_secs());
+                    format!("stopped: no result for {}", humantime::format_duration(whole))
+                });
+                let _ = kill_process(Pid::from_child(&child), signal);
+                limit = END_LIMIT;
+            }
         }
     }
-    child.wait().context("cannot wait for the tests")
+    let status = child.wait().context("cannot wait for the tests")?;
+    Ok((status.success() && stopped.is_none(), stopped.unwrap_or_else(|| status.to_string())))
+}
+
+/// What a program of the workshop did on a kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Cell {
+    passed: u32,
+    /// The first of its tests that failed.
+    failed: Option<String>,
+    /// Why it cannot run there.
+    unsupported: Option<String>,
+}
+
+/// What test programs reported.
+#[derive(Clone, Debug, Default)]
+struct Report {
+    /// Where they run; stands before the lines that they print, unless they run alone.
+    label: String,
+    alone: bool,
+    /// The programs of the workshop.
+    known: Vec<String>,
+    passed: u32,
+    /// The tests that failed, and what failed beside.
+    failed: Vec<String>,
+    /// The release of the kernel that they ran on: `6.1.0-50-amd64`.
+    release: Option<String>,
+    programs: BTreeMap<String, Cell>,
+    /// To be printed.
+    lines: Vec<String>,
+    /// How many tests the guest has not begun, once it has said how many there are.
+    to_come: Option<u32>,
+    running: Option<String>,
+}
+
+/// A line of libtest-mimic's JSON.
+#[derive(Deserialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: String,
+    event: String,
+    name: Option<String>,
+    test_count: Option<u32>,
+    stdout: Option<String>,
+}
+
+impl Report {
+    fn new(label: &str, alone: bool) -> Report {
+        Report { label: label.to_owned(), alone, ..Report::default() }
+    }
+
+    /// Prints the lines that have accumulated. Where nobody reads them any more, the tests
+    /// continue: the exit code remains.
+    fn flush(&mut self) {
+        let prefix = if self.alone { String::new() } else { format!("{}: ", self.label) };
+        for line in self.lines.drain(..) {
+            let _ = writeln!(std::io::stdout(), "{prefix}{line}");
+        }
+    }
+
+    fn print(&mut self, line: &str) {
+        self.lines.push(line.to_owned());
+    }
+
+    /// Takes in a line of a guest test program, and prints what it means. True where the tests
+    /// begin.
+    fn guest_line(&mut self, line: &str) -> bool {
+        let Ok(event) = serde_json::from_str::<Event>(line) else {
+            if let Some(release) = line.strip_prefix("kernel ") {
+                self.release = Some(release.to_owned());
+            } else if let Some((program, why)) =
+                line.strip_prefix("unsupported ").and_then(|rest| rest.split_once(": "))
+            {
+                let cell = self.programs.entry(program.to_owned()).or_default();
+                cell.unsupported = Some(why.to_owned());
+            }
+            if !line.is_empty() {
+                self.print(line);
+            }
+            return false;
+        };
+        let name = event.name.unwrap_or_default();
+        match (event.kind.as_str(), event.event.as_str()) {
+            ("suite", "started") => {
+                self.to_come = event.test_count;
+                return true;
+            }
+            ("test", "started") => {
+                self.to_come = self.to_come.map(|n| n.saturating_sub(1));
+                self.running = Some(name);
+            }
+            ("test", result) => {
+                self.running = None;
+                let reason = event.stdout.unwrap_or_default();
+                let reason = reason.trim_end();
+                // As libtest-mimic puts it.
+                let inner = reason.strip_prefix("Error: \"").and_then(|r| r.strip_suffix('"'));
+                self.result(&name, result, inner.unwrap_or(reason));
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Takes in a line of libtest's, and prints it unless it says nothing.
+    fn host_line(&mut self, line: &str) {
+        if let Some((name, result)) =
+            line.strip_prefix("test ").and_then(|test| test.rsplit_once(" ... "))
+        {
+            let result = if result == "FAILED" { "failed" } else { result };
+            return self.result(name.trim(), result, "");
+        }
+        let empty = ["", "successes:", "failures:"].contains(&line.trim())
+            || line.starts_with("running ")
+            || line.starts_with("test result: ");
+        if !empty {
+            self.print(line);
+        }
+    }
+
+    /// Counts a test and prints what came out, with the reason where it failed.
+    fn result(&mut self, name: &str, result: &str, reason: &str) {
+        let program = self.known.iter().filter(|program| is_of(name, program));
+        let program = program.max_by_key(|program| program.len()).cloned();
+        let cell = program.map(|program| self.programs.entry(program).or_default());
+        match result {
+            "ok" => {
+                self.passed += 1;
+                cell.into_iter().for_each(|cell| cell.passed += 1);
+                self.print(&format!("test {name} ... ok"));
+            }
+            "failed" => {
+                if let Some(cell) = cell {
+                    cell.failed.get_or_insert_with(|| name.to_owned());
+                }
+                self.print(&format!("test {name} ... FAILED"));
+                reason.lines().for_each(|line| self.print(&format!("    {line}")));
+                let first = reason.lines().next().unwrap_or_default();
+                let colon = if first.is_empty() { "" } else { ": " };
+                self.broken(format!("{name}{colon}{first}"));
+            }
+            other => self.print(&format!("test {name} ... {other}")),
+        }
+    }
+
+    /// The guest has ended: what did not run is a failure.
+    fn end_of_guest(&mut self, how: &str, success: bool) {
+        match (self.running.take(), self.to_come.take()) {
+            (_, None) => self.broken(format!("the guest tests did not begin ({how})")),
+            (Some(test), Some(n)) => {
+                self.broken(format!("{test}: the guest ended while it ran ({how})"));
+                if n > 0 {
+                    self.broken(format!("{n} more tests did not run"));
+                }
+            }
+            (None, Some(n)) if n > 0 => {
+                self.broken(format!("{n} tests did not run: the guest ended before ({how})"));
+            }
+            _ if !success && self.failed.is_empty() => {
+                self.broken(format!("the guest tests ended with {how}"));
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes a failure, with the place.
+    fn broken(&mut self, what: String) {
+        let place = if self.label.is_empty() { String::new() } else { format!("{}: ", self.label) };
+        self.failed.push(place + &what);
+    }
+
+    fn add(&mut self, other: Report) {
+        self.passed += other.passed;
+        self.failed.extend(other.failed);
+        self.release = self.release.take().or(other.release);
+        for (program, cell) in other.programs {
+            let sum = self.programs.entry(program).or_default();
+            sum.passed += cell.passed;
+            sum.failed = sum.failed.take().or(cell.failed);
+            sum.unsupported = sum.unsupported.take().or(cell.unsupported);
+        }
+    }
+}
+
+/// Whether a test is one of a program's: `stage08_threads` is one of stage08's.
+fn is_of(test: &str, program: &str) -> bool {
+    let rest = test.strip_prefix(&program.replace('-', "_"));
+    rest.is_some_and(|rest| rest.starts_with('_'))
+}
+
+/// The line of the README before the table begins with this, the one after it is this.
+const TABLE: (&str, &str) =
+    ("<!-- written by: cargo vm test --kernel all", "<!-- end of what it wrote -->");
+
+/// Which program runs on which kernel, as just tested, must be what the README says; `bless`
+/// writes it there.
+fn table(root: &Path, programs: &[String], guests: &[Report], bless: bool) -> Result<()> {
+    let new = render(programs, guests);
+    let readme = root.join("README.md");
+    let text = fs::read_to_string(&readme).with_context(|| readme.display().to_string())?;
+    let (before, rest) = text.split_once(TABLE.0).context("README.md has no table of kernels")?;
+    let (mark, rest) = rest.split_once('\n').context("README.md has no table of kernels")?;
+    let (old, after) = rest.split_once(TABLE.1).context("README.md's table has no end")?;
+    if old == new {
+        return Ok(());
+    }
+    if bless {
+        let whole = [before, TABLE.0, mark, "\n", &new, TABLE.1, after].concat();
+        fs::write(&readme, whole).with_context(|| readme.display().to_string())?;
+        say!("README.md: the table of kernels is written");
+        return Ok(());
+    }
+    let news: Vec<&str> = new.lines().filter(|&line| !old.lines().any(|o| o == line)).collect();
+    anyhow::bail!(
+        "README.md's table of kernels differs from what was tested: `cargo vm test --kernel all \
+         --bless` writes it. Tested:\n{}",
+        news.join("\n")
+    )
+}
+
+/// A line for each program, a column for each kernel that was tested.
+fn render(programs: &[String], guests: &[Report]) -> String {
+    let release = |guest: &Report| guest.release.clone().unwrap_or_default();
+    let mut table = String::from("| |");
+    guests.iter().for_each(|guest| write!(table, " {} |", release(guest)).unwrap_or_default());
+    table += "\n|---|";
+    table += &"---|".repeat(guests.len());
+    for program in programs {
+        write!(table, "\n| {program} |").unwrap_or_default();
+        for guest in guests {
+            let text = match guest.programs.get(program) {
+                Some(Cell { unsupported: Some(why), .. }) => why,
+                Some(Cell { failed: Some(test), .. }) => test,
+                Some(Cell { passed: 1.., .. }) => "✓",
+                _ => "not tested",
+            };
+            write!(table, " {text} |").unwrap_or_default();
+        }
+    }
+    table + "\n"
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn report() -> Report {
+        let known = ["stage08", "stage09", "bio-life"].map(str::to_owned).to_vec();
+        Report { known, ..Report::new("6.1", true) }
+    }
+
+    fn of_guest(lines: &[&str]) -> Report {
+        let mut report = report();
+        lines.iter().for_each(|line| {
+            report.guest_line(line);
+        });
+        report
+    }
+
+    const START: &str = r#"{ "type": "suite", "event": "started", "test_count": 4 }"#;
+    const A: &str = r#"{ "type": "test", "event": "started", "name": "stage08_a" }"#;
+    const A_OK: &str = r#"{ "type": "test", "name": "stage08_a", "event": "ok" }"#;
+    const B: &str = r#"{ "type": "test", "event": "started", "name": "stage08_b" }"#;
+    const B_FAILED: &str = r#"{ "type": "test", "name": "stage08_b", "event": "failed", "stdout": "Error: \"one\ntwo\"\n" }"#;
+
     #[test]
-    fn results_are_summed_and_failures_named() {
-        let mut count = Count::default();
+    fn failures_are_named_with_their_reasons() {
+        let mut report = of_guest(&["kernel 6.1.0-50-amd64", START, A, A_OK, B, B_FAILED]);
+        assert_eq!(report.release.as_deref(), Some("6.1.0-50-amd64"));
+        assert_eq!(report.passed, 1);
+        assert_eq!(report.failed, ["6.1: stage08_b: one"]);
+        let shown = ["test stage08_b ... FAILED", "    one", "    two"];
+        assert_eq!(report.lines[2..], shown);
+        report.end_of_guest("exit status: 1", false);
+        assert_eq!(
+            report.failed[1],
+            "6.1: 2 tests did not run: the guest ended before (exit status: 1)"
+        );
+    }
+
+    #[test]
+    fn a_guest_that_dies_loses_no_result() {
+        let mut report = of_guest(&[START, A, A_OK, B]);
+        report.end_of_guest("exit status: 125", false);
+        assert_eq!(report.passed, 1);
+        let lost = "6.1: stage08_b: the guest ended while it ran (exit status: 125)";
+        assert_eq!(report.failed, [lost, "6.1: 2 more tests did not run"]);
+
+        let mut report = of_guest(&[]);
+        report.end_of_guest("exit status: 125", false);
+        assert_eq!(report.failed, ["6.1: the guest tests did not begin (exit status: 125)"]);
+    }
+
+    #[test]
+    fn the_hosts_tests_are_counted_by_their_lines() {
+        let mut report = report();
         for line in [
             "running 3 tests",
             "test a::b ... ok",
             "test c ... FAILED",
             "test d - should panic ... FAILED",
-            "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s",
-            "test result: ok. 40 passed; 0 failed; 1 ignored; 0 measured; 7 filtered out",
+            "test e ... ignored",
+            "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
         ] {
-            count.line(line, "6.1");
+            report.host_line(line);
         }
-        assert_eq!((count.passed, count.failed, count.results), (41, 2, 2));
-        assert_eq!(count.names, ["c (6.1)", "d - should panic (6.1)"]);
+        assert_eq!(report.passed, 1);
+        assert_eq!(report.failed, ["6.1: c", "6.1: d - should panic"]);
+    }
+
+    #[test]
+    fn a_test_program_without_output_is_ended() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo a; exec sleep 1000"]);
+        let mut lines = 0;
+        let ended = follow(command, START_LIMIT, |_| {
+            lines += 1;
+            Duration::from_millis(1500)
+        });
+        assert_eq!(ended.unwrap(), (false, "stopped: no result for 1s".to_owned()));
+        assert_eq!(lines, 1);
     }
 
     #[test]
@@ -352,38 +671,37 @@ mod tests {
     }
 
     #[test]
-    fn the_table_follows_the_tests() {
-        let mut counts = [Count::default(), Count::default(), Count::default()];
-        for line in [
-            "kernel 5.10.0-32-amd64",
-            "test stages_are_short ... ok",
-            "test stage08_a        ... ok",
-            "test stage08_b        ... ok",
-        ] {
-            counts[0].line(line, "5.10");
-        }
-        // The one in the middle did not boot.
-        for line in ["kernel 6.1.0-50-amd64", "test stage08_a ... FAILED", "test stage09_b ... ok"]
-        {
-            counts[2].line(line, "6.1");
-        }
+    fn the_table_is_written_only_when_blessed() {
+        let kernel = |release: &str, lines: &[&str]| Report {
+            release: Some(release.to_owned()),
+            ..of_guest(lines)
+        };
+        let guests = [
+            kernel("5.10.0", &[A_OK, "unsupported bio-life: no fentry on this kernel"]),
+            kernel("6.1.0", &[A_OK, &A_OK.replace("stage08_a", "bio_life_x")]),
+            kernel("6.12", &[A_OK, B_FAILED]),
+        ];
+        let programs = report().known;
         let expected = "\
-| tests passed | 5.10.0-32-amd64 | 6.1.0-50-amd64 |
-|---|---|---|
-| stage08 | 2 of 2 | 0 of 1 |
-| stage09 | not tested | 1 of 1 |
+| | 5.10.0 | 6.1.0 | 6.12 |
+|---|---|---|---|
+| stage08 | ✓ | ✓ | stage08_b |
+| stage09 | not tested | not tested | not tested |
+| bio-life | no fentry on this kernel | ✓ | not tested |
 ";
-        assert_eq!(table(&counts), expected);
+        assert_eq!(render(&programs, &guests), expected);
+
         let dir = tempfile::tempdir().unwrap();
         let readme = dir.path().join("README.md");
-        let old = format!("a\n{}old\n{}\nb\n", TABLE.0, TABLE.1);
+        let mark = format!("{} --bless -->\n", TABLE.0);
+        let old = format!("a\n{mark}old\n{}\nb\n", TABLE.1);
         fs::write(&readme, &old).unwrap();
-        check_table(&readme, &counts).unwrap();
+        let error = table(dir.path(), &programs, &guests, false).unwrap_err().to_string();
+        assert!(error.contains("--bless` writes it"), "{error}");
         assert_eq!(fs::read_to_string(&readme).unwrap(), old);
-        let counts = [counts[0].clone(), counts[2].clone()];
-        assert!(check_table(&readme, &counts).unwrap_err().to_string().contains("commit it"));
+        table(dir.path(), &programs, &guests, true).unwrap();
         let written = fs::read_to_string(&readme).unwrap();
-        assert_eq!(written, format!("a\n{}{expected}{}\nb\n", TABLE.0, TABLE.1));
-        check_table(&readme, &counts).unwrap();
+        assert_eq!(written, format!("a\n{mark}{expected}{}\nb\n", TABLE.1));
+        table(dir.path(), &programs, &guests, false).unwrap();
     }
 }

@@ -4,9 +4,14 @@ use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
+use cargo_metadata::{Artifact, Message, Metadata, MetadataCommand};
+
+use crate::say;
 
 /// The directory that holds the root Cargo.toml.
 ///
@@ -57,91 +62,102 @@ pub fn quiet() -> Option<&'static str> {
     (!std::io::stderr().is_terminal()).then_some("--quiet")
 }
 
-/// What `cargo metadata` tells, as far as we read it.
-#[derive(Deserialize)]
-pub struct Metadata {
-    /// The workspace's packages.
-    pub packages: Vec<Package>,
-}
-
-/// A package of the workspace.
-#[derive(Deserialize)]
-pub struct Package {
-    /// Its name, as `cargo run -p` wants it.
+/// A program of the workshop: a `bin` target of a package with `[package.metadata.workshop]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The target's name, which is also the name that `cargo vm run` takes.
     pub name: String,
-    /// What it builds.
-    pub targets: Vec<Target>,
+    /// The package that builds it.
+    pub package: String,
 }
 
-/// A target of a package.
-#[derive(Deserialize)]
-pub struct Target {
-    /// Its name.
-    pub name: String,
-    /// `bin`, `lib`, `test` and so on.
-    pub kind: Vec<String>,
-}
-
-impl Metadata {
-    /// The programs of the workspace that are meant to run in the guest.
-    pub fn programs(self) -> Vec<String> {
-        let is_bin = |target: &Target| target.kind.iter().any(|kind| kind == "bin");
-        let packages = self.packages.into_iter().filter(|p| p.targets.iter().any(is_bin));
-        packages.map(|p| p.name).filter(|name| name != "vm").collect()
-    }
-}
-
-/// Asks cargo what the workspace holds. Needs no network.
-pub fn metadata(root: &Path) -> Result<Metadata> {
+/// The programs of the workshop, sorted by name. Needs no network.
+pub fn programs(root: &Path) -> Result<Vec<Program>> {
     let output = cargo(root)
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .stderr(Stdio::inherit())
         .output()
         .context("cannot start cargo")?;
     ensure!(output.status.success(), "cargo cannot read the workspace, see above");
-    serde_json::from_slice(&output.stdout).context("cargo metadata: unexpected output")
+    let json = std::str::from_utf8(&output.stdout).context("cargo metadata: not UTF-8")?;
+    Ok(programs_of(&MetadataCommand::parse(json).context("cargo metadata: unexpected output")?))
+}
+
+fn programs_of(metadata: &Metadata) -> Vec<Program> {
+    let mut programs: Vec<Program> = metadata
+        .workspace_packages()
+        .into_iter()
+        .filter(|package| package.metadata.get("workshop").is_some())
+        .flat_map(|package| {
+            let bins = package.targets.iter().filter(|target| target.is_bin());
+            bins.map(|bin| Program { name: bin.name.clone(), package: package.name.clone() })
+        })
+        .collect();
+    programs.sort_by(|a, b| a.name.cmp(&b.name));
+    programs
+}
+
+/// Does a piece of work, and says what it is once it has taken two seconds; on a terminal cargo
+/// shows its own progress.
+fn announced<T>(what: String, work: impl FnOnce() -> T) -> T {
+    let (done, wait) = channel::<()>();
+    if quiet().is_some() {
+        thread::spawn(move || {
+            if wait.recv_timeout(Duration::from_secs(2)) == Err(RecvTimeoutError::Timeout) {
+                say!("{what}");
+            }
+        });
+    }
+    let result = work();
+    drop(done);
+    result
 }
 
 /// Builds every program of the workspace.
 pub fn build_all(root: &Path) -> Result<()> {
-    let built = cargo(root).args(["build", "--workspace"]).args(quiet()).status();
+    let mut command = cargo(root);
+    command.args(["build", "--workspace"]).args(quiet());
+    let built = announced("building all programs".to_owned(), || command.status());
     let built = built.context("cannot start cargo")?;
     ensure!(built.success(), "cargo could not build the programs of the workspace, see above");
     Ok(())
 }
 
-/// One line of `cargo --message-format=json`, as far as we read it.
-#[derive(Deserialize)]
-struct Message {
-    reason: String,
-    target: Option<Target>,
-    executable: Option<PathBuf>,
-}
-
 /// Runs a cargo command that builds and returns the executable of the target `name`.
 /// `args` begins with cargo's subcommand.
 pub fn build(root: &Path, args: &[&str], name: &str) -> Result<PathBuf> {
-    let output = cargo(root)
+    artifacts(root, args)?
+        .into_iter()
+        .filter(|artifact| artifact.target.name == name)
+        .filter_map(|artifact| artifact.executable)
+        .next_back()
+        .map(Into::into)
+        .with_context(|| format!("cargo built {name} but named no executable of that name"))
+}
+
+/// Runs a cargo command that builds and returns what it has made. `args` begins with cargo's
+/// subcommand.
+pub fn artifacts(root: &Path, args: &[&str]) -> Result<Vec<Artifact>> {
+    let mut command = cargo(root);
+    command
         .args(args)
         .args(quiet())
         .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo could not build {name}, see above");
-    find_executable(&output.stdout, name)
-        .with_context(|| format!("cargo built {name} but named no executable of that name"))
+        .stderr(Stdio::inherit());
+    let what = format!("building: cargo {}", args.join(" "));
+    let output = announced(what, || command.output()).context("cannot start cargo")?;
+    ensure!(output.status.success(), "cargo {} failed, see above", args.join(" "));
+    Ok(artifacts_of(&output.stdout))
 }
 
-fn find_executable(messages: &[u8], name: &str) -> Option<PathBuf> {
-    messages
-        .split(|&b| b == b'\n')
-        .filter_map(|line| serde_json::from_slice::<Message>(line).ok())
-        .filter(|m| m.reason == "compiler-artifact")
-        .filter(|m| m.target.as_ref().is_some_and(|t| t.name == name))
-        .filter_map(|m| m.executable)
-        .next_back()
+fn artifacts_of(messages: &[u8]) -> Vec<Artifact> {
+    Message::parse_stream(messages)
+        .filter_map(|message| match message {
+            Ok(Message::CompilerArtifact(artifact)) => Some(artifact),
+            _ => None,
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -149,21 +165,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_executable_is_found_among_the_messages() {
-        let messages = br#"{"reason":"compiler-artifact","target":{"name":"common","kind":["lib"]},"executable":null}
-{"reason":"compiler-artifact","target":{"name":"stage06","kind":["bin"]},"executable":"/t/debug/stage06"}
-{"reason":"build-finished","success":true}"#;
-        assert_eq!(find_executable(messages, "stage06"), Some("/t/debug/stage06".into()));
-        assert_eq!(find_executable(messages, "common"), None);
+    fn artifacts_are_found_among_the_messages() {
+        let artifact = |name: &str, kind: &str, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","package_id":"p","manifest_path":"/w/Cargo.toml",
+                "target":{{"name":"{name}","kind":["{kind}"],"crate_types":["{kind}"],
+                "src_path":"/w/a.rs","edition":"2024","doctest":false,"test":true}},
+                "profile":{{"opt_level":"0","debuginfo":0,"debug_assertions":true,
+                "overflow_checks":true,"test":false}},"features":[],"filenames":[],
+                "executable":{executable},"fresh":true}}"#
+            )
+            .replace('\n', "")
+        };
+        let messages = [
+            artifact("common", "lib", "null"),
+            artifact("stage06", "bin", r#""/t/debug/stage06""#),
+            r#"{"reason":"build-finished","success":true}"#.to_owned(),
+        ];
+        let artifacts = artifacts_of(messages.join("\n").as_bytes());
+        let found: Vec<_> = artifacts.iter().map(|a| a.executable.as_deref()).collect();
+        assert_eq!(found, [None, Some("/t/debug/stage06".into())]);
     }
 
     #[test]
-    fn programs_are_the_packages_with_a_binary() {
-        let json = r#"{"packages":[
-            {"name":"stage06","targets":[{"name":"stage06","kind":["bin"]}]},
-            {"name":"common","targets":[{"name":"common","kind":["lib"]}]},
-            {"name":"vm","targets":[{"name":"vm","kind":["bin"]}]}]}"#;
-        let metadata: Metadata = serde_json::from_str(json).unwrap();
-        assert_eq!(metadata.programs(), ["stage06"]);
+    fn every_stage_is_a_program() {
+        let root = root().unwrap();
+        let programs = programs(&root).unwrap();
+        let mut directories: Vec<String> = std::fs::read_dir(&root)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .filter_map(|name| Some(name.split_once('_')?.0.to_owned()))
+            .filter(|name| name.starts_with("stage"))
+            .collect();
+        directories.sort();
+        let names: Vec<&str> = programs.iter().map(|program| program.name.as_str()).collect();
+        assert!(directories.iter().all(|name| names.contains(&name.as_str())), "{programs:?}");
+        assert!(!names.contains(&"vm"));
     }
 }
