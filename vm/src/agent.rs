@@ -21,7 +21,9 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
 use crate::error::{MACHINE, fail};
-use crate::proto::{CHUNK, Frame, Kind, Request, Size, read_frame, write_frame};
+use crate::proto::{
+    CHUNK, Frame, Kind, Request, Size, read_frame, size_of_arguments, write_frame,
+};
 
 /// The file that marks the guest.
 pub const MARK: &str = "/run/bpf-vm";
@@ -92,7 +94,7 @@ fn serve(number: u32, path: &Path) -> Result<()> {
         return Ok(());
     };
     OPEN.fetch_add(1, Ordering::SeqCst);
-    let status = serde_json::from_slice(&frame.data)
+    let status = Request::from_frame(&frame)
         .context("cannot read the request")
         .and_then(|request| run(number, &request, reader, &port))
         .unwrap_or_else(|error| {
@@ -179,13 +181,24 @@ fn code(status: ExitStatus) -> i32 {
 
 fn not_started(request: &Request, error: &std::io::Error, port: &Port) -> i32 {
     let program = request.argv[0].to_string_lossy();
-    let (code, why) = if !Path::new(&request.cwd).is_dir() {
+    let too_big = rustix::io::Errno::TOOBIG.raw_os_error();
+    let (code, why) = if error.raw_os_error() == Some(too_big) {
+        let kib = size_of_arguments(&request.argv, &request.env) / 1024;
+        (
+            2,
+            format!(
+                "{program}: its arguments and environment take {kib} KiB, more than Linux accepts \
+                 (`getconf ARG_MAX` shows the limit); pass them in a file, or through standard input"
+            ),
+        )
+    } else if !Path::new(&request.cwd).is_dir() {
         (126, format!("the directory {} is not in the guest", request.cwd.to_string_lossy()))
     } else if error.kind() == ErrorKind::NotFound {
         (
             127,
             format!(
-                "{program}: there is no such program in the guest (nor a package of this workspace)"
+                "{program}: there is no such program in the guest, and no program of that name in \
+                 this workspace"
             ),
         )
     } else {
