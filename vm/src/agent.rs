@@ -21,9 +21,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
 use crate::error::{MACHINE, fail};
-use crate::proto::{
-    CHUNK, Frame, Kind, Request, Size, read_frame, size_of_arguments, write_frame,
-};
+use crate::proto::{CHUNK, Frame, Kind, Request, Size, read_frame, size_of_arguments, write_frame};
 
 /// The file that marks the guest.
 pub const MARK: &str = "/run/bpf-vm";

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
@@ -42,17 +42,33 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How long nothing new may start before the launcher exits from a thread that is not the main one.
+const QUIET: Duration = Duration::from_millis(500);
+
 /// Ends the launcher: restores the terminal, ends what this process has started, removes the run
 /// directory, prints the message. A second caller waits until the first has ended the process.
 pub fn exit(code: i32, message: Option<&str>) -> ! {
     static EXITING: AtomicBool = AtomicBool::new(false);
+    static MAIN_WAITS: AtomicBool = AtomicBool::new(false);
+    let main = std::thread::current().name() == Some("main");
     while EXITING.swap(true, Ordering::SeqCst) {
+        MAIN_WAITS.fetch_or(main, Ordering::SeqCst);
         std::thread::sleep(Duration::from_secs(1));
     }
     restore_terminal();
     kill_qemu();
     let guard = state().guard.as_ref().map(|(guard, _)| guard.id() as i32);
-    processes::end_descendants(guard);
+    let mut quiet_since = Instant::now();
+    // The main thread may go on where a command failed, and start the next one.
+    loop {
+        if processes::end_descendants(guard) {
+            quiet_since = Instant::now();
+        }
+        if main || MAIN_WAITS.load(Ordering::SeqCst) || quiet_since.elapsed() > QUIET {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
     clean_up();
     if let Some(message) = message {
         crate::say!("{message}");

@@ -86,7 +86,8 @@ fn descendants(all: &[Process], root: i32, except: Option<i32>) -> Vec<Process> 
 }
 
 /// Ends all that this process has started, and all that these have started; not `except`.
-pub fn end_descendants(except: Option<i32>) {
+/// Returns whether there was anything to end.
+pub fn end_descendants(except: Option<i32>) -> bool {
     let own = std::process::id() as i32;
     let mut ours: Vec<Process> = Vec::new();
     // A stopped process starts no others: this comes to an end.
@@ -105,6 +106,7 @@ pub fn end_descendants(except: Option<i32>) {
         }
         ours.extend(new);
     }
+    let found = !ours.is_empty();
     let (waited_for, mut ours): (Vec<_>, Vec<_>) =
         ours.into_iter().partition(Process::is_waited_for);
     // What belongs to another user (sudo) is not ours to end.
@@ -125,6 +127,7 @@ pub fn end_descendants(except: Option<i32>) {
         });
         wait(&mut left, Duration::MAX);
     }
+    found
 }
 
 /// Waits until none of them runs, or for `patience`.

@@ -127,7 +127,7 @@ pub fn forced_accel() -> Result<Option<Accel>> {
         Ok("tcg") => Ok(Some(Accel::Tcg)),
         Ok(other) => {
             Err(fail(USAGE, format!("VM_ACCEL={other} is not supported: use kvm, tcg or auto")))
-        },
+        }
     }
 }
 

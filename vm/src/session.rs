@@ -17,9 +17,7 @@ use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
 use crate::cleanup;
 use crate::error::{GUEST_DIED, USAGE, fail};
-use crate::proto::{
-    CHUNK, Kind, MAX_FRAME, Request, STDIN_WINDOW, Size, read_frame, write_frame,
-};
+use crate::proto::{CHUNK, Kind, MAX_FRAME, Request, STDIN_WINDOW, Size, read_frame, write_frame};
 use crate::qemu;
 
 /// How long the guest may take to answer a signal.
@@ -54,6 +52,8 @@ struct Link {
     frames: AtomicU32,
     /// Output is being written: what is waited for is its reader, not the guest.
     writing: AtomicBool,
+    /// The program has ended: what is typed from now on is for the shell.
+    ended: AtomicBool,
 }
 
 /// The session that signals go to, once there is one.
@@ -232,6 +232,7 @@ pub fn talk(mut stream: UnixStream, request: &Request, stdin: bool) -> Result<Op
         signals_taken: AtomicU32::new(0),
         frames: AtomicU32::new(0),
         writing: AtomicBool::new(false),
+        ended: AtomicBool::new(false),
     });
     link.send(Kind::Request, &bytes);
     if request.stdin_tty {
@@ -276,6 +277,7 @@ pub fn talk(mut stream: UnixStream, request: &Request, stdin: bool) -> Result<Op
             _ => {}
         }
     }
+    link.ended.store(true, Ordering::SeqCst);
     *lock(&LINK) = None;
     cleanup::restore_terminal();
     Ok(exit)
@@ -355,7 +357,8 @@ fn send_stdin(link: &Arc<Link>, raw: bool) {
 
 /// Waits until the terminal has input and this process is not in its background, from where
 /// reading it would stop the launcher. Back in the foreground the terminal is made raw again here,
-/// as `fg` sends no signal to a job that runs. False where the terminal cannot be read.
+/// as `fg` sends no signal to a job that runs. False where the terminal cannot be read, or the program
+/// has ended.
 fn await_terminal(terminal: &File, link: &Link) -> bool {
     let step = Timespec::try_from(BACKGROUND_CHECK).ok();
     let mut background = false;
@@ -373,7 +376,7 @@ fn await_terminal(terminal: &File, link: &Link) -> bool {
         match poll(&mut poll_fds, step.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) if cleanup::in_background() => {}
-            Ok(_) => return true,
+            Ok(_) => return !link.ended.load(Ordering::SeqCst),
             Err(_) => return false,
         }
     }
