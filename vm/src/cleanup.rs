@@ -76,7 +76,7 @@ pub fn exit(code: i32, message: Option<&str>) -> ! {
     std::process::exit(code);
 }
 
-/// Undoes what a guest needed; also called where the process goes on.
+/// Undoes what a guest needed; also called where the launcher continues.
 pub fn clean_up() {
     restore_terminal();
     kill_qemu();
@@ -109,7 +109,7 @@ pub fn in_background() -> bool {
     tcgetpgrp(std::io::stdin()).is_ok_and(|pgrp| pgrp != rustix::process::getpgrp())
 }
 
-/// Puts the terminal on standard input into raw mode until the end.
+/// Sets the terminal on standard input to raw mode until the end.
 pub fn raw_terminal() -> Result<()> {
     let saved = tcgetattr(std::io::stdin()).context("cannot read the terminal's settings")?;
     state().terminal = Some(saved);
@@ -157,7 +157,7 @@ pub fn qemu_ended() -> Option<std::process::ExitStatus> {
     state().qemu.as_mut().and_then(|child| child.try_wait().ok().flatten())
 }
 
-/// Kills QEMU and waits until it is gone.
+/// Kills QEMU and waits for its end.
 pub fn kill_qemu() {
     if let Some(mut child) = state().qemu.take() {
         let _ = child.kill();

@@ -44,7 +44,7 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// No workload while a stage runs.
     pub idle: bool,
-    /// Disks beside the data disk.
+    /// Disks in addition to the data disk.
     pub disks: Vec<Disk>,
     /// Virtual CPUs.
     pub cpus: u32,

@@ -70,7 +70,7 @@ impl fmt::Display for Accel {
     }
 }
 
-/// A disk beside the data disk, empty, 256 MiB.
+/// A disk in addition to the data disk, empty, 256 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Disk {
     /// virtio-blk: /dev/vd*
@@ -98,7 +98,7 @@ pub struct Machine {
     pub cpus: u32,
     /// As QEMU wants it, `2G`.
     pub memory: String,
-    /// Disks beside the data disk.
+    /// Disks in addition to the data disk.
     pub disks: Vec<Disk>,
     /// Directories that the guest may write to.
     pub shares: Vec<PathBuf>,

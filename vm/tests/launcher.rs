@@ -847,10 +847,8 @@ fn kvm_is_asked_for_but_does_not_work() {
     }
     let place = place();
     let cache = new_cache(&place);
-    let path = qemu_instead(
-        &place,
-        "case $1 in --version) echo this one; exit;; esac; exec sleep 1000",
-    );
+    let path =
+        qemu_instead(&place, "case $1 in --version) echo this one; exit;; esac; exec sleep 1000");
     let mut command = vm(&place, &["run", "true"]);
     command.env("VM_CACHE", cache.path()).env("PATH", &path).env("VM_ACCEL", "kvm");
     let start = Instant::now();
