@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
 use crate::cleanup;
-use crate::error::{GUEST_DIED, fail};
+use crate::error::{GUEST_DIED, USAGE, fail};
 use crate::initramfs;
 use crate::kernels::{Kernel, Table};
 use crate::proto::Request;
@@ -156,6 +156,14 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     let run_dir = RunDir::create(&info)?;
     let dir = run_dir.dir().to_owned();
     cleanup::own_run_dir(&dir);
+    if let Some(share) = machine.shares.iter().find(|share| dir.starts_with(share)) {
+        let (dir, share) = (dir.display(), share.display());
+        let message = format!(
+            "{dir}, the directory for the launcher's own files, lies in {share}, which the guest \
+             can write to; set TMPDIR to a directory elsewhere"
+        );
+        return Err(fail(USAGE, message));
+    }
     cleanup::start_guard(Some(&dir))?;
     if let Some(limit) = options.timeout {
         let dir = dir.clone();

@@ -19,7 +19,7 @@ pub const CHUNK: usize = 32 * 1024;
 
 /// A longer frame than this is a broken stream. Linux limits a program's arguments and
 /// environment to 6 MiB, whatever `ulimit -s` is: a [`Request`] with all of them fits.
-pub const MAX_FRAME: usize = 8 * 1024 * 1024;
+const MAX_FRAME: usize = 8 * 1024 * 1024;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {

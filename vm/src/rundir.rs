@@ -62,7 +62,7 @@ fn parent() -> Result<PathBuf> {
     if dir.as_os_str().len() > 80 {
         bail!("{} is too long for sockets; set TMPDIR to a shorter path", dir.display());
     }
-    Ok(dir)
+    Ok(dir.canonicalize()?)
 }
 
 /// Takes the lock under which run directories are created and removed.

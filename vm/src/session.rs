@@ -16,8 +16,8 @@ use rustix::termios::{isatty, tcgetwinsize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
 use crate::cleanup;
-use crate::error::{GUEST_DIED, USAGE, fail};
-use crate::proto::{CHUNK, Kind, MAX_FRAME, Request, STDIN_WINDOW, Size, read_frame, write_frame};
+use crate::error::{GUEST_DIED, fail};
+use crate::proto::{CHUNK, Kind, Request, STDIN_WINDOW, Size, read_frame, write_frame};
 use crate::qemu;
 
 /// How long the guest may take to answer a signal.
@@ -215,15 +215,6 @@ pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
 /// `stdin`, standard input is left alone and the program's is empty.
 /// `None`: the guest died before the program ended.
 pub fn talk(mut stream: UnixStream, request: &Request, stdin: bool) -> Result<Option<Exit>> {
-    let bytes = request.to_bytes()?;
-    if bytes.len() > MAX_FRAME {
-        let message = format!(
-            "the program's arguments and environment take {} KiB, more than Linux accepts \
-             (`getconf ARG_MAX` shows the limit)",
-            bytes.len() / 1024
-        );
-        return Err(fail(USAGE, message));
-    }
     let link = Arc::new(Link {
         writer: Mutex::new(stream.try_clone()?),
         credit: Mutex::new(STDIN_WINDOW),
@@ -234,7 +225,7 @@ pub fn talk(mut stream: UnixStream, request: &Request, stdin: bool) -> Result<Op
         writing: AtomicBool::new(false),
         ended: AtomicBool::new(false),
     });
-    link.send(Kind::Request, &bytes);
+    link.send(Kind::Request, &request.to_bytes()?);
     if request.stdin_tty {
         cleanup::raw_terminal()?;
     }

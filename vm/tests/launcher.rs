@@ -898,6 +898,11 @@ fn clear_messages() {
     assert_eq!(code, Some(2));
     assert_eq!(errors, "vm: too many disks: 25 times --disk, the guest takes 24\n");
 
+    let shared = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let inside = tempfile::Builder::new().prefix("t").tempdir_in(shared).unwrap();
+    let (code, errors) = run(vm(&place, &["run", "true"]).env("TMPDIR", inside.path()));
+    assert!(code == Some(2) && errors.contains("set TMPDIR to a directory elsewhere"), "{errors}");
+
     let (code, errors) = run(&mut vm(&place, &["agent"]));
     assert_eq!(code, Some(3), "{errors}");
 
