@@ -1,4 +1,4 @@
-//! Boots real guests. Every wait has a limit, and running into it is a failure.
+//! Boots real guests. Every wait has a limit; reaching it is a failure.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -17,10 +17,10 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use tempfile::TempDir;
 
-/// For anything that needs a boot, also where many boot at once.
+/// The limit for anything that needs a boot, also while several guests boot.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A private place for run directories, so that no other guest is in the way.
+/// A private place for run directories, so that other guests do not interfere.
 fn place() -> TempDir {
     tempfile::Builder::new().prefix("vm").tempdir_in("/tmp").unwrap()
 }
@@ -32,15 +32,15 @@ fn vm(place: &TempDir, args: &[&str]) -> Command {
     command
 }
 
-/// A launcher that runs, what it prints, and where to type.
+/// A running launcher: what it prints, and where to type.
 struct Running {
     child: Child,
     input: Option<File>,
     output: Receiver<Vec<u8>>,
     errors: Receiver<Vec<u8>>,
-    /// What has been read of the output and not been looked at.
+    /// Output that has been read, but not been expected yet.
     text: String,
-    /// The terminal's other side, where there is one.
+    /// The terminal's slave side, where there is one.
     terminal: Option<OwnedFd>,
 }
 
@@ -168,7 +168,7 @@ impl Running {
         String::from_utf8_lossy(&all).into_owned()
     }
 
-    /// Whether the terminal is as a shell wants it: it echoes.
+    /// Whether the terminal has a shell's settings: it echoes.
     fn echoes(&self) -> bool {
         let settings = tcgetattr(self.terminal.as_ref().unwrap()).unwrap();
         settings.local_modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
@@ -218,7 +218,7 @@ fn assert_clean(place: &TempDir) {
     }
 }
 
-/// A cache that has nothing but the kernels. They are fetched where no other test has.
+/// A cache that contains only the kernels, which are fetched if they are missing.
 fn new_cache(place: &TempDir) -> TempDir {
     let mut setup = vm(place, &["setup"]);
     assert!(setup.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
@@ -259,8 +259,8 @@ fn kvm_is_accessible() -> bool {
     File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// The first boot with an empty cache (but for the kernels), and then two at once: what
-/// goes in and out, the guest's make-up, KVM tried once and remembered, disks apart.
+/// The first boot with an empty cache (except for the kernels), and then two at once: input and
+/// output, what the guest contains, KVM tried once and remembered, separate disks.
 #[test]
 fn a_run_and_then_two_at_once() {
     let place = place();
@@ -284,7 +284,7 @@ fn a_run_and_then_two_at_once() {
     File::open("/dev/urandom").unwrap().read_exact(&mut data).unwrap();
     let stdin = place.path().join("stdin");
     fs::write(&stdin, &data).unwrap();
-    // Under this QEMU no guest ever comes up with KVM; with TCG it is the real one.
+    // With this QEMU no guest ever boots under KVM; without KVM, it is the real QEMU.
     let tried = place.path().join("tried-kvm");
     let path = qemu_instead(
         &place,
@@ -382,12 +382,12 @@ fn one_bad_guest_says_nothing_of_kvm() {
         errors
     };
     let note = cache.path().join("kvm.json");
-    // Nothing is known: without KVM it may do better, but nothing is learnt.
+    // Nothing is known: it is tried without KVM as well, but nothing is learnt.
     let errors = run();
     assert!(errors.contains("KVM is accessible, but QEMU could not run the guest"), "{errors}");
     assert!(errors.contains("-accel tcg"), "{errors}");
     assert!(!note.exists());
-    // KVM works here: then it is the guest.
+    // KVM is known to work: the guest is at fault.
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let known = format!(r#"{{"boot_id":"{}","qemu":"this one","works":true}}"#, boot_id.trim());
     fs::write(&note, &known).unwrap();
@@ -413,7 +413,7 @@ fn sessions_of_a_shell() {
     first.type_in(&format!("CARGO=false {}/runner echo ins''ide\n", env!("CARGO_MANIFEST_DIR")));
     first.expect("inside");
 
-    // The terminal's keys and size are the guest's.
+    // Keys and size of the terminal go to the guest.
     first.type_in("echo sl''eeping; sleep 1000\n");
     first.expect("sleeping");
     assert!(!first.echoes(), "not raw");
@@ -426,7 +426,7 @@ fn sessions_of_a_shell() {
     first.type_in("until [ \"$(stty size)\" = '40 77' ]; do sleep 0.1; done; echo re''sized\n");
     first.expect("resized");
 
-    // Without a terminal: a signal's number in the status, standard error apart.
+    // Without a terminal: the signal's number in the status, standard error separate.
     let mut second = Running::on_pipes(shell());
     second.type_in("echo out; echo err >&2; kill -SEGV $$\n");
     let (code, out, errors) = second.end();
@@ -437,7 +437,7 @@ fn sessions_of_a_shell() {
     other.type_in("exit\n");
     assert!(other.end().2.contains("--disk, --cpus and --memory only apply to a new one"));
 
-    // A signal to the launcher is one to the program.
+    // A signal to the launcher is passed on to the program.
     let mut third = Running::on_pipes(shell());
     third.type_in("trap 'echo summary; exit 3' INT\necho ready\nwhile :; do sleep 0.1; done\n");
     third.expect("ready\n");
@@ -445,11 +445,11 @@ fn sessions_of_a_shell() {
     let (code, out, _) = third.end();
     assert_eq!((code, out.as_str()), (3, "summary\n"));
 
-    // A program that will not end is left at the third.
+    // If a program does not end, the third signal ends the launcher.
     let mut fourth = Running::on_pipes(shell());
     fourth.type_in("trap '' TERM\necho ready\nwhile :; do sleep 0.1; done\n");
     fourth.expect("ready\n");
-    // Two that come close together may be one.
+    // Two signals in quick succession may arrive as one.
     for _ in 0..30 {
         if fourth.child.try_wait().unwrap().is_none() {
             fourth.signal(Signal::TERM);
@@ -459,14 +459,14 @@ fn sessions_of_a_shell() {
     let (code, _, errors) = fourth.end();
     assert_eq!(code, 143, "{errors}");
 
-    // Nobody reads any more: the program gets SIGPIPE.
+    // The reader of the output closes it: the program gets SIGPIPE.
     let mut fifth = Running::on_pipes(shell());
     fifth.type_in("exec yes\n");
     fifth.expect("y\ny\n");
     fifth.stop_reading();
     assert_eq!(fifth.end().0, 141);
 
-    // Nobody reads for a while, as before a pager: that is not the guest's fault.
+    // The reader waits for a while, as a pager does: the guest has not stopped responding.
     let (reader, writer) = std::io::pipe().unwrap();
     let mut sixth =
         shell().stdin(Stdio::piped()).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
@@ -479,7 +479,7 @@ fn sessions_of_a_shell() {
     std::io::copy(&mut { reader }, &mut std::io::sink()).unwrap();
     assert_eq!(sixth.wait().unwrap().code(), Some(3));
 
-    // The guest stays until its last terminal is closed.
+    // The guest runs until its last terminal is closed.
     let mut last = Running::on_pipes(shell());
     last.type_in("echo here\n");
     last.expect("here\n");
@@ -714,20 +714,20 @@ fn qemu_killed() {
     assert_clean(&place);
 }
 
-/// Ctrl-C on a terminal is a byte like any other; one that a hung guest does not take ends it.
+/// On a raw terminal, Ctrl-C is a byte; if a hung guest does not respond to it, the launcher ends.
 #[test]
 fn the_guest_hangs() {
     let place = place();
     let mut run =
         Running::on_terminal(vm(&place, &["run", "sh", "-c", "trap '' INT; echo rea''dy; cat"]));
     run.expect("ready");
-    // A guest that lives may ignore it.
+    // A program may ignore it.
     run.type_in("\x03");
     std::thread::sleep(Duration::from_secs(11));
     run.type_in("still here\n");
     run.expect("still here"); // the terminal's echo
     run.expect("still here"); // cat's answer
-    // Of what the guest says to this, nothing may be left to come: it would count as a reaction.
+    // The guest's output must have arrived completely: a part of it would count as a response.
     std::thread::sleep(Duration::from_millis(500));
     kill_process(qemus(place.path())[0], Signal::STOP).unwrap();
     run.type_in("\x03");
@@ -786,7 +786,7 @@ fn out_of_time() {
     assert_clean(&place);
 }
 
-/// What cargo starts through vm/runner, and where: in the guest, whose launcher is `echo` here.
+/// What vm/runner starts in the guest and what on the host. The launcher is `echo` here.
 #[test]
 fn the_runner_tells_what_is_for_the_guest() {
     let place = place();
@@ -864,7 +864,7 @@ fn kvm_is_asked_for_but_does_not_work() {
     assert_clean(&place);
 }
 
-/// What needs no boot: each error is one clear message.
+/// Errors that need no boot: each is one clear message.
 #[test]
 fn clear_messages() {
     let place = place();
@@ -906,7 +906,7 @@ fn clear_messages() {
     let (code, errors) = run(&mut vm(&place, &["agent"]));
     assert_eq!(code, Some(3), "{errors}");
 
-    // An archive whose file is another than the one pinned, and one that has none.
+    // An archive without the pinned file, and one with a different file in its place.
     let (cache, archive) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let fetch = || {
         let mut command = vm(&place, &["setup"]);
