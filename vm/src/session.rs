@@ -130,12 +130,13 @@ pub fn watch_signals() -> Result<()> {
         for signal in &mut signals {
             let link = lock(&LINK).clone();
             match (link, signal) {
-                (Some(link), SIGWINCH) => link.send_size(),
-                (Some(link), SIGCONT) => {
-                    cleanup::raw_terminal_again();
-                    link.send_size();
+                (link, SIGWINCH | SIGCONT) => {
+                    if signal == SIGCONT {
+                        cleanup::raw_terminal_again();
+                    }
+                    // The connection may be stuck: this thread never waits for it.
+                    link.map(|link| std::thread::spawn(move || link.send_size()));
                 }
-                (None, SIGWINCH | SIGCONT) => {}
                 (Some(link), _) => forward(&link, signal),
                 (None, _) => cleanup::exit(128 + signal, None),
             }
@@ -158,7 +159,7 @@ fn forward(link: &Arc<Link>, signal: i32) {
         cleanup::exit(128 + signal, Some(message));
     }
     let sender = Arc::clone(link);
-    // The connection may be stuck: neither this thread nor the watching one may wait for it.
+    // Neither this thread nor the watching one may wait for the connection.
     std::thread::spawn(move || sender.send(Kind::Signal, &signal.to_le_bytes()));
     watch(link, 128 + signal, move |link| link.signals_taken.load(Ordering::SeqCst) >= count);
 }
