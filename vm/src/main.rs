@@ -187,6 +187,7 @@ fn dispatch(command: Cmd) -> Result<i32> {
         ));
     }
     if !matches!(command, Cmd::Agent | Cmd::Guard { .. }) {
+        processes::note_inherited();
         session::watch_signals()?;
     }
     match command {

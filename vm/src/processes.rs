@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,13 +16,29 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const WAITED_FOR: &str = "apt-get";
 
 /// A process as /proc shows it. The time of its start tells it from a later one with the same id.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Process {
     pid: i32,
     parent: i32,
     name: String,
     zombie: bool,
     started: u64,
+}
+
+impl PartialEq for Process {
+    fn eq(&self, other: &Process) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
+    }
+}
+
+/// Children that this process has not started itself: where a shell becomes the launcher by exec,
+/// its children, like the `tee` of `cargo vm run stage06 > >(tee log)`, become the launcher's.
+static INHERITED: OnceLock<Vec<Process>> = OnceLock::new();
+
+/// Notes the children that there are before this process starts any.
+pub fn note_inherited() {
+    let own = std::process::id() as i32;
+    INHERITED.get_or_init(|| all().into_iter().filter(|process| process.parent == own).collect());
 }
 
 impl Process {
@@ -44,7 +61,7 @@ impl Process {
     }
 
     fn runs(&self) -> bool {
-        Process::read(self.pid).is_some_and(|now| now.started == self.started && !now.zombie)
+        Process::read(self.pid).is_some_and(|now| now == *self && !now.zombie)
     }
 
     /// Whether the signal could be sent.
@@ -64,11 +81,11 @@ fn all() -> Vec<Process> {
     pids.filter_map(Process::read).collect()
 }
 
-/// The descendants of `root` that run, without `except` and what it has started. Of a process
-/// that is waited for, the descendants are its own business.
-fn descendants(all: &[Process], root: i32, except: Option<i32>) -> Vec<Process> {
+/// The descendants of `root` that run, without those that `except` names and what they have
+/// started. A process that is waited for takes care of its descendants itself.
+fn descendants(all: &[Process], root: i32, except: impl Fn(&Process) -> bool) -> Vec<Process> {
     let mut children: HashMap<i32, Vec<&Process>> = HashMap::new();
-    for process in all.iter().filter(|process| Some(process.pid) != except) {
+    for process in all.iter().filter(|process| !except(process)) {
         children.entry(process.parent).or_default().push(process);
     }
     let (mut found, mut next) = (Vec::new(), vec![root]);
@@ -85,10 +102,12 @@ fn descendants(all: &[Process], root: i32, except: Option<i32>) -> Vec<Process> 
     found
 }
 
-/// Ends all that this process has started, and all that these have started; not `except`.
-/// Returns whether there was anything to end.
+/// Ends all that this process has started, and all that these have started; not the process
+/// `except`. Returns whether there was anything to end.
 pub fn end_descendants(except: Option<i32>) -> bool {
     let own = std::process::id() as i32;
+    let inherited = INHERITED.get().map_or(&[][..], Vec::as_slice);
+    let except = |process: &Process| Some(process.pid) == except || inherited.contains(process);
     let mut ours: Vec<Process> = Vec::new();
     // A stopped process starts no others: this comes to an end.
     loop {
@@ -173,8 +192,10 @@ mod tests {
             process(16, 15, "dpkg"),
             process(17, 1, "other"),
         ];
-        let mut found: Vec<i32> =
-            descendants(&all, 10, Some(13)).into_iter().map(|process| process.pid).collect();
+        let mut found: Vec<i32> = descendants(&all, 10, |process| process.pid == 13)
+            .into_iter()
+            .map(|process| process.pid)
+            .collect();
         found.sort_unstable();
         assert_eq!(found, [11, 12, 14, 15]);
     }
