@@ -1,7 +1,7 @@
-//! The agent: the guest's side of the sessions.
+//! The agent: the guest's end of the sessions.
 //!
-//! It serves the virtio-serial ports, one session each, one thread each. A write to a port
-//! blocks until the host has opened its end, so that no port has to be polled.
+//! It serves the virtio-serial ports: one session and one thread for each. A write to a port
+//! blocks until the host has opened its end, so no port has to be polled.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -21,11 +21,11 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
 use crate::error::{MACHINE, fail};
-use crate::proto::{CHUNK, Frame, Kind, Request, Size, read_frame, write_frame};
+use crate::proto::{CHUNK, Frame, Kind, Request, Size, read_frame, size_of_arguments, write_frame};
 
-/// The file that marks the guest.
+/// The file that exists only in the guest.
 pub const MARK: &str = "/run/bpf-vm";
-/// Where the guest shows the ports by their names.
+/// Where the guest's kernel lists the ports with their names.
 const PORTS: &str = "/sys/class/virtio-ports";
 /// Ctrl-D: the end of input on a terminal.
 const END_OF_INPUT: &[u8] = b"\x04";
@@ -33,10 +33,10 @@ const END_OF_INPUT: &[u8] = b"\x04";
 /// Sessions whose program has not ended.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// The agent's main: ends when the first session has, and all others.
+/// The agent's main: ends when the first session and all others have ended.
 pub fn main() -> Result<()> {
     if !Path::new(MARK).exists() {
-        return Err(fail(MACHINE, "the agent only runs in the guest"));
+        return Err(fail(MACHINE, "the agent runs in the guest only"));
     }
     let mut first = None;
     for (number, port) in ports()? {
@@ -56,7 +56,7 @@ pub fn main() -> Result<()> {
     Ok(())
 }
 
-/// The ports by number. udev would name them in /dev; the guest has no udev.
+/// The ports by number. The guest has no udev, which would create names for them in /dev.
 fn ports() -> Result<Vec<(u32, PathBuf)>> {
     let entries = fs::read_dir(PORTS).with_context(|| format!("cannot read {PORTS}"))?;
     Ok(entries
@@ -76,12 +76,12 @@ fn lock(port: &Port) -> MutexGuard<'_, File> {
     port.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sends a frame; the host being gone is noticed by the reading side.
+/// Sends a frame. Where the host has gone, the reading side notices.
 fn send(port: &Port, kind: Kind, data: &[u8]) {
     let _ = write_frame(&mut *lock(port), kind, data);
 }
 
-/// One session from the host's coming to the program's end.
+/// One session, from the host's connection to the program's end.
 fn serve(number: u32, path: &Path) -> Result<()> {
     let file = File::options().read(true).write(true).open(path);
     let mut reader = file.with_context(|| format!("cannot open {}", path.display()))?;
@@ -92,7 +92,7 @@ fn serve(number: u32, path: &Path) -> Result<()> {
         return Ok(());
     };
     OPEN.fetch_add(1, Ordering::SeqCst);
-    let status = serde_json::from_slice(&frame.data)
+    let status = Request::from_frame(&frame)
         .context("cannot read the request")
         .and_then(|request| run(number, &request, reader, &port))
         .unwrap_or_else(|error| {
@@ -132,7 +132,7 @@ fn run(number: u32, request: &Request, reader: File, port: &Port) -> Result<i32>
         Err(error) => return Ok(not_started(request, &error, port)),
     };
     let pid = Pid::from_child(&child);
-    drop(command); // its copies of the pty would keep the terminal open
+    drop(command); // its copies of the terminal would keep it open
 
     let stdin: Option<File> = match (child.stdin.take(), &pty) {
         (Some(pipe), _) => Some(OwnedFd::from(pipe).into()),
@@ -172,20 +172,31 @@ fn run(number: u32, request: &Request, reader: File, port: &Port) -> Result<i32>
     Ok(code(status))
 }
 
-/// A program's status as a shell gives it.
+/// A program's status as a shell reports it.
 fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
 fn not_started(request: &Request, error: &std::io::Error, port: &Port) -> i32 {
     let program = request.argv[0].to_string_lossy();
-    let (code, why) = if !Path::new(&request.cwd).is_dir() {
+    let too_big = rustix::io::Errno::TOOBIG.raw_os_error();
+    let (code, why) = if error.raw_os_error() == Some(too_big) {
+        let kib = size_of_arguments(&request.argv, &request.env) / 1024;
+        (
+            2,
+            format!(
+                "{program}: its arguments and environment take {kib} KiB, more than Linux accepts \
+                 (`getconf ARG_MAX` shows the limit); pass them in a file, or through standard input"
+            ),
+        )
+    } else if !Path::new(&request.cwd).is_dir() {
         (126, format!("the directory {} is not in the guest", request.cwd.to_string_lossy()))
     } else if error.kind() == ErrorKind::NotFound {
         (
             127,
             format!(
-                "{program}: there is no such program in the guest (nor a package of this workspace)"
+                "{program}: there is no such program in the guest, and no program of that name in \
+                 this workspace"
             ),
         )
     } else {
@@ -195,7 +206,7 @@ fn not_started(request: &Request, error: &std::io::Error, port: &Port) -> i32 {
     code
 }
 
-/// Starts the workload beside the program.
+/// Starts the workload, which runs as long as the program.
 fn start_workload(file: &std::ffi::OsStr, request: &Request, group: &Group) -> Option<Child> {
     let mut command = Command::new("sh");
     command.arg(file).env_clear().envs(request.env.iter().cloned()).current_dir("/");
@@ -213,7 +224,7 @@ struct Pty {
 }
 
 impl Pty {
-    /// A terminal, where the request has one on any of the three descriptors.
+    /// A terminal, where any of the request's three descriptors is one.
     fn open(request: &Request) -> Result<Option<Pty>> {
         if !request.stdin_tty && !request.stdout_tty && !request.stderr_tty {
             return Ok(None);
@@ -227,7 +238,7 @@ impl Pty {
                 rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC;
             let slave = rustix::fs::open(name, flags, rustix::fs::Mode::empty())?;
             if !request.stdin_tty {
-                // The host's terminal is not raw: it does the work of one already.
+                // The host's terminal is not raw: it already translates line ends and echoes.
                 let mut settings = tcgetattr(&slave)?;
                 settings.make_raw();
                 tcsetattr(&slave, OptionalActions::Now, &settings)?;
@@ -247,7 +258,7 @@ fn resize(terminal: impl AsFd, size: Size) {
     let _ = tcsetwinsize(terminal, size);
 }
 
-/// Everything that a session starts: a control group, so that nothing outlives it.
+/// The control group of everything that a session starts, so that nothing outlives the session.
 struct Group {
     dir: PathBuf,
 }
@@ -259,8 +270,8 @@ impl Group {
         Group { dir }
     }
 
-    /// Makes the command start in the group, as the head of a session of its own, and where
-    /// it gets a terminal, with that.
+    /// Makes the command start in the group, as the leader of a new session, with the terminal
+    /// where there is one.
     fn catch(&self, command: &mut Command, terminal: Option<OwnedFd>) -> Result<()> {
         let procs = File::options().write(true).open(self.dir.join("cgroup.procs"));
         let procs = procs.context("cannot use the control group of the session")?;
@@ -278,7 +289,7 @@ impl Group {
         Ok(())
     }
 
-    /// Kills what is left, and waits until it is gone.
+    /// Kills the processes that are left, and waits for their end.
     fn kill(&self) {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(5) {
@@ -296,7 +307,7 @@ impl Group {
     }
 }
 
-/// The threads that bring the program's output to the host.
+/// The threads that send the program's output to the host.
 #[derive(Default)]
 struct Outputs {
     all: Vec<Output>,
@@ -304,9 +315,9 @@ struct Outputs {
 
 struct Output {
     kind: Kind,
-    /// Set where nobody reads on the host any more.
+    /// The host has closed its end.
     closed: Arc<AtomicBool>,
-    /// Set when the program has ended: take what is there, wait for no more.
+    /// The program has ended: send what is there, wait for no more.
     ended: Arc<AtomicBool>,
     /// Dropped to wake the thread.
     wake: Mutex<Option<OwnedFd>>,
@@ -328,7 +339,7 @@ impl Outputs {
         Ok(())
     }
 
-    /// Closes the program's output, so that its next write finds nobody reading.
+    /// Closes the program's output, so that its next write fails.
     fn close(&self, kind: Kind) {
         for output in self.all.iter().filter(|output| output.kind == kind) {
             output.closed.store(true, Ordering::SeqCst);
@@ -336,7 +347,7 @@ impl Outputs {
         }
     }
 
-    /// Waits until all that was written has gone to the host.
+    /// Waits until everything that was written has been sent to the host.
     fn drain(&self) {
         for output in &self.all {
             output.ended.store(true, Ordering::SeqCst);
@@ -365,7 +376,7 @@ fn copy_output(
     closed: &AtomicBool,
     ended: &AtomicBool,
 ) {
-    // A process that escaped its control group may hold the pipe open for ever.
+    // A process that left its control group may keep the pipe open for ever.
     let last_wait = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
     let mut file = File::from(source);
     let mut buffer = vec![0; CHUNK - 16];
@@ -410,12 +421,12 @@ struct Input {
     on_terminal: bool,
     master: Option<OwnedFd>,
     pid: Pid,
-    /// The program has not been waited for: `pid` is its own.
+    /// The program has not been waited for, so `pid` is still its id.
     alive: Arc<AtomicBool>,
 }
 
 impl Input {
-    /// Serves the host's frames until it is gone. Never waits for the program.
+    /// Serves the host's frames until the connection ends. Never waits for the program.
     fn serve(mut self, mut reader: File, port: &Port, outputs: &Outputs) {
         let (sender, data) = mpsc::channel::<Vec<u8>>();
         let mut sender = Some(sender);
@@ -444,7 +455,7 @@ impl Input {
                 _ => {}
             }
         }
-        // The host is gone: as when a terminal is closed.
+        // The host has gone: do what happens when a terminal is closed.
         outputs.close(Kind::Stdout);
         outputs.close(Kind::Stderr);
         self.signal(Signal::HUP);
@@ -467,7 +478,7 @@ fn signal_of(frame: &Frame) -> Signal {
     }
 }
 
-/// Gives the program its standard input, and tells the host what it took.
+/// Gives the program its standard input, and reports to the host what it took.
 fn feed(mut stdin: Option<File>, on_terminal: bool, data: &mpsc::Receiver<Vec<u8>>, port: &Port) {
     for chunk in data {
         if let Some(file) = &mut stdin

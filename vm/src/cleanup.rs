@@ -1,8 +1,10 @@
-//! Every way to end: the terminal as it was, no QEMU, no control directory.
+//! Whatever ends the launcher: the terminal is restored, no process that it started still runs,
+//! and the run directory is removed.
 //!
-//! Within the process this is [`end`], which whoever comes first runs. For a launcher that
-//! is killed there is the guard: a small child that waits for the launcher's end of a
-//! socket to close, and then puts things right.
+//! [`exit`] does this, once, for every end that the launcher notices. For a launcher that is
+//! killed there is the guard: a small child that waits until the launcher's end of a socket is
+//! closed, and then restores the terminal and removes the run directory. QEMU is killed by the
+//! kernel when its launcher ends.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -13,35 +15,59 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
-/// The file of this program, also where cargo has put a newer one in its place meanwhile.
+use crate::processes;
+
+/// The file of this program, even if cargo has replaced it meanwhile.
 pub const OWN_FILE: &str = "/proc/self/exe";
 
 /// What has to be undone at the end.
 struct State {
     qemu: Option<Child>,
-    control: Option<PathBuf>,
+    run_dir: Option<PathBuf>,
+    /// The terminal's settings before it was put into raw mode.
     terminal: Option<Termios>,
-    guard: Option<UnixStream>,
+    /// The guard, and the launcher's end of its socket.
+    guard: Option<(Child, UnixStream)>,
 }
 
 static STATE: Mutex<State> =
-    Mutex::new(State { qemu: None, control: None, terminal: None, guard: None });
+    Mutex::new(State { qemu: None, run_dir: None, terminal: None, guard: None });
 
 fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the launcher: restores the terminal, kills QEMU, removes the control directory,
-/// prints the message. A second caller waits for the first to be done.
-pub fn end(code: i32, message: Option<&str>) -> ! {
-    static ENDING: AtomicBool = AtomicBool::new(false);
-    while ENDING.swap(true, Ordering::SeqCst) {
+/// How long nothing new may start before the launcher exits from a thread that is not the main one.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// Ends the launcher: restores the terminal, ends what this process has started, removes the run
+/// directory, prints the message. A second caller waits until the first has ended the process.
+pub fn exit(code: i32, message: Option<&str>) -> ! {
+    static EXITING: AtomicBool = AtomicBool::new(false);
+    static MAIN_WAITS: AtomicBool = AtomicBool::new(false);
+    let main = std::thread::current().name() == Some("main");
+    while EXITING.swap(true, Ordering::SeqCst) {
+        MAIN_WAITS.fetch_or(main, Ordering::SeqCst);
         std::thread::sleep(Duration::from_secs(1));
+    }
+    restore_terminal();
+    kill_qemu();
+    let guard = state().guard.as_ref().map(|(guard, _)| guard.id() as i32);
+    let mut quiet_since = Instant::now();
+    // The main thread may go on where a command failed, and start the next one.
+    loop {
+        if processes::end_descendants(guard) {
+            quiet_since = Instant::now();
+        }
+        if main || MAIN_WAITS.load(Ordering::SeqCst) || quiet_since.elapsed() > QUIET {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
     clean_up();
     if let Some(message) = message {
@@ -50,16 +76,16 @@ pub fn end(code: i32, message: Option<&str>) -> ! {
     std::process::exit(code);
 }
 
-/// Undoes everything; also called where the process goes on.
+/// Undoes what a guest needed; also called where the launcher continues.
 pub fn clean_up() {
     restore_terminal();
     kill_qemu();
     let mut state = state();
-    if let Some(dir) = state.control.take() {
+    if let Some(dir) = state.run_dir.take() {
         let _ = fs::remove_dir_all(dir);
     }
-    if let Some(mut guard) = state.guard.take() {
-        let _ = guard.write_all(b"q");
+    if let Some((_, mut socket)) = state.guard.take() {
+        let _ = socket.write_all(b"q");
     }
 }
 
@@ -72,30 +98,57 @@ pub fn restore_on_panic() {
     }));
 }
 
-/// Puts the terminal on standard input into raw mode until the end.
-pub fn raw_terminal() -> Result<()> {
-    let stdin = std::io::stdin();
-    let saved = tcgetattr(&stdin).context("cannot read the terminal's settings")?;
-    let mut raw = saved.clone();
-    raw.make_raw();
-    state().terminal = Some(saved);
-    tcsetattr(&stdin, OptionalActions::Now, &raw).context("cannot set the terminal")
+/// Whether standard input is this process's terminal, with this process in the foreground. In the
+/// background, reading it or changing its settings would stop the process.
+pub fn in_foreground() -> bool {
+    tcgetpgrp(std::io::stdin()).is_ok_and(|pgrp| pgrp == rustix::process::getpgrp())
 }
 
-/// Gives the terminal back as it was.
+/// Whether another process is in the foreground of the terminal on standard input.
+pub fn in_background() -> bool {
+    tcgetpgrp(std::io::stdin()).is_ok_and(|pgrp| pgrp != rustix::process::getpgrp())
+}
+
+/// Sets the terminal on standard input to raw mode until the end.
+pub fn raw_terminal() -> Result<()> {
+    let saved = tcgetattr(std::io::stdin()).context("cannot read the terminal's settings")?;
+    state().terminal = Some(saved);
+    set_raw().context("cannot change the terminal's settings")
+}
+
+/// Raw mode again, where the terminal was in it: a shell changes the settings of a terminal when
+/// it stops a job or takes it to the background.
+pub fn raw_terminal_again() {
+    if in_foreground() {
+        let _ = set_raw();
+    }
+}
+
+fn set_raw() -> rustix::io::Result<()> {
+    let Some(mut raw) = state().terminal.clone() else {
+        return Ok(());
+    };
+    raw.make_raw();
+    tcsetattr(std::io::stdin(), OptionalActions::Now, &raw)
+}
+
+/// Restores the terminal's settings. From the background nothing has to be restored: there the
+/// terminal is the shell's.
 pub fn restore_terminal() {
-    if let Some(saved) = state().terminal.take() {
+    if let Some(saved) = state().terminal.take()
+        && in_foreground()
+    {
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &saved);
     }
 }
 
-/// Hands the control directory over to be removed at the end.
-pub fn owns_control(dir: &Path) {
-    state().control = Some(dir.to_owned());
+/// Takes over the run directory, to remove it at the end.
+pub fn own_run_dir(dir: &Path) {
+    state().run_dir = Some(dir.to_owned());
 }
 
-/// Hands the running QEMU over to be killed at the end.
-pub fn owns_qemu(child: Child) {
+/// Takes over the running QEMU, to kill it at the end.
+pub fn own_qemu(child: Child) {
     state().qemu = Some(child);
 }
 
@@ -104,7 +157,7 @@ pub fn qemu_ended() -> Option<std::process::ExitStatus> {
     state().qemu.as_mut().and_then(|child| child.try_wait().ok().flatten())
 }
 
-/// Kills QEMU and waits until it is gone.
+/// Kills QEMU and waits for its end.
 pub fn kill_qemu() {
     if let Some(mut child) = state().qemu.take() {
         let _ = child.kill();
@@ -112,12 +165,12 @@ pub fn kill_qemu() {
     }
 }
 
-/// Starts the guard. `control` is the directory to remove, where this process owns one.
-pub fn start_guard(control: Option<&Path>) -> Result<()> {
+/// Starts the guard. `run_dir` is the directory to remove, where this process owns one.
+pub fn start_guard(run_dir: Option<&Path>) -> Result<()> {
     let (mut ours, its) = UnixStream::pair()?;
     let stdin = std::io::stdin();
     let mut command = Command::new(OWN_FILE);
-    command.arg("guard").args(control).stdin(std::os::fd::OwnedFd::from(its)).stderr(Stdio::null());
+    command.arg("guard").args(run_dir).stdin(std::os::fd::OwnedFd::from(its)).stderr(Stdio::null());
     if rustix::termios::isatty(&stdin) {
         command.stdout(stdin.as_fd().try_clone_to_owned()?);
     } else {
@@ -127,15 +180,15 @@ pub fn start_guard(control: Option<&Path>) -> Result<()> {
     unsafe {
         command.pre_exec(|| Ok(rustix::process::setsid().map(|_| ())?));
     }
-    command.spawn().context("cannot start the guard")?;
-    // It has read the terminal's settings when it answers.
+    let guard = command.spawn().context("cannot start the guard")?;
+    // It answers as soon as it has read the terminal's settings.
     ours.read_exact(&mut [0]).context("the guard did not start")?;
-    state().guard = Some(ours);
+    state().guard = Some((guard, ours));
     Ok(())
 }
 
-/// The guard's own main: standard input is the socket, standard output the terminal.
-pub fn guard(control: Option<&Path>) -> Result<()> {
+/// The guard's main: standard input is the socket, standard output the terminal.
+pub fn guard(run_dir: Option<&Path>) -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
@@ -145,13 +198,13 @@ pub fn guard(control: Option<&Path>) -> Result<()> {
     let socket = std::io::stdin();
     rustix::io::write(socket.as_fd(), b"r")?;
     if read_byte(socket.as_fd()) {
-        return Ok(()); // the launcher has cleaned up itself
+        return Ok(()); // the launcher has cleaned up
     }
     if let Some(saved) = saved {
         let _ = tcsetattr(&tty, OptionalActions::Now, &saved);
     }
-    if let Some(dir) = control {
-        // QEMU is being killed at the same moment and may still create a file.
+    if let Some(dir) = run_dir {
+        // QEMU is being killed at the same moment, and may still create a file.
         for _ in 0..20 {
             let _ = fs::remove_dir_all(dir);
             if !dir.exists() {
@@ -163,7 +216,7 @@ pub fn guard(control: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Waits for a byte; false at the end of the stream.
+/// Waits for a byte; false where the stream ends instead.
 fn read_byte(fd: BorrowedFd<'_>) -> bool {
     loop {
         match rustix::io::read(fd, &mut [0; 1]) {

@@ -1,13 +1,15 @@
-//! Errors that carry the exit code they end with.
+//! Errors that carry the launcher's exit code.
 
 use std::fmt;
 
 /// The guest died, did not boot, or ran out of time.
 pub const GUEST_DIED: i32 = 125;
-/// This machine cannot do it as it is.
+/// Wrong usage.
+pub const USAGE: i32 = 2;
+/// This machine lacks something that is needed.
 pub const MACHINE: i32 = 3;
 
-/// A message for the user with the exit code that goes with it.
+/// A message for the user, and the exit code that goes with it.
 #[derive(Debug)]
 pub struct Fail {
     /// Exit code of the launcher.
@@ -29,12 +31,12 @@ pub fn fail(code: i32, message: impl Into<String>) -> anyhow::Error {
     anyhow::Error::new(Fail { code, message: message.into() })
 }
 
-/// Prints a line to standard error as every message of the launcher looks.
+/// Prints a message of the launcher: a line on standard error.
 #[macro_export]
 macro_rules! say {
     ($($arg:tt)*) => {{
         use std::io::Write as _;
-        // Standard error may be closed; there is nowhere to tell it.
+        // Standard error may be closed, and there is nowhere else to report that.
         let _ = writeln!(std::io::stderr(), "vm: {}", format_args!($($arg)*));
     }};
 }

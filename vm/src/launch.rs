@@ -1,16 +1,18 @@
-//! From a command line to a program that ran in a guest.
+//! The way from a command line to a program that runs in a guest.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
 use crate::cleanup;
-use crate::error::{GUEST_DIED, fail};
+use crate::error::{GUEST_DIED, USAGE, fail};
 use crate::initramfs;
 use crate::kernels::{Kernel, Table};
 use crate::proto::Request;
@@ -21,30 +23,34 @@ use crate::session::{self, Terminals};
 use crate::setup;
 use crate::workspace;
 
-/// What a stage gets where nobody says how long and nobody sits there to press Ctrl-C.
+/// How long a stage runs where no duration is given and there is no terminal for a Ctrl-C.
 const STAGE_DURATION: &str = "10s";
+
+/// The variable with which a program of the workshop only checks its command line: it exits with 0
+/// where that is right, else with its usual message and status.
+const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
 
 /// Where the guest mounts the data disk.
 const DATA: &str = "/mnt/data";
-/// Free megabytes that a guest's disks may take, for all that is usual.
+/// Free megabytes that a guest's disks usually need.
 const DISKS_MB: u64 = 256;
 
 /// The guest to boot.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A line of the table, or a directory.
+    /// A kernel line, or a directory.
     pub kernel: Option<String>,
-    /// The guest ends after this time.
+    /// The guest is stopped after this time.
     pub timeout: Option<Duration>,
-    /// No workload beside a stage.
+    /// No workload while a stage runs.
     pub idle: bool,
-    /// Disks beside the data disk.
+    /// Disks in addition to the data disk.
     pub disks: Vec<Disk>,
     /// Virtual CPUs.
     pub cpus: u32,
-    /// As QEMU wants it.
+    /// The memory, as QEMU's `-m` takes it.
     pub memory: String,
-    /// Variables for the program, beside those of this process.
+    /// Variables for the program, in addition to those of this process.
     pub env: Vec<(&'static str, PathBuf)>,
     /// Other terminals may join.
     pub shell: bool,
@@ -72,7 +78,8 @@ impl Default for Options {
 pub struct Program {
     /// Program and arguments.
     pub argv: Vec<OsString>,
-    /// Whether it is a stage: gets the workload, and an end where it has none.
+    /// Whether it is a stage: it gets the workload, a duration where it has none, and no standard
+    /// input, which it would not read.
     pub stage: bool,
 }
 
@@ -89,7 +96,31 @@ impl Program {
     }
 }
 
-/// Whether the arguments ask for nothing but text.
+/// Lets a program of the workshop check its command line, on the host: wrong usage needs no guest.
+/// Returns the status to exit with where something is wrong.
+pub fn check_usage(program: &Program) -> Result<Option<i32>> {
+    let (file, args) = program.argv.split_first().context("no program")?;
+    if !knows_parse_only(Path::new(file))? {
+        return Ok(None);
+    }
+    let status = Command::new(file)
+        .args(args)
+        .env(PARSE_ONLY, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .with_context(|| format!("cannot start {}", file.display()))?;
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Ok((code != 0).then_some(code))
+}
+
+/// Whether a program contains the variable's name. One that does not would start its work here.
+fn knows_parse_only(file: &Path) -> Result<bool> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(bytes.windows(PARSE_ONLY.len()).any(|window| window == PARSE_ONLY.as_bytes()))
+}
+
+/// Whether the arguments only ask for help or the version.
 pub fn asks_for_help(args: &[OsString]) -> bool {
     args.iter().any(|arg| ["--help", "-h", "--version", "-V"].iter().any(|help| arg == help))
 }
@@ -109,7 +140,7 @@ pub struct Outcome {
     pub status: i32,
     /// What the guest ran on.
     pub accel: Accel,
-    /// From the start to the agent's answer.
+    /// From QEMU's start to the agent's first message.
     pub boot: Duration,
 }
 
@@ -120,20 +151,29 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     let machine = machine(options, &root, &cache)?;
     let workload = (program.stage && !options.idle).then(|| root.join("vm/workload.sh"));
 
-    session::watch_signals()?;
     let info = Info { workspace: root, kernel: kernel_name(options)?, shell: options.shell };
-    let control = RunDir::create(&info)?;
-    let dir = control.dir().to_owned();
-    cleanup::owns_control(&dir);
+    let run_dir = RunDir::create(&info)?;
+    let dir = run_dir.dir().to_owned();
+    cleanup::own_run_dir(&dir);
+    if let Some(share) = machine.shares.iter().find(|share| dir.starts_with(share)) {
+        let (dir, share) = (dir.display(), share.display());
+        let message = format!(
+            "{dir}, the directory for the launcher's own files, lies in {share}, which the guest \
+             can write to; set TMPDIR to a directory elsewhere"
+        );
+        return Err(fail(USAGE, message));
+    }
     cleanup::start_guard(Some(&dir))?;
     if let Some(limit) = options.timeout {
         let dir = dir.clone();
         std::thread::spawn(move || {
             std::thread::sleep(limit);
             let limit = humantime::format_duration(limit);
-            let message =
-                format!("stopped: not done after {limit} (--timeout){}", qemu::tail(&dir));
-            cleanup::end(GUEST_DIED, Some(&message));
+            let message = format!(
+                "the program has not ended within {limit} (--timeout): stopping the guest{}",
+                qemu::tail(&dir)
+            );
+            cleanup::exit(GUEST_DIED, Some(&message));
         });
     }
 
@@ -143,18 +183,20 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     let died = || fail(GUEST_DIED, qemu::death(&dir));
     let stream = session::open(&socket, &dir)?.ok_or_else(died)?;
     let boot = start.elapsed();
-    fs::write(dir.join("ready"), "").context("cannot write to the control directory")?;
+    machine.remember_boot(accel, boot, &cache);
+    fs::write(dir.join("ready"), "").context("cannot write to the run directory")?;
 
     if let Some(workload) = &workload {
         let shown = workload.strip_prefix(&info.workspace).unwrap_or(workload).display();
-        say!("workload: {shown} on {DATA} (--idle leaves it out)");
+        say!("running {shown} on {DATA} as the workload (--idle: none)");
     }
-    let exit =
-        session::talk(stream, &request(program, workload, &options.env)?)?.ok_or_else(died)?;
+    let request = request(program, workload, &options.env)?;
+    let exit = session::talk(stream, &request, !program.stage)?.ok_or_else(died)?;
     if exit.others > 0 {
         let (n, s) = (exit.others, if exit.others == 1 { "" } else { "s" });
         say!(
-            "the guest goes on for {n} other terminal{s}, and ends with the last (Ctrl-C ends it now)"
+            "the guest keeps running for {n} other terminal{s} and stops with the last one; press \
+             Ctrl-C to stop it now"
         );
         while cleanup::qemu_ended().is_none() {
             std::thread::sleep(Duration::from_millis(50));
@@ -164,7 +206,7 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     Ok(Outcome { status: exit.status, accel, boot })
 }
 
-/// Opens another terminal in the running guest of `cargo vm shell`. `None`: there is none.
+/// Opens another terminal in the running guest of `cargo vm shell`. `None`: no such guest runs.
 pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
     let root = workspace::root()?;
     let Some(dir) = rundir::running_shell(&root, options.kernel.as_deref())? else {
@@ -172,30 +214,35 @@ pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
     };
     let new = Options::default();
     if (&options.disks, options.cpus, &options.memory) == (&new.disks, new.cpus, &new.memory) {
-        say!("joining the guest that runs");
+        say!("joining the running guest");
     } else {
         say!(
-            "joining the guest that runs, as it is: --disk, --cpus and --memory are for a new one"
+            "joining the running guest, without changing it: --disk, --cpus and --memory only \
+             apply to a new one"
         );
+    }
+    if !dir.join("ready").exists() {
+        say!("the guest is still booting");
     }
     while !dir.join("ready").exists() {
         if !dir.exists() {
-            return Err(fail(GUEST_DIED, "the guest ended before it was up"));
+            return Err(fail(GUEST_DIED, "the guest ended before it was ready"));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    session::watch_signals()?;
     cleanup::start_guard(None)?;
-    let died = || fail(GUEST_DIED, "the guest has ended; the terminal that started it says why");
+    let died = || fail(GUEST_DIED, "the guest has ended; the terminal that started it shows why");
     let stream = session::open(&rundir::next_port(&dir)?, &dir)?.ok_or_else(died)?;
-    let exit = session::talk(stream, &request(program, None, &options.env)?)?.ok_or_else(died)?;
+    let request = request(program, None, &options.env)?;
+    let exit = session::talk(stream, &request, true)?.ok_or_else(died)?;
     cleanup::clean_up();
     Ok(Some(exit.status))
 }
 
-/// Finds out what is wrong with the options, and fetches the kernel: before anything is built.
+/// Checks the options and fetches the kernel, before anything is built.
 pub fn prepare(options: &Options) -> Result<()> {
     qemu::forced_accel()?;
+    qemu::check_disks(&options.disks)?;
     shares(&workspace::root()?)?;
     Kernel::named(&kernel_name(options)?, &Cache::open()?).map(|_| ())
 }
@@ -208,8 +255,8 @@ fn kernel_name(options: &Options) -> Result<String> {
     })
 }
 
-/// The directories that the guest may write to: the workspace, and where cargo builds, to see
-/// there too what is built while it runs.
+/// The directories that the guest may write to: the workspace, and the target directory, so that
+/// the guest sees what is built while it runs.
 fn shares(root: &Path) -> Result<Vec<PathBuf>> {
     let mut shares = vec![root.to_owned()];
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
@@ -220,7 +267,7 @@ fn shares(root: &Path) -> Result<Vec<PathBuf>> {
     }
     if let Some(hidden) = shares.iter().find(|share| share.starts_with(DATA)) {
         bail!(
-            "the guest would not see {}: it has its data disk at {DATA}. Move the workspace, or \
+            "the guest would not see {}: it mounts its data disk at {DATA}. Move the workspace, or \
              CARGO_TARGET_DIR, elsewhere",
             hidden.display()
         );
@@ -228,13 +275,15 @@ fn shares(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(shares)
 }
 
-/// Makes everything ready that the guest consists of.
+/// Gets everything ready that the guest consists of.
 fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
+    qemu::check_disks(&options.disks)?;
     let name = kernel_name(options)?;
     let kernel = Kernel::named(&name, cache)?;
     cache.need_space(DISKS_MB, "what the guest writes to its disks")?;
     let initramfs = initramfs::get(&kernel, cache)?;
     Ok(Machine {
+        name,
         kernel,
         initramfs,
         data: setup::data_disk(cache)?,
@@ -247,7 +296,7 @@ fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
     })
 }
 
-/// Variables that mean something on the host only.
+/// Variables that only make sense on the host.
 const HOST_ONLY: [&str; 9] = [
     "DBUS_SESSION_BUS_ADDRESS",
     "DISPLAY",
@@ -271,7 +320,7 @@ fn request(
         })
         .filter(|(name, _)| name != "PATH")
         .collect();
-    // Beside this program lie the stages.
+    // The stages are in the same directory as this program.
     let stages = std::env::current_exe().ok().and_then(|own| own.parent().map(Path::to_owned));
     env.push(("PATH".into(), path(std::env::var_os("PATH"), stages)));
     env.extend(more.iter().map(|(name, value)| (OsString::from(name), value.into())));
@@ -279,8 +328,8 @@ fn request(
     Ok(Request {
         argv: program.argv.clone(),
         env,
-        cwd: std::env::current_dir().context("cannot tell the working directory")?.into(),
-        stdin_tty: terminals.raw,
+        cwd: std::env::current_dir().context("cannot determine the working directory")?.into(),
+        stdin_tty: terminals.raw && !program.stage,
         stdout_tty: terminals.stdout,
         stderr_tty: terminals.stderr,
         size: terminals.size,
@@ -288,7 +337,7 @@ fn request(
     })
 }
 
-/// The PATH for root in the guest: with the sbin directories that a user's lacks, and `more`.
+/// The PATH for root in the guest: the host's, the sbin directories that it may lack, and `more`.
 fn path(host: Option<OsString>, more: Option<PathBuf>) -> OsString {
     let mut dirs: Vec<PathBuf> = std::env::split_paths(&host.unwrap_or_default()).collect();
     for dir in ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"] {
@@ -314,6 +363,23 @@ mod tests {
             assert!(says_how_long(&args(told)), "{told}");
         }
         assert!(!says_how_long(&args("-v --durations")));
+    }
+
+    #[test]
+    fn only_a_program_that_knows_the_variable_checks_its_usage_here() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let program = |text: &str| {
+            let file = dir.path().join("program");
+            fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+            Program { argv: vec![file.into(), "a b".into()], stage: true }
+        };
+        let status = |text: &str| check_usage(&program(text)).unwrap();
+        assert_eq!(status("exit 5"), None);
+        assert_eq!(status("[ $WORKSHOP_PARSE_ONLY = 1 ] && [ \"$*\" = 'a b' ]"), None);
+        assert_eq!(status("[ -z $WORKSHOP_PARSE_ONLY ] || exit 2"), Some(2));
+        assert_eq!(status("kill -9 $$ # WORKSHOP_PARSE_ONLY"), Some(137));
     }
 
     #[test]

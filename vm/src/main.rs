@@ -11,6 +11,7 @@ mod error;
 mod initramfs;
 mod kernels;
 mod launch;
+mod processes;
 mod proto;
 mod qemu;
 mod rundir;
@@ -27,7 +28,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
-use crate::error::{Fail, MACHINE, fail};
+use crate::error::{Fail, MACHINE, USAGE, fail};
 use crate::launch::{Options, Program};
 use crate::qemu::Disk;
 
@@ -45,28 +46,28 @@ enum Cmd {
     Run(Run),
     /// Open a shell in the guest; called again, a second terminal in the same guest
     Shell(Guest),
-    /// Run the unit tests here and the guest tests in one boot per kernel
+    /// Run the unit tests on the host and the guest tests in one boot per kernel
     Test(Test),
-    /// Say what is here, what is missing, and how long a boot takes
+    /// Report what is installed, what is missing, and how long a boot takes
     #[command(mut_arg("kernel", |kernel| kernel.value_name("LINE|all|DIR").help(LINES)))]
     Doctor(Guest),
-    /// Install, fetch and make everything that the others need
+    /// Install, fetch and prepare everything that the other commands need
     Setup(Setup),
-    /// What `cargo run` and `cargo test` start for a program of the workspace
+    /// Started by `cargo run` and `cargo test` for a program of the workspace
     #[command(hide = true)]
     Runner(Runner),
-    /// The guest's side
+    /// Runs in the guest and starts programs there
     #[command(hide = true)]
     Agent,
-    /// Puts things right when the launcher is killed
+    /// Cleans up when the launcher is killed
     #[command(hide = true)]
     Guard {
-        /// The control directory to remove
-        control: Option<PathBuf>,
+        /// The run directory to remove
+        run_dir: Option<PathBuf>,
     },
 }
 
-/// What --kernel takes where it may be all.
+/// The help of --kernel, where it may be `all`.
 const LINES: &str = "Kernel line, `all`, `host` (this machine's own), or a directory with an unpacked \
                      kernel [default: 6.1]";
 
@@ -76,13 +77,13 @@ struct Guest {
     /// [default: 6.1]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
     kernel: Option<String>,
-    /// A disk beside the data disk, empty, 256 MiB; may be given several times
+    /// Add an empty disk of 256 MiB; may be given several times
     #[arg(long = "disk", value_name = "KIND")]
     disks: Vec<Disk>,
     /// Virtual CPUs
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
-    /// Memory of the guest
+    /// Memory of the guest: 512M, 2G
     #[arg(long, default_value = "2G", value_parser = memory)]
     memory: String,
 }
@@ -91,10 +92,10 @@ struct Guest {
 struct Run {
     #[command(flatten)]
     guest: Guest,
-    /// End the guest after this time, exit 125 (10s, 2m, 1h)
+    /// Stop the guest after this time and exit with 125 (10s, 2m, 1h)
     #[arg(long, value_parser = duration)]
     timeout: Option<Duration>,
-    /// No workload beside a stage
+    /// Run no workload beside a stage
     #[arg(long)]
     idle: bool,
     /// Emulate one CPU whose clock advances by 1 ns for each instruction: exact costs
@@ -118,7 +119,7 @@ struct Test {
     /// Write the README's table of kernels, which a plain run only compares
     #[arg(long)]
     bless: bool,
-    /// Only the tests whose names contain this
+    /// Run only the tests whose names contain this
     filter: Option<String>,
 }
 
@@ -140,7 +141,7 @@ impl Guest {
     }
 }
 
-/// The kernel that is named: an empty VM_KERNEL names none.
+/// The kernel that the user names: an empty VM_KERNEL names none.
 fn named(kernel: Option<String>) -> Option<String> {
     kernel.filter(|kernel| !kernel.is_empty())
 }
@@ -152,12 +153,12 @@ fn duration(text: &str) -> Result<Duration, String> {
         Err(_) => humantime::parse_duration(text).map_err(|e| format!("{e} (10s, 2m, 1h)"))?,
     };
     if parsed.is_zero() || parsed > Duration::from_secs(365 * 24 * 3600) {
-        return Err("more than nothing and less than a year, please".into());
+        return Err("the time must be longer than zero and at most a year".into());
     }
     Ok(parsed)
 }
 
-/// A size that QEMU takes for `-m`; the guest needs some to come up.
+/// A size that QEMU takes for `-m`, large enough to boot the guest.
 fn memory(text: &str) -> Result<String, String> {
     let (digits, unit) = match text.strip_suffix('G') {
         Some(digits) => (digits, 1024),
@@ -165,18 +166,18 @@ fn memory(text: &str) -> Result<String, String> {
     };
     match digits.parse::<u32>() {
         Ok(n) if u64::from(n) * unit >= 256 => Ok(text.to_owned()),
-        Ok(_) => Err("the guest needs 256M at least".into()),
-        Err(_) => Err("a number of megabytes, or with M or G (512M, 2G)".into()),
+        Ok(_) => Err("the guest needs at least 256M".into()),
+        Err(_) => Err("give a number with M or G, or a number of megabytes (512M, 2G)".into()),
     }
 }
 
 fn main() {
     cleanup::restore_on_panic();
     match dispatch(Cli::parse().command) {
-        Ok(status) => cleanup::end(status, None),
+        Ok(status) => cleanup::exit(status, None),
         Err(error) => {
             let code = error.downcast_ref::<Fail>().map_or(1, |fail| fail.code);
-            cleanup::end(code, Some(&format!("{error:#}")));
+            cleanup::exit(code, Some(&format!("{error:#}")));
         }
     }
 }
@@ -186,11 +187,15 @@ fn dispatch(command: Cmd) -> Result<i32> {
         return Err(fail(
             MACHINE,
             format!(
-                "the guest and its kernels are for x86-64, this machine is {}; VM=0 runs a stage \
-                 without a guest, on this machine's kernel",
+                "the guest needs an x86-64 machine, this one is {}; with VM=0, `cargo run` runs a \
+                 stage on this machine's own kernel",
                 std::env::consts::ARCH
             ),
         ));
+    }
+    if !matches!(command, Cmd::Agent | Cmd::Guard { .. }) {
+        processes::note_inherited();
+        session::watch_signals()?;
     }
     match command {
         Cmd::Run(run) => cmd_run(run),
@@ -202,7 +207,7 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Doctor(guest) => doctor::main(&guest.options()),
         Cmd::Runner(runner) => cmd_runner(runner),
         Cmd::Agent => agent::main().map(|()| 0),
-        Cmd::Guard { control } => cleanup::guard(control.as_deref()).map(|()| 0),
+        Cmd::Guard { run_dir } => cleanup::guard(run_dir.as_deref()).map(|()| 0),
     }
 }
 
@@ -223,15 +228,18 @@ fn cmd_run(run: Run) -> Result<i32> {
         if name.starts_with("stage") && !is_path {
             let names: Vec<&str> = programs.iter().map(|p| p.name.as_str()).collect();
             return Err(fail(
-                2,
-                format!("there is no {name}: the workspace has {}", names.join(", ")),
+                USAGE,
+                format!(
+                    "there is no program {name}; the programs of this workspace are {}",
+                    names.join(", ")
+                ),
             ));
         }
         setup::packages(false)?;
         return Ok(launch::run(&options, &Program { argv, stage: false })?.status);
     };
     let mut args = argv.split_off(1);
-    // As cargo takes it: `run stage06 -- --quiet` is `run stage06 --quiet`.
+    // As with cargo, `run stage06 -- --quiet` is `run stage06 --quiet`.
     if args.first().is_some_and(|argument| argument == "--") {
         args.remove(0);
     }
@@ -245,10 +253,18 @@ fn cmd_run(run: Run) -> Result<i32> {
     if help {
         return here(file, &args);
     }
-    Ok(launch::run(&options, &Program::built(file, args, true))?.status)
+    checked(&options, &Program::built(file, args, true))
 }
 
-/// Runs a program on the host, in this process's place.
+/// Runs a program of the workshop in the guest, if its command line is right.
+fn checked(options: &Options, program: &Program) -> Result<i32> {
+    match launch::check_usage(program)? {
+        Some(status) => Ok(status),
+        None => Ok(launch::run(options, program)?.status),
+    }
+}
+
+/// Runs a program on the host, in place of this process.
 fn here(file: PathBuf, args: &[OsString]) -> Result<i32> {
     use std::os::unix::process::CommandExt;
     let error = std::process::Command::new(&file).args(args).exec();
@@ -275,8 +291,9 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
         workspace::build_all(&root)?;
         options.disks = test::DISKS.to_vec();
         options.env = test::environment(&file, &root);
+        return Ok(launch::run(&options, &Program::built(file, args, false))?.status);
     }
-    Ok(launch::run(&options, &Program::built(file, args, stage))?.status)
+    checked(&options, &Program::built(file, args, stage))
 }
 
 fn cmd_shell(guest: Guest) -> Result<i32> {
@@ -303,9 +320,9 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     setup::data_disk(&cache)?;
     setup::blank_disk(&cache)?;
     if !workspace::cargo(&root).arg("fetch").status()?.success() {
-        bail!("cargo could not fetch the crates, see above");
+        bail!("cargo could not fetch the crates; its message is above");
     }
-    say!("all is here; the network is not needed any more");
+    say!("everything is ready; from now on, no network is needed");
     Ok(0)
 }
 

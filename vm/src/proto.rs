@@ -4,21 +4,22 @@
 //! The session begins with [`Kind::Hello`] from the guest and [`Kind::Request`] from the
 //! host, and ends with [`Kind::Exit`].
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use serde::{Deserialize, Serialize};
 
-/// How many bytes of standard input may be under way to the guest without having been
-/// taken by the program. Keeps signals and window sizes from queueing behind data that
-/// nobody reads.
+/// How many bytes of standard input may be in flight: sent to the guest, and not yet taken by
+/// the program. The limit keeps signals and window sizes from queueing behind unread data.
 pub const STDIN_WINDOW: usize = 256 * 1024;
 
 /// The most data that a frame of output or input carries.
 pub const CHUNK: usize = 32 * 1024;
 
-/// A longer frame than this is a broken stream.
-const MAX_FRAME: usize = 4 * 1024 * 1024;
+/// A longer frame than this is a broken stream. Linux limits a program's arguments and
+/// environment to 6 MiB, whatever `ulimit -s` is: a [`Request`] with all of them fits.
+const MAX_FRAME: usize = 8 * 1024 * 1024;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
@@ -42,21 +43,21 @@ macro_rules! kinds {
 kinds! {
     /// Guest: the agent serves this port.
     Hello = 1,
-    /// Host: what to run, a [`Request`] as JSON.
+    /// Host: what to run, a [`Request`].
     Request = 2,
     /// Host: standard input.
     Stdin = 3,
     /// Host: the end of standard input.
     StdinEof = 4,
-    /// Guest: so many bytes of standard input are taken (u32).
+    /// Guest: the program has taken this many bytes of standard input (u32).
     StdinTaken = 5,
     /// Guest: standard output, or the terminal's output.
     Stdout = 6,
     /// Guest: standard error.
     Stderr = 7,
-    /// Host: nobody reads standard output any more.
+    /// Host: standard output has been closed.
     StdoutClosed = 8,
-    /// Host: nobody reads standard error any more.
+    /// Host: standard error has been closed.
     StderrClosed = 9,
     /// Host: the terminal's size, a [`Size`] as two u16: rows, columns.
     Size = 10,
@@ -71,14 +72,14 @@ kinds! {
 /// A frame as it was read.
 #[derive(Debug)]
 pub struct Frame {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Its content.
     pub data: Vec<u8>,
 }
 
 impl Frame {
-    /// The little-endian u32 that stands at `at`, 0 where the frame is too short.
+    /// The little-endian u32 at the offset `at`, 0 where the frame is too short.
     pub fn u32_at(&self, at: usize) -> u32 {
         let bytes = self.data.get(at..at + 4);
         bytes.map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
@@ -112,8 +113,10 @@ impl Size {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
     /// Program and arguments.
+    #[serde(skip)]
     pub argv: Vec<OsString>,
     /// The whole environment.
+    #[serde(skip)]
     pub env: Vec<(OsString, OsString)>,
     /// Working directory.
     pub cwd: OsString,
@@ -125,8 +128,53 @@ pub struct Request {
     pub stderr_tty: bool,
     /// The terminal's size, where one of the three is a terminal.
     pub size: Option<Size>,
-    /// A program to run beside, for as long as the program runs.
+    /// A second program, which runs for as long as the program does.
     pub workload: Option<OsString>,
+}
+
+impl Request {
+    /// The payload of a [`Kind::Request`] frame: the number of arguments and the small fields as
+    /// JSON, then each argument and each variable, with a NUL before it. None of them contains
+    /// one, and as JSON they would be four times as long.
+    pub fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec(&(self.argv.len(), self))?;
+        for argument in &self.argv {
+            bytes.push(0);
+            bytes.extend_from_slice(argument.as_bytes());
+        }
+        for (name, value) in &self.env {
+            bytes.push(0);
+            bytes.extend_from_slice(name.as_bytes());
+            bytes.push(b'=');
+            bytes.extend_from_slice(value.as_bytes());
+        }
+        Ok(bytes)
+    }
+
+    /// The request that a frame carries.
+    pub fn from_frame(frame: &Frame) -> serde_json::Result<Request> {
+        let mut pieces = frame.data.split(|&byte| byte == 0);
+        let head = pieces.next().unwrap_or_default();
+        let (arguments, mut request): (usize, Request) = serde_json::from_slice(head)?;
+        let owned = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+        request.argv = pieces.by_ref().take(arguments).map(owned).collect();
+        // As for getenv(3), a `=` at the very start belongs to the name.
+        request.env = pieces
+            .filter_map(|variable| {
+                let at = 1 + variable.get(1..)?.iter().position(|&byte| byte == b'=')?;
+                Some((owned(&variable[..at]), owned(&variable[at + 1..])))
+            })
+            .collect();
+        Ok(request)
+    }
+}
+
+/// How much of Linux's limit for arguments and environment (`getconf ARG_MAX`) these take, in
+/// bytes: each string with its NUL, and a pointer to it.
+pub fn size_of_arguments(argv: &[OsString], env: &[(OsString, OsString)]) -> usize {
+    let string = |text: &OsStr| text.len() + 1 + size_of::<usize>();
+    argv.iter().map(|argument| string(argument)).sum::<usize>()
+        + env.iter().map(|(name, value)| name.len() + 1 + string(value)).sum::<usize>()
 }
 
 /// Writes one frame, in one write where the stream takes it.
@@ -192,22 +240,23 @@ mod tests {
     }
 
     #[test]
-    fn a_request_keeps_bytes_that_are_not_utf8() {
-        use std::os::unix::ffi::OsStringExt;
-        let odd = OsString::from_vec(vec![b'x', 0xff]);
+    fn a_request_keeps_every_byte() {
+        let odd = OsString::from_vec(vec![b'x', 0xff, b'\n', b'=']);
         let request = Request {
-            argv: vec![odd.clone()],
-            env: vec![("A".into(), odd.clone())],
-            cwd: "/".into(),
+            argv: vec![odd.clone(), "".into(), "a=b".into()],
+            env: vec![("A".into(), odd.clone()), ("=B".into(), "".into())],
+            cwd: odd.clone(),
             stdin_tty: true,
             stdout_tty: true,
             stderr_tty: false,
             size: Some(Size { rows: 1, cols: 2 }),
             workload: None,
         };
-        let json = serde_json::to_vec(&request).unwrap();
-        let back: Request = serde_json::from_slice(&json).unwrap();
-        assert_eq!(back.argv[0], odd);
-        assert_eq!(back.env[0].1, odd);
+        let frame = Frame { kind: Kind::Request, data: request.to_bytes().unwrap() };
+        let back = Request::from_frame(&frame).unwrap();
+        assert_eq!((&back.argv, &back.env, &back.cwd), (&request.argv, &request.env, &odd));
+        assert_eq!((back.stdin_tty, back.size), (true, request.size));
+        assert_eq!(size_of_arguments(&back.argv, &back.env), (5 + 1 + 4) + (7 + 4) + 5 * 8);
+        assert!(Request::from_frame(&Frame { kind: Kind::Request, data: vec![] }).is_err());
     }
 }

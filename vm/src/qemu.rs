@@ -1,9 +1,9 @@
-//! Starting QEMU, with KVM where a guest really boots under it, and telling why a guest
-//! died.
+//! Starts QEMU, with KVM where a guest really boots under it, and explains why a guest died.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -17,25 +17,50 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::{self, Cache, tool};
 use crate::cleanup;
-use crate::error::{GUEST_DIED, fail};
+use crate::error::{GUEST_DIED, MACHINE, USAGE, fail};
 use crate::initramfs;
 use crate::kernels::Kernel;
-use crate::rundir::{PORTS, socket};
+use crate::rundir::{PORTS, read_shared, shared, socket};
 use crate::say;
 use crate::virtiofs;
 
-/// How long init may take to report under KVM before KVM is given up.
+/// How long init may take to report under KVM before the guest is started without KVM.
 const KVM_PATIENCE: Duration = Duration::from_secs(8);
-/// How long it may take where there is nothing to fall back to.
+/// The same where VM_ACCEL asks for KVM, which is not known to work.
+const FORCED_KVM_PATIENCE: Duration = Duration::from_secs(12);
+/// How long init may take to report otherwise.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How many disks the guest can have beside the data disk: each takes a PCI slot, of which there
+/// are 32, and the rest of the machine needs 8.
+pub const MAX_DISKS: usize = 24;
+/// How much is read of the end of the console and of QEMU's messages.
+const END_OF_LOG: u64 = 64 * 1024;
 
-/// How QEMU runs the guest's code.
+/// How the guest's code runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
-    /// The processor does.
+    /// On the processor.
     Kvm,
-    /// QEMU translates it.
+    /// Translated by QEMU, several times slower.
     Tcg,
+}
+
+impl Accel {
+    /// How long a boot takes, where none has been measured yet.
+    fn usual_boot(self) -> Duration {
+        Duration::from_secs(match self {
+            Accel::Kvm => 4,
+            Accel::Tcg => 20,
+        })
+    }
+
+    /// For a message.
+    fn with(self) -> &'static str {
+        match self {
+            Accel::Kvm => "with KVM",
+            Accel::Tcg => "without KVM",
+        }
+    }
 }
 
 impl fmt::Display for Accel {
@@ -47,7 +72,7 @@ impl fmt::Display for Accel {
     }
 }
 
-/// A disk beside the data disk, empty, 256 MiB.
+/// A disk in addition to the data disk, empty, 256 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Disk {
     /// virtio-blk: /dev/vd*
@@ -58,9 +83,11 @@ pub enum Disk {
     Scsi,
 }
 
-/// What a guest is made of.
+/// Everything that a guest consists of.
 #[derive(Debug)]
 pub struct Machine {
+    /// The kernel's name, as the user gave it.
+    pub name: String,
     /// The kernel to boot.
     pub kernel: Kernel,
     /// Its initramfs.
@@ -73,19 +100,19 @@ pub struct Machine {
     pub cpus: u32,
     /// As QEMU wants it, `2G`.
     pub memory: String,
-    /// Disks beside the data disk.
+    /// Disks in addition to the data disk.
     pub disks: Vec<Disk>,
     /// Directories that the guest may write to.
     pub shares: Vec<PathBuf>,
-    /// Let the guest's clock count instructions: see [`ICOUNT`].
+    /// Whether the guest's clock counts instructions: see [`ICOUNT`].
     pub icount: bool,
 }
 
-/// The guest's clock advances by 1 ns for each instruction, whatever the host does: what is measured
-/// with it repeats exactly. Needs emulation and one CPU.
+/// The guest's clock advances by 1 ns for each instruction, whatever the host does: measurements
+/// repeat exactly. Needs emulation and one CPU.
 const ICOUNT: &str = "shift=0,sleep=off";
 
-/// What was learnt about KVM on this boot of the host, with this QEMU.
+/// Whether KVM works, on this boot of the host and with this QEMU.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvmNote {
     boot_id: String,
@@ -100,7 +127,9 @@ pub fn forced_accel() -> Result<Option<Accel>> {
         Err(_) | Ok("" | "auto") => Ok(None),
         Ok("kvm") => Ok(Some(Accel::Kvm)),
         Ok("tcg") => Ok(Some(Accel::Tcg)),
-        Ok(other) => Err(fail(2, format!("VM_ACCEL={other}: it takes kvm, tcg or auto"))),
+        Ok(other) => {
+            Err(fail(USAGE, format!("VM_ACCEL={other} is not supported: use kvm, tcg or auto")))
+        }
     }
 }
 
@@ -109,7 +138,7 @@ pub fn kvm_is_accessible() -> bool {
     File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// What is known of KVM here; the second is the note to write.
+/// What is known about KVM here, and the note to write where something is learnt.
 pub fn kvm_note(cache: &Cache) -> Result<(Option<KvmNote>, KvmNote)> {
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let output = Command::new(tool("qemu-system-x86_64")?).arg("--version").output()?;
@@ -125,6 +154,15 @@ pub fn kvm_note(cache: &Cache) -> Result<(Option<KvmNote>, KvmNote)> {
     Ok((old, now))
 }
 
+/// Refuses more disks than the guest has slots for.
+pub fn check_disks(disks: &[Disk]) -> Result<()> {
+    if disks.len() <= MAX_DISKS {
+        return Ok(());
+    }
+    let given = disks.len();
+    Err(fail(USAGE, format!("too many disks: {given} times --disk, the guest takes {MAX_DISKS}")))
+}
+
 fn remember(cache: &Cache, note: &KvmNote) -> Result<()> {
     let _lock = cache.lock()?;
     let temp = cache.temp_dir()?;
@@ -133,12 +171,13 @@ fn remember(cache: &Cache, note: &KvmNote) -> Result<()> {
     cache::put(&made, &cache.path("kvm.json"))
 }
 
-/// Boots the machine until init reports, and says how it runs.
+/// Boots the machine until init reports, and returns how it runs.
 pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
     machine.write_conf(dir)?;
     let accel = match forced_accel()? {
         _ if machine.icount => Accel::Tcg,
-        Some(accel) => accel,
+        Some(Accel::Kvm) => return boot_with_kvm(machine, cache, dir).map(|()| Accel::Kvm),
+        Some(Accel::Tcg) => Accel::Tcg,
         None if kvm_is_accessible() => match kvm_note(cache)? {
             (Some(KvmNote { works: true, .. }), _) => Accel::Kvm,
             (Some(_), _) => Accel::Tcg,
@@ -146,57 +185,95 @@ pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
         },
         None => Accel::Tcg,
     };
+    machine.say_boot(accel, cache);
     machine.start(accel, cache, dir)?;
     await_up(dir, PATIENCE)?;
     Ok(accel)
 }
 
-/// Boots with KVM, of which nothing is known yet, or else without, and notes what this says
-/// of KVM. A machine that comes up only without says that KVM is broken here, unless another
-/// virtual machine has it; one that never comes up says nothing: it may be the guest.
-fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: KvmNote) -> Result<Accel> {
-    machine.start(Accel::Kvm, cache, dir)?;
-    let up = await_up(dir, KVM_PATIENCE);
-    let accel = if up.is_ok() {
-        note.works = true;
-        Accel::Kvm
-    } else {
-        let hung = cleanup::qemu_ended().is_none();
-        let why = if hung { "no guest boots under it".into() } else { cause(dir) };
-        say!("KVM is there but {why}; going on without (slower; VM_ACCEL=kvm or tcg decides)");
-        cleanup::kill_qemu();
-        for port in 0..PORTS {
-            let _ = fs::remove_file(socket(dir, port));
-        }
-        for left in ["up", "failed"] {
-            let _ = fs::remove_file(dir.join(left));
-        }
-        machine.start(Accel::Tcg, cache, dir)?;
-        await_up(dir, PATIENCE)?;
-        if why.contains("busy") {
-            return Ok(Accel::Tcg);
-        }
-        say!("without KVM it boots; remembering that until this machine restarts");
-        Accel::Tcg
-    };
-    if let Err(error) = remember(cache, &note) {
-        say!("what was learnt about KVM could not be noted: {error:#}");
+/// Boots with KVM, because VM_ACCEL says so.
+fn boot_with_kvm(machine: &Machine, cache: &Cache, dir: &Path) -> Result<()> {
+    let otherwise = "unset VM_ACCEL, or set it to tcg, to run the guest without KVM";
+    if !kvm_is_accessible() {
+        return Err(fail(
+            MACHINE,
+            format!("VM_ACCEL=kvm, but this user cannot open /dev/kvm; {otherwise}"),
+        ));
     }
-    Ok(accel)
+    let (known, mut note) = kvm_note(cache)?;
+    let works = known.is_some_and(|note| note.works);
+    let patience = if works { PATIENCE } else { FORCED_KVM_PATIENCE };
+    machine.say_boot(Accel::Kvm, cache);
+    machine.start(Accel::Kvm, cache, dir)?;
+    match await_up(dir, patience) {
+        Err(_) if !works && cleanup::qemu_ended().is_none() => {
+            let seconds = patience.as_secs();
+            let message = format!(
+                "VM_ACCEL=kvm, but under KVM the guest has not started within {seconds} s: KVM \
+                 is accessible on this machine, but does not work (this is common in nested \
+                 virtual machines); {otherwise}"
+            );
+            return Err(fail(MACHINE, message));
+        }
+        result => result?,
+    }
+    if !works {
+        note.works = true;
+        note_kvm(cache, &note);
+    }
+    Ok(())
 }
 
-/// Waits for init's sign of life.
+/// Boots with KVM, about which nothing is known yet, or else without it, and remembers the result.
+/// A machine that boots only without KVM shows that KVM does not work here, unless another
+/// virtual machine keeps it busy. One that never boots shows nothing: the guest may be at fault.
+fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: KvmNote) -> Result<Accel> {
+    let seconds = KVM_PATIENCE.as_secs();
+    say!("booting {} with KVM, for the first time here ({seconds} s at most)", machine.name);
+    machine.start(Accel::Kvm, cache, dir)?;
+    if await_up(dir, KVM_PATIENCE).is_ok() {
+        note.works = true;
+        note_kvm(cache, &note);
+        return Ok(Accel::Kvm);
+    }
+    let hung = cleanup::qemu_ended().is_none();
+    let why = if hung { "no guest boots under it".into() } else { cause(dir) };
+    say!("KVM is accessible, but {why}; continuing without it (VM_ACCEL=kvm or tcg decides)");
+    cleanup::kill_qemu();
+    for port in 0..PORTS {
+        let _ = fs::remove_file(socket(dir, port));
+    }
+    for left in ["up", "failed"] {
+        let _ = fs::remove_file(shared(dir).join(left));
+    }
+    machine.say_boot(Accel::Tcg, cache);
+    machine.start(Accel::Tcg, cache, dir)?;
+    await_up(dir, PATIENCE)?;
+    if !why.contains("busy") {
+        say!("the guest boots without KVM; KVM is not tried again until this machine restarts");
+        note_kvm(cache, &note);
+    }
+    Ok(Accel::Tcg)
+}
+
+/// Remembers what was learnt about KVM. Without the note, it is learnt again.
+fn note_kvm(cache: &Cache, note: &KvmNote) {
+    if let Err(error) = remember(cache, note) {
+        say!("the result of trying KVM could not be stored: {error:#}");
+    }
+}
+
+/// Waits until init reports.
 fn await_up(dir: &Path, patience: Duration) -> Result<()> {
     let start = Instant::now();
-    let up = dir.join("up");
-    while !up.exists() {
+    while read_shared(dir, "up").is_none() {
         if cleanup::qemu_ended().is_some() {
             return Err(fail(GUEST_DIED, death(dir)));
         }
         if start.elapsed() > patience {
             return Err(fail(
                 GUEST_DIED,
-                format!("the guest has not reported after {} s{}", patience.as_secs(), tail(dir)),
+                format!("the guest has not started within {} s{}", patience.as_secs(), tail(dir)),
             ));
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -205,15 +282,40 @@ fn await_up(dir: &Path, patience: Duration) -> Result<()> {
 }
 
 impl Machine {
-    /// Tells the guest's init what it needs to know.
+    /// Announces the boot, with the time that it will take.
+    fn say_boot(&self, accel: Accel, cache: &Cache) {
+        let measured = fs::read_to_string(self.boot_time(accel, cache)).ok();
+        let measured = measured.and_then(|text| text.trim().parse().ok());
+        let seconds = measured.unwrap_or(accel.usual_boot().as_secs()).max(1);
+        say!("booting {}, about {seconds} s {}", self.name, accel.with());
+    }
+
+    /// Remembers how long the boot took, for the next one's announcement.
+    pub fn remember_boot(&self, accel: Accel, took: Duration, cache: &Cache) {
+        let file = self.boot_time(accel, cache);
+        if let Some(dir) = file.parent() {
+            // Without the file, the next announcement is less precise.
+            let _ = fs::create_dir_all(dir);
+            let _ = fs::write(&file, took.as_secs_f64().ceil().to_string());
+        }
+    }
+
+    /// The file with the seconds that the last boot took.
+    fn boot_time(&self, accel: Accel, cache: &Cache) -> PathBuf {
+        let icount = if self.icount { "-icount" } else { "" };
+        cache.path(format!("boot-times/{}-{accel}{icount}", self.kernel.release))
+    }
+
+    /// Writes down what the guest's init needs to know.
     fn write_conf(&self, dir: &Path) -> Result<()> {
+        let shared = shared(dir);
         // A copy: cargo may replace the file while the guest runs.
-        let agent = dir.join("agent");
+        let agent = shared.join("agent");
         fs::copy(cleanup::OWN_FILE, &agent).context("cannot copy this program for the guest")?;
         let mut conf: Vec<u8> = Vec::new();
         let mut line = |key: &str, value: &OsStr| -> Result<()> {
             if value.as_bytes().contains(&b'\n') {
-                bail!("{value:?}: a path with a line break does not work");
+                bail!("the path {value:?} contains a line break, which the guest cannot handle");
             }
             conf.extend_from_slice(key.as_bytes());
             conf.push(b' ');
@@ -246,13 +348,13 @@ impl Machine {
             line("modprobe", "virtio_scsi".as_ref())?;
             line("modprobe", "sd_mod".as_ref())?;
         }
-        fs::write(dir.join("conf"), conf).context("cannot write to the control directory")
+        fs::write(shared.join("conf"), conf).context("cannot write to the run directory")
     }
 
-    /// Starts QEMU. It is no child of the terminal, and dies with this thread, the main one.
+    /// Starts QEMU. It has no terminal, and dies with this thread, which is the main one.
     fn start(&self, accel: Accel, cache: &Cache, dir: &Path) -> Result<()> {
         let log =
-            File::create(dir.join("qemu.log")).context("cannot write to the control directory")?;
+            File::create(dir.join("qemu.log")).context("cannot write to the run directory")?;
         let mut command = Command::new(tool("qemu-system-x86_64")?);
         command
             .args(self.arguments(accel, dir))
@@ -261,7 +363,9 @@ impl Machine {
             .stdout(log.try_clone()?)
             .stderr(log);
         if !initramfs::has_9p(&self.kernel)? {
-            let mut shares = vec![("hostroot".to_owned(), Path::new("/")), ("ctl".to_owned(), dir)];
+            let ctl = shared(dir);
+            let mut shares =
+                vec![("hostroot".to_owned(), Path::new("/")), ("ctl".to_owned(), &*ctl)];
             let own = self.shares.iter().enumerate();
             shares.extend(own.map(|(n, path)| (format!("share{n}"), path.as_path())));
             command.args(virtiofs::serve(&self.memory, dir, &shares)?);
@@ -278,18 +382,18 @@ impl Machine {
                 Ok(())
             });
         }
-        cleanup::owns_qemu(command.spawn().context("cannot start QEMU")?);
+        cleanup::own_qemu(command.spawn().context("cannot start QEMU")?);
         Ok(())
     }
 
     fn arguments(&self, accel: Accel, dir: &Path) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         let mut add = |option: &str, value: OsString| args.extend([option.into(), value]);
-        // Emulated CPUs have time stamp counters that differ: a clock made of them would show
-        // latencies that never were. The kernel takes the HPET instead, at once and for good.
-        // And they take turns on one thread: before 8.1, QEMU could run code on one CPU that another
-        // had just changed, for ever (fixed by its commit deba78709a), and attaching a program to
-        // a function of the kernel changes code. It costs nothing: the tests take as long.
+        // The time stamp counters of emulated CPUs differ: a clock based on them would show wrong
+        // latencies, so the kernel uses the HPET from the start. All emulated CPUs run on one
+        // thread: with more, QEMU before 8.1 could execute outdated code for ever after another
+        // CPU had changed it (fixed by its commit deba78709a), and attaching a BPF program to a
+        // function of the kernel changes code. The tests take no longer this way.
         let (accel, cpu, clock) = match accel {
             Accel::Kvm => ("kvm", "host", ""),
             Accel::Tcg => ("tcg,thread=single", "max", " tsc=unstable"),
@@ -320,7 +424,7 @@ impl Machine {
             add("-virtfs", with_path("local,path=", path, &options));
         };
         share("hostroot", Path::new("/"), ",readonly=on,multidevs=remap");
-        share("ctl", dir, "");
+        share("ctl", &shared(dir), "");
         for (n, path) in self.shares.iter().enumerate() {
             share(&format!("share{n}"), path, ",multidevs=remap");
         }
@@ -333,7 +437,8 @@ impl Machine {
             add("-device", format!("virtserialport,chardev=port{port},name=bpfvm.{port}").into());
         }
 
-        // Where the cache is full, the guest gets an error: QEMU would make it wait for ever.
+        // If the disk that holds the cache is full, the guest gets an I/O error. By default, QEMU
+        // would stop the guest.
         let mut disk = |id: &str, image: &Path, device: &str| {
             let head =
                 format!("if=none,id={id},format=raw,snapshot=on,werror=report,rerror=report,file=");
@@ -350,7 +455,7 @@ impl Machine {
             }
         }
         if self.disks.contains(&Disk::Scsi) {
-            // Before the disks that sit on it.
+            // The controller stands before its disks.
             args.splice(0..0, ["-device".into(), "virtio-scsi-pci,id=scsi".into()]);
         }
         args.extend(["-nodefaults".into(), "-no-user-config".into(), "-no-reboot".into()]);
@@ -362,7 +467,7 @@ fn letter(n: usize) -> char {
     char::from(b'a' + (n % 26) as u8)
 }
 
-/// An option of QEMU's with a path in it, where a comma is written twice.
+/// An option of QEMU with a path in it, where each comma has to be doubled.
 fn with_path(head: &str, path: &Path, rest: &str) -> OsString {
     let mut option = head.as_bytes().to_vec();
     for &byte in path.as_os_str().as_bytes() {
@@ -375,7 +480,7 @@ fn with_path(head: &str, path: &Path, rest: &str) -> OsString {
     OsString::from_vec(option)
 }
 
-/// Why the guest is gone, with the last lines of its console.
+/// Why the guest died, with the last lines of its console.
 pub fn death(dir: &Path) -> String {
     cause(dir) + &tail(dir)
 }
@@ -387,11 +492,11 @@ fn cause(dir: &Path) -> String {
         std::thread::sleep(Duration::from_millis(20));
         status = cleanup::qemu_ended();
     }
-    let console = fs::read(dir.join("console")).unwrap_or_default();
-    let console = String::from_utf8_lossy(&console);
+    let console = end_of(&dir.join("console"));
     let panic = console.lines().find_map(|line| line.split_once("Kernel panic - not syncing: "));
-    if let Ok(what) = fs::read_to_string(dir.join("failed")) {
-        format!("the guest could not be set up: {}", what.trim())
+    if let Some(what) = read_shared(dir, "failed") {
+        let what = last_lines(&what, 20).join("\n  ");
+        format!("the guest could not be set up: {what}")
     } else if let Some((_, what)) = panic {
         format!("the guest's kernel panicked: {}", what.trim())
     } else {
@@ -402,32 +507,42 @@ fn cause(dir: &Path) -> String {
             Some(status) if !status.success() => {
                 format!("QEMU could not run the guest{}", log(dir))
             }
-            Some(_) => "the guest went down before the program had ended".to_owned(),
+            Some(_) => "the guest shut down before the program had ended".to_owned(),
             None => "the connection to the guest broke".to_owned(),
         }
     }
 }
 
-/// What QEMU said, to be put behind a message.
+/// QEMU's last messages, to append to a message.
 fn log(dir: &Path) -> String {
-    let log = fs::read(dir.join("qemu.log")).unwrap_or_default();
-    let lines = last_lines(&log, 3);
+    let lines = last_lines(&end_of(&dir.join("qemu.log")), 3);
     if lines.is_empty() { String::new() } else { format!(" ({})", lines.join("; ")) }
 }
 
-/// The console's last lines, to be put behind a message.
+/// The console's last lines, to append to a message.
 pub fn tail(dir: &Path) -> String {
-    let console = fs::read(dir.join("console")).unwrap_or_default();
-    let lines = last_lines(&console, 20);
+    let lines = last_lines(&end_of(&dir.join("console")), 20);
     if lines.is_empty() {
         return "; its console is empty".to_owned();
     }
-    format!("; its console's last lines:\n  {}", lines.join("\n  "))
+    format!("; the last lines of its console:\n  {}", lines.join("\n  "))
+}
+
+/// The end of a file that may have grown to any size.
+fn end_of(path: &Path) -> String {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(END_OF_LOG)))?;
+        let mut bytes = Vec::new();
+        file.take(END_OF_LOG).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }
 
 /// The last `n` lines that are not empty, without control characters.
-fn last_lines(text: &[u8], n: usize) -> Vec<String> {
-    let text = String::from_utf8_lossy(text);
+fn last_lines(text: &str, n: usize) -> Vec<String> {
     let lines = text.lines().map(|line| line.replace(|c: char| c.is_control() && c != '\t', ""));
     let lines: Vec<String> = lines.filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(n)..].to_vec()
@@ -444,9 +559,14 @@ mod tests {
 
     #[test]
     fn the_consoles_last_lines_are_clean() {
-        let text = b"one\r\n\r\n\x1b[0mtwo\r\nthree";
+        let text = "one\r\n\r\n\x1b[0mtwo\r\nthree";
         assert_eq!(last_lines(text, 2), ["[0mtwo", "three"]);
-        assert_eq!(last_lines(b"", 2), Vec::<String>::new());
+        assert_eq!(last_lines("", 2), Vec::<String>::new());
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("console");
+        fs::write(&file, "x".repeat(1 << 20) + "\nlast").unwrap();
+        assert_eq!(end_of(&file).len() as u64, END_OF_LOG);
+        assert_eq!(last_lines(&end_of(&file), 1), ["last"]);
     }
 
     #[test]
@@ -454,11 +574,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("console"), "a\nKernel panic - not syncing: x\n").unwrap();
         let text = death(dir.path());
-        assert!(
-            text.starts_with("the guest's kernel panicked: x; its console's last lines:\n  a\n"),
-            "{text}"
-        );
-        fs::write(dir.path().join("failed"), "mount: no\n").unwrap();
+        let wanted = "the guest's kernel panicked: x; the last lines of its console:\n  a\n";
+        assert!(text.starts_with(wanted), "{text}");
+        fs::create_dir(shared(dir.path())).unwrap();
+        fs::write(shared(dir.path()).join("failed"), "mount: no\n").unwrap();
         assert!(death(dir.path()).starts_with("the guest could not be set up: mount: no;"));
+    }
+
+    #[test]
+    fn more_disks_than_slots_are_refused() {
+        assert!(check_disks(&[Disk::Nvme; MAX_DISKS]).is_ok());
+        let error = check_disks(&[Disk::Scsi; MAX_DISKS + 1]).unwrap_err();
+        assert_eq!(error.downcast_ref::<crate::error::Fail>().unwrap().code, USAGE);
+        assert_eq!(error.to_string(), "too many disks: 25 times --disk, the guest takes 24");
     }
 }

@@ -1,7 +1,7 @@
 //! The host's side of a session: this process's terminal or pipes, joined to a program in
 //! the guest.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -11,9 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::termios::{isatty, tcgetpgrp, tcgetwinsize};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::termios::{isatty, tcgetwinsize};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
 use crate::cleanup;
 use crate::error::{GUEST_DIED, fail};
@@ -22,17 +22,19 @@ use crate::qemu;
 
 /// How long the guest may take to answer a signal.
 const SIGNAL_PATIENCE: Duration = Duration::from_secs(10);
-/// So many signals end the launcher at once.
+/// This many signals end the launcher at once.
 const SIGNALS_UNTIL_KILL: u32 = 3;
-/// What Ctrl-C is on a terminal in raw mode.
+/// The byte that Ctrl-C is on a terminal in raw mode.
 const CTRL_C: u8 = 3;
-/// How long a guest that runs may take until its agent answers.
+/// How long a guest may take from its init's first message to its agent's.
 const AGENT_PATIENCE: Duration = Duration::from_secs(120);
+/// How often a launcher in the background of its terminal checks whether it still is there.
+const BACKGROUND_CHECK: Duration = Duration::from_millis(200);
 
 /// How a program ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Exit {
-    /// Its exit code, 128 and the signal's number where a signal ended it.
+    /// Its exit code; 128 plus the signal's number where a signal ended it.
     pub status: i32,
     /// Other sessions that are still open in the guest.
     pub others: u32,
@@ -46,10 +48,12 @@ struct Link {
     more_credit: Condvar,
     signals: AtomicU32,
     signals_taken: AtomicU32,
-    /// Frames that have come.
+    /// Frames received.
     frames: AtomicU32,
-    /// Output is being written: whoever reads it lets us wait, not the guest.
+    /// Output is being written: what is waited for is its reader, not the guest.
     writing: AtomicBool,
+    /// The program has ended: what is typed from now on is for the shell.
+    ended: AtomicBool,
 }
 
 /// The session that signals go to, once there is one.
@@ -60,9 +64,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Link {
-    /// Sends a frame. Where the guest is gone, the reading side notices.
+    /// Sends a frame. Where the guest has died, the reading side notices.
     fn send(&self, kind: Kind, data: &[u8]) {
         let _ = write_frame(&mut *lock(&self.writer), kind, data);
+    }
+
+    fn send_size(&self) {
+        if let Some(size) = size() {
+            self.send(Kind::Size, &size.to_bytes());
+        }
     }
 
     fn give_credit(&self, bytes: usize) {
@@ -81,16 +91,16 @@ impl Link {
     }
 }
 
-/// What of this process is a terminal.
+/// Which of the standard descriptors are terminals.
 #[derive(Clone, Copy, Debug)]
 pub struct Terminals {
-    /// Standard input and output are this terminal and ours to switch to raw mode.
+    /// Standard input and output are the terminal, and we may put it into raw mode.
     pub raw: bool,
     /// Standard output is a terminal.
     pub stdout: bool,
     /// Standard error is a terminal.
     pub stderr: bool,
-    /// The size of the first that is one.
+    /// The size of the first that is a terminal.
     pub size: Option<Size>,
 }
 
@@ -99,7 +109,7 @@ impl Terminals {
     pub fn look() -> Terminals {
         let (stdin, stdout, stderr) =
             (isatty(io::stdin()), isatty(io::stdout()), isatty(io::stderr()));
-        Terminals { raw: stdin && stdout && in_foreground(), stdout, stderr, size: size() }
+        Terminals { raw: stdin && stdout && cleanup::in_foreground(), stdout, stderr, size: size() }
     }
 }
 
@@ -109,45 +119,47 @@ fn size() -> Option<Size> {
     sizes.into_iter().flatten().next().map(|s| Size { rows: s.ws_row, cols: s.ws_col })
 }
 
-/// Whether reading the terminal on standard input would not stop us.
-fn in_foreground() -> bool {
-    tcgetpgrp(io::stdin()).is_ok_and(|pgrp| pgrp == rustix::process::getpgrp())
-}
-
 /// Starts to handle signals: without a session they end the launcher, with one they go to
-/// the program.
+/// the program. Signals that were ignored when the launcher started (nohup) stay ignored.
 pub fn watch_signals() -> Result<()> {
-    static WATCHED: AtomicBool = AtomicBool::new(false);
-    if WATCHED.swap(true, Ordering::SeqCst) {
-        return Ok(());
-    }
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP, SIGWINCH])
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ending = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !ignores(&status, signal));
+    let mut signals = signal_hook::iterator::Signals::new(ending.chain([SIGWINCH, SIGCONT]))
         .context("cannot handle signals")?;
     std::thread::spawn(move || {
         for signal in &mut signals {
             let link = lock(&LINK).clone();
-            match link {
-                Some(link) if signal == SIGWINCH => {
-                    if let Some(size) = size() {
-                        link.send(Kind::Size, &size.to_bytes());
+            match (link, signal) {
+                (link, SIGWINCH | SIGCONT) => {
+                    if signal == SIGCONT {
+                        cleanup::raw_terminal_again();
                     }
+                    // The connection may be stuck: this thread never waits for it.
+                    link.map(|link| std::thread::spawn(move || link.send_size()));
                 }
-                Some(link) => forward(&link, signal),
-                None if signal == SIGWINCH => {}
-                None => cleanup::end(128 + signal, None),
+                (Some(link), _) => forward(&link, signal),
+                (None, _) => cleanup::exit(128 + signal, None),
             }
         }
     });
     Ok(())
 }
 
+/// Whether a process with this /proc/PID/status ignores the signal.
+fn ignores(status: &str, signal: i32) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
 fn forward(link: &Arc<Link>, signal: i32) {
     let count = link.signals.fetch_add(1, Ordering::SeqCst) + 1;
     if count >= SIGNALS_UNTIL_KILL {
-        cleanup::end(128 + signal, Some("the third signal: not waiting for the program any more"));
+        let message = "third signal: stopping the guest without waiting for the program";
+        cleanup::exit(128 + signal, Some(message));
     }
     let sender = Arc::clone(link);
-    // The connection may be stuck: neither this nor the watching may wait for the other.
+    // Neither this thread nor the watching one may wait for the connection.
     std::thread::spawn(move || sender.send(Kind::Signal, &signal.to_le_bytes()));
     watch(link, 128 + signal, move |link| link.signals_taken.load(Ordering::SeqCst) >= count);
 }
@@ -164,15 +176,17 @@ fn watch(link: &Arc<Link>, status: i32, answered: impl Fn(&Link) -> bool + Send 
                 waited += STEP;
             }
         }
-        let goes_on = lock(&LINK).as_ref().is_some_and(|now| Arc::ptr_eq(now, &link));
-        if goes_on && !answered(&link) {
-            cleanup::end(status, Some("the guest does not react any more: not waiting for it"));
+        let open = lock(&LINK).as_ref().is_some_and(|now| Arc::ptr_eq(now, &link));
+        if open && !answered(&link) {
+            let seconds = SIGNAL_PATIENCE.as_secs();
+            let message = format!("the guest has stopped responding ({seconds} s): stopping it");
+            cleanup::exit(status, Some(&message));
         }
     });
 }
 
 /// Connects to a port's socket, which QEMU creates when it starts, and waits until the agent
-/// serves it. `dir` is the control directory. `None`: the guest died first.
+/// serves it. `dir` is the run directory. `None`: the guest died first.
 pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
     let start = Instant::now();
     let mut stream = loop {
@@ -187,7 +201,8 @@ pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
         Ok(Some(frame)) if frame.kind == Kind::Hello => {}
         Err(e) if e.kind() == ErrorKind::WouldBlock => {
             let (limit, tail) = (AGENT_PATIENCE.as_secs(), qemu::tail(dir));
-            let message = format!("the guest's agent has not answered for {limit} s{tail}");
+            let message =
+                format!("the guest has booted, but not become ready within {limit} s{tail}");
             return Err(fail(GUEST_DIED, message));
         }
         // A broken stream and its end mean the same.
@@ -197,9 +212,10 @@ pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
     Ok(Some(stream))
 }
 
-/// Runs a program in the guest, joined to this process's standard descriptors.
+/// Runs a program in the guest, connected to this process's standard descriptors; without
+/// `stdin`, standard input is left alone and the program's is empty.
 /// `None`: the guest died before the program ended.
-pub fn talk(mut stream: UnixStream, request: &Request) -> Result<Option<Exit>> {
+pub fn talk(mut stream: UnixStream, request: &Request, stdin: bool) -> Result<Option<Exit>> {
     let link = Arc::new(Link {
         writer: Mutex::new(stream.try_clone()?),
         credit: Mutex::new(STDIN_WINDOW),
@@ -208,15 +224,20 @@ pub fn talk(mut stream: UnixStream, request: &Request) -> Result<Option<Exit>> {
         signals_taken: AtomicU32::new(0),
         frames: AtomicU32::new(0),
         writing: AtomicBool::new(false),
+        ended: AtomicBool::new(false),
     });
-    link.send(Kind::Request, &serde_json::to_vec(request)?);
+    link.send(Kind::Request, &request.to_bytes()?);
     if request.stdin_tty {
         cleanup::raw_terminal()?;
     }
     *lock(&LINK) = Some(Arc::clone(&link));
-    let for_stdin = Arc::clone(&link);
-    let raw = request.stdin_tty;
-    std::thread::spawn(move || send_stdin(&for_stdin, raw));
+    if stdin {
+        let for_stdin = Arc::clone(&link);
+        let raw = request.stdin_tty;
+        std::thread::spawn(move || send_stdin(&for_stdin, raw));
+    } else {
+        link.send(Kind::StdinEof, &[]);
+    }
 
     let mut stdout = Output::new(io::stdout().as_fd().try_clone_to_owned()?.into());
     let mut stderr = Output::new(io::stderr().as_fd().try_clone_to_owned()?.into());
@@ -227,7 +248,7 @@ pub fn talk(mut stream: UnixStream, request: &Request) -> Result<Option<Exit>> {
         written
     };
     let mut exit = None;
-    // A broken stream and its end mean the same: the guest is gone.
+    // A broken stream and its end mean the same: the guest has died.
     while let Ok(Some(frame)) = read_frame(&mut stream) {
         link.frames.fetch_add(1, Ordering::SeqCst);
         match frame.kind {
@@ -248,12 +269,13 @@ pub fn talk(mut stream: UnixStream, request: &Request) -> Result<Option<Exit>> {
             _ => {}
         }
     }
+    link.ended.store(true, Ordering::SeqCst);
     *lock(&LINK) = None;
     cleanup::restore_terminal();
     Ok(exit)
 }
 
-/// Standard output or error, until nobody reads it any more.
+/// Standard output or error, until its reader closes it.
 struct Output {
     file: Option<File>,
 }
@@ -263,7 +285,7 @@ impl Output {
         Output { file: Some(file) }
     }
 
-    /// Writes all of it. An error is given once, at the first write that nobody reads.
+    /// Writes all of it. Returns an error once, at the first write that fails.
     fn write(&mut self, mut data: &[u8]) -> io::Result<()> {
         let Some(file) = &mut self.file else {
             return Ok(());
@@ -289,7 +311,7 @@ impl Output {
 }
 
 /// Sends standard input to the guest, never more than the program has room for. A terminal in
-/// raw mode makes no signal of Ctrl-C: a guest that says nothing at all after one is dead.
+/// raw mode makes no signal of Ctrl-C: a guest that sends nothing at all after one is dead.
 fn send_stdin(link: &Arc<Link>, raw: bool) {
     let stdin = io::stdin();
     let terminal = isatty(&stdin);
@@ -301,10 +323,8 @@ fn send_stdin(link: &Arc<Link>, raw: bool) {
     loop {
         let room = link.take_credit();
         let n = loop {
-            // Reading the terminal from the background would stop the whole launcher.
-            if terminal && !in_foreground() {
-                std::thread::sleep(Duration::from_millis(200));
-                continue;
+            if terminal && !await_terminal(&file, link) {
+                break 0;
             }
             match file.read(&mut buffer[..room]) {
                 Ok(n) => break n,
@@ -324,5 +344,44 @@ fn send_stdin(link: &Arc<Link>, raw: bool) {
         }
         link.send(Kind::Stdin, &buffer[..n]);
         link.give_credit(room - n);
+    }
+}
+
+/// Waits until the terminal has input and this process is not in its background, from where
+/// reading it would stop the launcher. Back in the foreground the terminal is made raw again here,
+/// as `fg` sends no signal to a job that runs. False where the terminal cannot be read, or the program
+/// has ended.
+fn await_terminal(terminal: &File, link: &Link) -> bool {
+    let step = Timespec::try_from(BACKGROUND_CHECK).ok();
+    let mut background = false;
+    loop {
+        if cleanup::in_background() {
+            background = true;
+            std::thread::sleep(BACKGROUND_CHECK);
+            continue;
+        }
+        if std::mem::take(&mut background) {
+            cleanup::raw_terminal_again();
+            link.send_size();
+        }
+        let mut poll_fds = [PollFd::new(terminal, PollFlags::IN)];
+        match poll(&mut poll_fds, step.as_ref()) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) if cleanup::in_background() => {}
+            Ok(_) => return !link.ended.load(Ordering::SeqCst),
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_recognised() {
+        let status = "Name:\tvm\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000004002\n";
+        assert!(ignores(status, SIGHUP));
+        assert!(!ignores(status, SIGINT) && !ignores(status, SIGTERM) && !ignores("", SIGHUP));
     }
 }

@@ -1,4 +1,4 @@
-//! Boots real guests. Every wait has a limit, and running into it is a failure.
+//! Boots real guests. Every wait has a limit; reaching it is a failure.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -17,30 +17,30 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use tempfile::TempDir;
 
-/// For anything that needs a boot, also where many boot at once.
+/// The limit for anything that needs a boot, also while several guests boot.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A private place for control directories, so that no other guest is in the way.
+/// A private place for run directories, so that other guests do not interfere.
 fn place() -> TempDir {
     tempfile::Builder::new().prefix("vm").tempdir_in("/tmp").unwrap()
 }
 
-/// A launcher's command line, with control directories below `place`.
+/// A launcher's command line, with its run directory below `place`.
 fn vm(place: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vm"));
     command.args(args).env("TMPDIR", place.path()).env_remove("VM_KERNEL");
     command
 }
 
-/// A launcher that runs, what it prints, and where to type.
+/// A running launcher: what it prints, and where to type.
 struct Running {
     child: Child,
     input: Option<File>,
     output: Receiver<Vec<u8>>,
     errors: Receiver<Vec<u8>>,
-    /// What has been read of the output and not been looked at.
+    /// Output that has been read, but not been expected yet.
     text: String,
-    /// The terminal's other side, where there is one.
+    /// The terminal's slave side, where there is one.
     terminal: Option<OwnedFd>,
 }
 
@@ -80,7 +80,8 @@ impl Running {
 
     /// Starts it as a shell would in a terminal of 101 columns.
     fn on_terminal(mut command: Command) -> Running {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let master =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
         let name = ptsname(&master, Vec::new()).unwrap();
@@ -167,7 +168,7 @@ impl Running {
         String::from_utf8_lossy(&all).into_owned()
     }
 
-    /// Whether the terminal is as a shell wants it: it echoes.
+    /// Whether the terminal has a shell's settings: it echoes.
     fn echoes(&self) -> bool {
         let settings = tcgetattr(self.terminal.as_ref().unwrap()).unwrap();
         settings.local_modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
@@ -197,18 +198,18 @@ fn qemus(place: &Path) -> Vec<Pid> {
         .collect()
 }
 
-fn control_dirs(place: &Path) -> Vec<PathBuf> {
+fn run_dirs(place: &Path) -> Vec<PathBuf> {
     let parents = fs::read_dir(place).unwrap().flatten();
     let inside =
         parents.flat_map(|parent| fs::read_dir(parent.path()).into_iter().flatten().flatten());
     inside.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }
 
-/// Waits until nothing of a launch is left: no QEMU, no control directory.
+/// Waits until nothing of a launch is left: no QEMU, no run directory.
 fn assert_clean(place: &TempDir) {
     let start = Instant::now();
     loop {
-        let left = (qemus(place.path()), control_dirs(place.path()));
+        let left = (qemus(place.path()), run_dirs(place.path()));
         if left.0.is_empty() && left.1.is_empty() {
             return;
         }
@@ -217,7 +218,7 @@ fn assert_clean(place: &TempDir) {
     }
 }
 
-/// A cache that has nothing but the kernels. They are fetched where no other test has.
+/// A cache that contains only the kernels, which are fetched if they are missing.
 fn new_cache(place: &TempDir) -> TempDir {
     let mut setup = vm(place, &["setup"]);
     assert!(setup.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
@@ -233,18 +234,33 @@ fn new_cache(place: &TempDir) -> TempDir {
 
 /// A PATH where QEMU is this shell script, from which `qemu-system-x86_64` is the real one.
 fn qemu_instead(place: &TempDir, script: &str) -> String {
-    let qemu = place.path().join("qemu-system-x86_64");
-    fs::write(&qemu, format!("#!/bin/sh\nPATH=${{PATH#*:}}\n{script}\n")).unwrap();
-    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    executable(place.path(), "qemu-system-x86_64", &format!("PATH=${{PATH#*:}}\n{script}"));
     format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap())
+}
+
+/// A shell script that can be started.
+fn executable(dir: &Path, name: &str, script: &str) -> PathBuf {
+    let file = dir.join(name);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    file
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LIMIT, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn kvm_is_accessible() -> bool {
     File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// The first boot with an empty cache (but for the kernels), and then two at once: what
-/// goes in and out, the guest's make-up, KVM tried once and remembered, disks apart.
+/// The first boot with an empty cache (except for the kernels), and then two at once: input and
+/// output, what the guest contains, KVM tried once and remembered, separate disks.
 #[test]
 fn a_run_and_then_two_at_once() {
     let place = place();
@@ -268,7 +284,7 @@ fn a_run_and_then_two_at_once() {
     File::open("/dev/urandom").unwrap().read_exact(&mut data).unwrap();
     let stdin = place.path().join("stdin");
     fs::write(&stdin, &data).unwrap();
-    // Under this QEMU no guest ever comes up with KVM; with TCG it is the real one.
+    // With this QEMU no guest ever boots under KVM; without KVM, it is the real QEMU.
     let tried = place.path().join("tried-kvm");
     let path = qemu_instead(
         &place,
@@ -283,6 +299,9 @@ fn a_run_and_then_two_at_once() {
     let mut args = vec!["run"];
     args.extend(disks);
     args.extend(["sh", "-c", &script]);
+    // Almost as many arguments as Linux accepts, each almost as long as it may be.
+    let long = "x".repeat(130_000);
+    args.extend([long.as_str(); 14]);
     let output = vm(&place, &args)
         .env("VM_CACHE", cache.path())
         .env("PATH", &path)
@@ -292,6 +311,8 @@ fn a_run_and_then_two_at_once() {
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(7), "{errors}");
+    assert!(errors.contains("vm: booting 6.1, about 20 s without KVM\n"), "{errors}");
+    assert_eq!(fs::read_dir(cache.path().join("boot-times")).unwrap().count(), 1);
     assert!(output.stdout == data, "stdout is not what went in ({} bytes)", output.stdout.len());
     let inside = errors.lines().find_map(|line| line.strip_prefix("inside ")).unwrap();
     let (marked, release) = inside.split_once(" is ").unwrap();
@@ -314,7 +335,11 @@ fn a_run_and_then_two_at_once() {
     assert_eq!(fs::read_to_string(&shared).unwrap(), "written\n");
     fs::remove_file(&shared).unwrap();
 
-    assert_eq!(errors.contains("vm: KVM is there but no guest boots under it"), kvm, "{errors}");
+    assert_eq!(
+        errors.contains("vm: KVM is accessible, but no guest boots under it"),
+        kvm,
+        "{errors}"
+    );
     assert_eq!(tried.exists(), kvm);
 
     let mine = |name: &str| {
@@ -329,14 +354,14 @@ fn a_run_and_then_two_at_once() {
     for (name, run) in both {
         let (code, out, errors) = run.end();
         assert_eq!((code, out), (0, format!("lost+found\n{name}\n")), "{errors}");
-        assert!(!errors.contains("KVM"), "not remembered: {errors}");
+        assert!(!errors.contains("KVM is"), "not remembered: {errors}");
     }
     let times = fs::read_to_string(&tried).unwrap_or_default().lines().count();
     assert_eq!(times, usize::from(kvm), "KVM was tried again");
     assert_clean(&place);
 }
 
-/// What a guest that ends by itself says of KVM: nothing. Needs no boot.
+/// A guest that ends by itself says nothing about KVM. Needs no boot.
 #[test]
 fn one_bad_guest_says_nothing_of_kvm() {
     if !kvm_is_accessible() {
@@ -357,17 +382,17 @@ fn one_bad_guest_says_nothing_of_kvm() {
         errors
     };
     let note = cache.path().join("kvm.json");
-    // Nothing is known: without KVM it may do better, but nothing is learnt.
+    // Nothing is known: it is tried without KVM as well, but nothing is learnt.
     let errors = run();
-    assert!(errors.contains("KVM is there but QEMU could not run the guest"), "{errors}");
+    assert!(errors.contains("KVM is accessible, but QEMU could not run the guest"), "{errors}");
     assert!(errors.contains("-accel tcg"), "{errors}");
     assert!(!note.exists());
-    // KVM works here: then it is the guest.
+    // KVM is known to work: the guest is at fault.
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let known = format!(r#"{{"boot_id":"{}","qemu":"this one","works":true}}"#, boot_id.trim());
     fs::write(&note, &known).unwrap();
     let errors = run();
-    assert!(errors.contains("-accel kvm") && !errors.contains("going on without"), "{errors}");
+    assert!(errors.contains("-accel kvm") && !errors.contains("continuing without"), "{errors}");
     assert_eq!(fs::read_to_string(&note).unwrap(), known);
     assert_clean(&place);
 }
@@ -388,7 +413,7 @@ fn sessions_of_a_shell() {
     first.type_in(&format!("CARGO=false {}/runner echo ins''ide\n", env!("CARGO_MANIFEST_DIR")));
     first.expect("inside");
 
-    // The terminal's keys and size are the guest's.
+    // Keys and size of the terminal go to the guest.
     first.type_in("echo sl''eeping; sleep 1000\n");
     first.expect("sleeping");
     assert!(!first.echoes(), "not raw");
@@ -401,7 +426,7 @@ fn sessions_of_a_shell() {
     first.type_in("until [ \"$(stty size)\" = '40 77' ]; do sleep 0.1; done; echo re''sized\n");
     first.expect("resized");
 
-    // Without a terminal: a signal's number in the status, standard error apart.
+    // Without a terminal: the signal's number in the status, standard error separate.
     let mut second = Running::on_pipes(shell());
     second.type_in("echo out; echo err >&2; kill -SEGV $$\n");
     let (code, out, errors) = second.end();
@@ -410,9 +435,9 @@ fn sessions_of_a_shell() {
 
     let mut other = Running::on_pipes(vm(&place, &["shell", "--disk", "nvme"]));
     other.type_in("exit\n");
-    assert!(other.end().2.contains("--disk, --cpus and --memory are for a new one"));
+    assert!(other.end().2.contains("--disk, --cpus and --memory only apply to a new one"));
 
-    // A signal to the launcher is one to the program.
+    // A signal to the launcher is passed on to the program.
     let mut third = Running::on_pipes(shell());
     third.type_in("trap 'echo summary; exit 3' INT\necho ready\nwhile :; do sleep 0.1; done\n");
     third.expect("ready\n");
@@ -420,11 +445,11 @@ fn sessions_of_a_shell() {
     let (code, out, _) = third.end();
     assert_eq!((code, out.as_str()), (3, "summary\n"));
 
-    // A program that will not end is left at the third.
+    // If a program does not end, the third signal ends the launcher.
     let mut fourth = Running::on_pipes(shell());
     fourth.type_in("trap '' TERM\necho ready\nwhile :; do sleep 0.1; done\n");
     fourth.expect("ready\n");
-    // Two that come close together may be one.
+    // Two signals in quick succession may arrive as one.
     for _ in 0..30 {
         if fourth.child.try_wait().unwrap().is_none() {
             fourth.signal(Signal::TERM);
@@ -434,14 +459,14 @@ fn sessions_of_a_shell() {
     let (code, _, errors) = fourth.end();
     assert_eq!(code, 143, "{errors}");
 
-    // Nobody reads any more: the program gets SIGPIPE.
+    // The reader of the output closes it: the program gets SIGPIPE.
     let mut fifth = Running::on_pipes(shell());
     fifth.type_in("exec yes\n");
     fifth.expect("y\ny\n");
     fifth.stop_reading();
     assert_eq!(fifth.end().0, 141);
 
-    // Nobody reads for a while, as before a pager: that is not the guest's fault.
+    // The reader waits for a while, as a pager does: the guest has not stopped responding.
     let (reader, writer) = std::io::pipe().unwrap();
     let mut sixth =
         shell().stdin(Stdio::piped()).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
@@ -454,16 +479,231 @@ fn sessions_of_a_shell() {
     std::io::copy(&mut { reader }, &mut std::io::sink()).unwrap();
     assert_eq!(sixth.wait().unwrap().code(), Some(3));
 
-    // The guest stays until its last terminal is closed.
+    // The guest runs until its last terminal is closed.
     let mut last = Running::on_pipes(shell());
     last.type_in("echo here\n");
     last.expect("here\n");
     first.type_in("exit 5\n");
-    first.expect("the guest goes on for 1 other terminal");
+    first.expect("the guest keeps running for 1 other terminal");
     last.type_in("echo still; exit 6\n");
     assert_eq!(last.end().0, 6);
     assert!(first.echoes(), "the terminal is not restored");
     assert_eq!(first.end().0, 5);
+    assert_clean(&place);
+}
+
+/// The files that the launcher uses are out of reach of the guest's root, or read with care.
+#[test]
+fn the_guest_cannot_touch_the_hosts_files() {
+    let place = place();
+    let secret = place.path().join("secret");
+    fs::write(&secret, "the secret").unwrap();
+    let shell = || vm(&place, &["shell"]);
+    let mut first = Running::on_pipes(shell());
+    let script = format!(
+        "cd /run/vm; for name in lock info.json ports ports.lock ready console qemu.log up failed s1.sock
+         do rm -f $name; ln -s {} $name; done; echo linked\n",
+        secret.display()
+    );
+    first.type_in(&script);
+    first.expect("linked\n");
+    let mut second = Running::on_pipes(shell());
+    second.type_in("echo sec''ond\n");
+    second.expect("second\n");
+    first.type_in("echo c > /proc/sysrq-trigger\n");
+    let (code, _, errors) = first.end();
+    assert_eq!(code, 125);
+    assert!(errors.contains("vm: the guest's kernel panicked: sysrq"), "{errors}");
+    assert!(!errors.contains("the secret"), "{errors}");
+    assert_eq!(second.end().0, 125);
+    assert_eq!(fs::read_to_string(&secret).unwrap(), "the secret");
+    assert_clean(&place);
+}
+
+/// A shell with job control: after `fg`, the terminal is the guest's again.
+#[test]
+fn stopped_and_continued() {
+    let place = place();
+    let mut bash = Command::new("bash");
+    bash.args(["--norc", "--noprofile", "--noediting", "-i"]).env("PS1", "").env_remove("HISTFILE");
+    let mut shell = Running::on_terminal(bash);
+    let program = r#"echo rea''dy; while read line; do echo "<$line $(stty size)>"; done"#;
+    shell.type_in(&format!(
+        "TMPDIR={} {} run sh -c '{}'\n",
+        place.path().display(),
+        env!("CARGO_BIN_EXE_vm"),
+        program.replace('\'', "'\\''")
+    ));
+    shell.expect("ready\r\n");
+    let bash = shell.child.id();
+    let children = fs::read_to_string(format!("/proc/{bash}/task/{bash}/children")).unwrap();
+    let launcher = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+    assert!(!shell.echoes(), "not raw");
+
+    kill_process(launcher, Signal::STOP).unwrap();
+    shell.expect("Stopped");
+    wait_for("the shell has its terminal", || shell.echoes());
+    resize(shell.terminal.as_ref().unwrap(), 66);
+    shell.type_in("fg\n");
+    wait_for("raw after fg", || !shell.echoes());
+    shell.type_in("a\r");
+    shell.expect("<a 40 66>");
+
+    // In the background it takes no keys, and is not stopped for trying.
+    kill_process(launcher, Signal::STOP).unwrap();
+    shell.expect("Stopped");
+    wait_for("the shell has its terminal", || shell.echoes());
+    shell.type_in("bg\n");
+    shell.type_in("sleep 1; echo still''mine\n");
+    shell.expect("stillmine");
+    assert!(shell.echoes(), "raw from the background");
+    let stat = fs::read_to_string(format!("/proc/{}/stat", launcher.as_raw_nonzero())).unwrap();
+    assert!(!stat.contains(") T "), "{stat}");
+    // No signal comes with this fg.
+    shell.type_in("fg\n");
+    wait_for("raw after bg and fg", || !shell.echoes());
+    shell.type_in("b\r");
+    shell.expect("<b 40 66>");
+    shell.type_in("\x04");
+    wait_for("the terminal is restored", || shell.echoes());
+    shell.type_in("echo sta''tus $?; exit\n");
+    shell.expect("status 0");
+    assert_eq!(shell.end().0, 0);
+    assert_clean(&place);
+}
+
+/// `nohup cargo vm run … &` outlives its terminal.
+#[test]
+fn the_terminal_is_closed_under_nohup() {
+    let place = place();
+    let log = place.path().join("log");
+    let script = format!(
+        "nohup {} run sh -c 'echo ready; sleep 3; echo done' > {} 2>&1 & wait",
+        env!("CARGO_BIN_EXE_vm"),
+        log.display()
+    );
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).env("TMPDIR", place.path());
+    let shell = Running::on_terminal(shell);
+    let text = || fs::read_to_string(&log).unwrap_or_default();
+    wait_for("it runs", || text().contains("ready"));
+    // The end of the session's leader is the end of the terminal: SIGHUP for all.
+    shell.signal(Signal::KILL);
+    wait_for("it has ended", || text().contains("done") || qemus(place.path()).is_empty());
+    assert!(text().contains("done"), "{}", text());
+    assert_clean(&place);
+}
+
+/// More arguments than Linux takes in the guest; the host takes them, as its limit is set higher.
+#[test]
+fn too_many_arguments() {
+    let place = place();
+    let script = "ulimit -s 32768 || exit 99
+        x=$(head -c 130000 /dev/zero | tr '\\0' x)
+        set -- $x $x $x $x $x; set -- $* $* $* $* $*
+        exec $VM run true $*";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).env("TMPDIR", place.path());
+    shell.env("VM", env!("CARGO_BIN_EXE_vm"));
+    let (code, _, errors) = Running::on_pipes(shell).end();
+    if code == 99 {
+        return; // this user may not have a larger stack, and so no more arguments
+    }
+    assert_eq!(code, 2, "{errors}");
+    assert!(errors.contains("vm: true: its arguments and environment take 31"), "{errors}");
+    assert!(errors.contains("more than Linux accepts"), "{errors}");
+    assert_clean(&place);
+}
+
+/// A stage reads no standard input, so the terminal is left alone: a pager has its keys, and
+/// Ctrl-C is a signal.
+#[test]
+fn a_stage_leaves_the_terminal_alone() {
+    let place = place();
+    let stage = executable(
+        place.path(),
+        "debug/stage06",
+        "trap 'echo summary; exit 4' INT; read line || echo nothing to read
+         echo started; for i in 1 2 3 4 5 6 7 8; do sleep 1; done",
+    );
+    let runner = || vm(&place, &["runner", stage.to_str().unwrap()]);
+    let mut run = Running::on_terminal(runner());
+    run.expect("nothing to read");
+    run.expect("started");
+    assert!(run.echoes(), "raw");
+    run.type_in("\x03");
+    run.expect("summary");
+    assert_eq!(run.end().0, 4);
+
+    let mut shell = Command::new("sh");
+    shell.env("TMPDIR", place.path()).args([
+        "-c",
+        "$0 runner $1 | cat; read line; echo the pager got $line",
+        env!("CARGO_BIN_EXE_vm"),
+        stage.to_str().unwrap(),
+    ]);
+    let mut run = Running::on_terminal(shell);
+    run.expect("started");
+    assert!(run.echoes(), "raw");
+    run.type_in("a key\n");
+    run.expect("the pager got a key");
+    assert_eq!(run.end().0, 0);
+    assert_clean(&place);
+}
+
+/// Signals to a launcher that builds or tests. cargo and what it starts are scripts here.
+#[test]
+fn nothing_outlives_a_launcher_that_builds() {
+    let place = place();
+    let started = place.path().join("started");
+    let cargo = executable(
+        place.path(),
+        "cargo",
+        &format!(
+            "case $1 in metadata) exec {} \"$@\";; esac
+             sh -c \"trap '' TERM; echo \\$\\$ >> {started}; sleep 1000\" &
+             echo $$ >> {started}; wait",
+            env!("CARGO"),
+            started = started.display()
+        ),
+    );
+    let alive = |pid: &str| {
+        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    for (command, signal) in [
+        (&["run", "stage06"][..], Signal::TERM),
+        (&["run", "stage06"], Signal::HUP),
+        (&["test"], Signal::TERM),
+        (&["test"], Signal::INT),
+    ] {
+        fs::write(&started, "").unwrap();
+        let mut launcher = vm(&place, command);
+        launcher.env("CARGO", &cargo);
+        let run = Running::on_pipes(launcher);
+        let pids = || -> Vec<String> {
+            let text = fs::read_to_string(&started).unwrap();
+            text.lines().map(str::to_owned).collect()
+        };
+        wait_for("cargo runs", || pids().len() == 2);
+        assert!(pids().iter().all(|pid| alive(pid)));
+        let start = Instant::now();
+        run.signal(signal);
+        let (code, _, errors) = run.end();
+        assert_eq!(code, 128 + signal.as_raw(), "{command:?}: {errors}");
+        // One of them ignores SIGTERM, and gets SIGKILL after 5 s.
+        assert!(start.elapsed() < Duration::from_secs(15));
+        assert!(!pids().iter().any(|pid| alive(pid)), "{command:?} {signal:?} left {:?}", pids());
+    }
+
+    // A child that it did not start: it was the shell's before the shell became the launcher.
+    let mut shell = Command::new("sh");
+    shell.env("TMPDIR", place.path()).args(["-c", "sleep 1000 & echo $! > $0; exec $1 run stage6"]);
+    shell.arg(&started).arg(env!("CARGO_BIN_EXE_vm"));
+    shell.stdout(Stdio::null()).stderr(Stdio::null());
+    assert_eq!(shell.status().unwrap().code(), Some(2));
+    let pid = fs::read_to_string(&started).unwrap();
+    assert!(alive(pid.trim()));
+    kill_process(Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
     assert_clean(&place);
 }
 
@@ -484,24 +724,24 @@ fn qemu_killed() {
     assert_clean(&place);
 }
 
-/// Ctrl-C on a terminal is a byte like any other; one that a hung guest does not take ends it.
+/// On a raw terminal, Ctrl-C is a byte; if a hung guest does not respond to it, the launcher ends.
 #[test]
 fn the_guest_hangs() {
     let place = place();
     let mut run =
         Running::on_terminal(vm(&place, &["run", "sh", "-c", "trap '' INT; echo rea''dy; cat"]));
     run.expect("ready");
-    // A guest that lives may ignore it.
+    // A program may ignore it.
     run.type_in("\x03");
     std::thread::sleep(Duration::from_secs(11));
     run.type_in("still here\n");
     run.expect("still here"); // the terminal's echo
     run.expect("still here"); // cat's answer
-    // Of what the guest says to this, nothing may be left to come: it would count as a reaction.
+    // The guest's output must have arrived completely: a part of it would count as a response.
     std::thread::sleep(Duration::from_millis(500));
     kill_process(qemus(place.path())[0], Signal::STOP).unwrap();
     run.type_in("\x03");
-    run.expect("vm: the guest does not react any more");
+    run.expect("vm: the guest has stopped responding");
     assert!(run.echoes(), "the terminal is not restored");
     assert_eq!(run.end().0, 130);
     assert_clean(&place);
@@ -514,7 +754,7 @@ fn launcher_killed() {
         Running::on_terminal(vm(&place, &["run", "sh", "-c", "echo rea''dy; sleep 1000"]));
     run.expect("ready");
     assert!(!run.echoes(), "not raw");
-    assert_eq!((qemus(place.path()).len(), control_dirs(place.path()).len()), (1, 1));
+    assert_eq!((qemus(place.path()).len(), run_dirs(place.path()).len()), (1, 1));
     run.signal(Signal::KILL);
     let start = Instant::now();
     while !run.echoes() {
@@ -536,7 +776,7 @@ fn the_guest_panics() {
     assert_eq!((code, out.as_str()), (125, ""), "{errors}");
     assert!(
         errors.contains(
-            "vm: the guest's kernel panicked: sysrq triggered crash; its console's last lines:\n"
+            "vm: the guest's kernel panicked: sysrq triggered crash; the last lines of its console:\n"
         ),
         "{errors}"
     );
@@ -551,22 +791,16 @@ fn out_of_time() {
     let (code, _, errors) =
         Running::on_pipes(vm(&place, &["run", "--timeout", "3s", "sleep", "1000"])).end();
     assert_eq!(code, 125, "{errors}");
-    assert!(errors.contains("vm: stopped: not done after 3s (--timeout)"), "{errors}");
+    assert!(errors.contains("vm: the program has not ended within 3s (--timeout)"), "{errors}");
     assert!(start.elapsed() >= Duration::from_secs(3));
     assert_clean(&place);
 }
 
-/// What cargo starts through vm/runner, and where: in the guest, whose launcher is `echo` here.
+/// What vm/runner starts in the guest and what on the host. The launcher is `echo` here.
 #[test]
 fn the_runner_tells_what_is_for_the_guest() {
     let place = place();
-    let script = |name: &str, text: &str| {
-        let file = place.path().join(name);
-        fs::create_dir_all(file.parent().unwrap()).unwrap();
-        fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
-        file
-    };
+    let script = |name: &str, text: &str| executable(place.path(), name, text);
     let cargo = script("cargo", "echo guest: \"$@\"");
     let text = |command: &mut Command| {
         let output = command.output().unwrap();
@@ -594,7 +828,53 @@ fn the_runner_tells_what_is_for_the_guest() {
     );
 }
 
-/// What needs no boot: each error is one clear message.
+/// Wrong usage of a program is reported by the program itself, before a guest boots.
+#[test]
+fn a_program_checks_its_own_usage() {
+    let place = place();
+    let path = qemu_instead(&place, "echo QEMU runs >&2; exit 1");
+    let run = |script: &str| {
+        let stage = executable(place.path(), "debug/stage06", script);
+        let mut command = vm(&place, &["runner", stage.to_str().unwrap(), "--no-such"]);
+        let output = command.env("PATH", &path).env("VM_ACCEL", "tcg").output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, errors) = run("[ $WORKSHOP_PARSE_ONLY = 1 ] && echo no $1 >&2 && exit 2");
+    assert_eq!((code, errors.as_str()), (Some(2), "no --no-such\n"));
+    for fine in ["[ $WORKSHOP_PARSE_ONLY = 1 ]", "echo it runs here >&2"] {
+        let (code, errors) = run(fine);
+        assert_eq!(code, Some(125), "{errors}");
+        assert!(errors.contains("QEMU runs") && !errors.contains("it runs here"), "{errors}");
+    }
+    assert_clean(&place);
+}
+
+/// KVM that does not work, though VM_ACCEL asks for it.
+#[test]
+fn kvm_is_asked_for_but_does_not_work() {
+    if !kvm_is_accessible() {
+        return;
+    }
+    let place = place();
+    let cache = new_cache(&place);
+    let path =
+        qemu_instead(&place, "case $1 in --version) echo this one; exit;; esac; exec sleep 1000");
+    let mut command = vm(&place, &["run", "true"]);
+    command.env("VM_CACHE", cache.path()).env("PATH", &path).env("VM_ACCEL", "kvm");
+    let start = Instant::now();
+    let (code, _, errors) = Running::on_pipes(command).end();
+    assert_eq!(code, 3, "{errors}");
+    assert!(start.elapsed() < Duration::from_secs(17), "{:?}", start.elapsed());
+    assert!(
+        errors.contains("vm: VM_ACCEL=kvm, but under KVM the guest has not started"),
+        "{errors}"
+    );
+    assert!(errors.contains("unset VM_ACCEL"), "{errors}");
+    assert!(!cache.path().join("kvm.json").exists());
+    assert_clean(&place);
+}
+
+/// Errors that need no boot: each is one clear message.
 #[test]
 fn clear_messages() {
     let place = place();
@@ -611,20 +891,32 @@ fn clear_messages() {
 
     let (code, errors) = run(&mut vm(&place, &["run", "--kernel", "/etc", "true"]));
     assert_eq!(code, Some(1));
-    assert!(errors.contains("/etc holds no lib/modules"), "{errors}");
+    assert!(errors.contains("/etc ") && errors.contains("lib/modules"), "{errors}");
 
     let (code, errors) = run(&mut vm(&place, &["run", "stage6"]));
     assert_eq!(code, Some(2));
-    assert!(errors.contains("vm: there is no stage6") && errors.contains("stage06"), "{errors}");
+    assert!(
+        errors.contains("vm: there is no program stage6") && errors.contains("stage06"),
+        "{errors}"
+    );
 
     let (code, errors) = run(vm(&place, &["run", "true"]).env("VM_ACCEL", "warp"));
     assert_eq!(code, Some(2));
     assert!(errors.contains("VM_ACCEL=warp"), "{errors}");
 
+    let (code, errors) = run(vm(&place, &["run"]).args(["--disk=nvme"; 25]).arg("true"));
+    assert_eq!(code, Some(2));
+    assert_eq!(errors, "vm: too many disks: 25 times --disk, the guest takes 24\n");
+
+    let shared = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let inside = tempfile::Builder::new().prefix("t").tempdir_in(shared).unwrap();
+    let (code, errors) = run(vm(&place, &["run", "true"]).env("TMPDIR", inside.path()));
+    assert!(code == Some(2) && errors.contains("set TMPDIR to a directory elsewhere"), "{errors}");
+
     let (code, errors) = run(&mut vm(&place, &["agent"]));
     assert_eq!(code, Some(3), "{errors}");
 
-    // An archive whose file is another than the one pinned, and one that has none.
+    // An archive without the pinned file, and one with a different file in its place.
     let (cache, archive) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let fetch = || {
         let mut command = vm(&place, &["setup"]);
