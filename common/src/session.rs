@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, MapType, OpenObject, ProgramMut,
     libbpf_sys::bpf_map_create_opts,
-    skel::{OpenSkel, SkelBuilder},
+    skel::{OpenSkel, Skel, SkelBuilder},
 };
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -23,6 +23,7 @@ use crate::{
     preflight,
     program::{Program, say},
     refusal::{self, Step},
+    results,
     trace_pipe::TracePipe,
 };
 
@@ -97,7 +98,19 @@ impl Session {
         let programs = open.open_object().progs().filter(|program| program.autoload());
         self.hooks =
             programs.map(|program| program.section().to_string_lossy().into_owned()).collect();
-        open.load().map_err(|error| self.explain(Step::Load, error))
+        let skel = open.load().map_err(|error| self.explain(Step::Load, error))?;
+        if self.verbose {
+            for info in results::programs(skel.object())? {
+                say(&format!(
+                    "{}: {}(): {} instructions verified, {} bytes of machine code\n",
+                    self.program.name,
+                    info.name.to_string_lossy(),
+                    info.verified_insns,
+                    info.jited_prog_insns.len(),
+                ));
+            }
+        }
+        Ok(skel)
     }
 
     /// Attaches the programs to their hooks, in this order, and says on stderr that the run has

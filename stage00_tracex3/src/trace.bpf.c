@@ -64,7 +64,8 @@ int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 {
-	u64 key = (u64)rq, latency;
+	u64 key = (u64)rq;
+	s64 latency;
 	struct start *found = bpf_map_lookup_elem(&starts, &key);
 	struct histogram *histogram;
 	u32 zero = 0, slot;
@@ -76,6 +77,8 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 		return 0;
 	}
 	latency = bpf_ktime_get_ns() - found->time;
+	if (latency < 0) /* the clock may step back a little between two CPUs */
+		latency = 0;
 	if (bpf_map_delete_elem(&starts, &key))
 		return 0; /* only the call that deletes the entry completes the request */
 
@@ -85,7 +88,7 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 		return 0; /* never so, but the verifier insists */
 	/* Atomic: 5.10 lets an interrupt run this program in the middle of itself. */
 	__sync_fetch_and_add(&histogram->slots[slot], 1);
-	if (latency > histogram->max)
+	if ((u64)latency > histogram->max)
 		histogram->max = latency;
 	return 0;
 }

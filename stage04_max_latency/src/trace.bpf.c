@@ -79,7 +79,7 @@ int BPF_PROG(bio_endio_entry, struct bio *bio)
 	}
 	__sync_fetch_and_add(&completed, 1);
 	struct max_latency *slowest = take_record(&max);
-	if (slowest && end - start.time > slowest->end - slowest->start.time) {
+	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time)) {
 		slowest->io = io;
 		slowest->start = start;
 		slowest->end = end;

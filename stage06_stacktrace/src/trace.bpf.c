@@ -88,7 +88,7 @@ static __noinline int completes(struct bio *bio, bool is_part)
 		return 0; /* only the call that deletes the entry completes the bio */
 	__sync_fetch_and_add(&completed, 1);
 	struct max_latency *slowest = take_record(&max);
-	if (slowest && end - start.time > slowest->end - slowest->start.time) {
+	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time)) {
 		slowest->io = io;
 		slowest->start = start;
 		slowest->end = end;

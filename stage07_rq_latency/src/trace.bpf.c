@@ -94,7 +94,7 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 		return 0; /* only the call that deletes the entry completes the request */
 	__sync_fetch_and_add(&completed, 1);
 	struct max_latency *slowest = take_record(&max);
-	if (slowest && end - start.time > slowest->end - slowest->start.time) {
+	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time)) {
 		slowest->io = io;
 		slowest->start = start;
 		slowest->start.dev = rq_dev(rq);

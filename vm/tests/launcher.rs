@@ -890,7 +890,7 @@ fn clear_messages() {
     );
 
     let (code, errors) = run(&mut vm(&place, &["run", "--kernel", "/etc", "true"]));
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     assert!(errors.contains("/etc ") && errors.contains("lib/modules"), "{errors}");
 
     let (code, errors) = run(&mut vm(&place, &["run", "stage6"]));
