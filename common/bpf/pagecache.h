@@ -86,19 +86,28 @@ __noinline u64 resident_in_block(u64 head, u64 first, u64 last)
 	return pages;
 }
 
-/* How many of the `pages` pages of a file, from page `first` on, are resident; `head` is the root of
- * the file's tree, address_space.i_pages.xa_head. */
-__noinline u64 resident(u64 head, u64 first, u64 pages)
+#define tree_of(inode) ((u64)BPF_CORE_READ(inode, i_mapping, i_pages.xa_head))
+
+/* How many of the `pages` pages of a file's tree, from page `first` on, are resident. */
+__noinline u64 resident(u64 tree, u64 first, u64 pages)
 {
 	u64 last = first + pages - 1, sum = 0;
 
 	for (int i = 0; i < BLOCKS && pages && first <= last; i++) {
 		u64 end = first | (BLOCK - 1);
 
-		sum += resident_in_block(head, first, end < last ? end : last);
+		sum += resident_in_block(tree, first, end < last ? end : last);
 		first = end + 1;
 	}
 	return sum;
+}
+
+/* How many pages of a file of `size` bytes hold the `bytes` bytes from `offset` on. */
+static __always_inline u64 pages_in(u64 offset, u64 bytes, u64 size, u32 page_shift)
+{
+	u64 end = offset + bytes < size ? offset + bytes : size;
+
+	return offset < end ? ((end - 1) >> page_shift) - (offset >> page_shift) + 1 : 0;
 }
 
 /* How many of the `pages` pages from `first` on are among the `pages2` pages from `first2` on. */

@@ -50,12 +50,14 @@ static __always_inline void recall_unfinished(u64 iocb, int flags, struct read *
 	read->is_rest = before->is_rest;
 }
 
-/* Remembers what will be asked for again, by a reader that does not wait (`is_async`). */
-static __always_inline void note_unfinished(u64 iocb, bool is_async, const struct read *read, long ret)
+extern const void io_complete_rw __ksym __weak; /* what io_uring is called back by */
+
+/* Remembers what io_uring will ask for again. */
+static __always_inline void note_unfinished(u64 iocb, void *callback, const struct read *read, long ret)
 {
 	struct read rest = *read;
 
-	if (!is_async)
+	if (!callback || callback != &io_complete_rw)
 		return;
 	if (ret > 0) {
 		rest.offset += ret - read->already;

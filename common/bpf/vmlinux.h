@@ -172,6 +172,7 @@ struct super_block {
 struct inode {
 	u16 i_mode;
 	struct super_block *i_sb;
+	struct address_space *i_mapping;
 	unsigned long i_ino;
 	dev_t i_rdev; /* of a device file */
 	loff_t i_size;

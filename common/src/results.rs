@@ -54,20 +54,22 @@ pub fn times_skipped(object: &Object) -> Result<u64> {
 /// found the same program running on the same CPU; only those that it did skip. The kernel counts
 /// that from 5.12 on, for kprobes from 6.7 on; before, the list is empty.
 fn skipped(object: &Object) -> Result<Vec<(String, u64)>> {
-    let programs = programs(object)?.into_iter();
-    let skipped = programs.filter(|info| info.recursion_misses > 0);
-    Ok(skipped
-        .map(|info| (info.name.to_string_lossy().into_owned(), info.recursion_misses))
-        .collect())
+    let skipped = programs(object)?.into_iter().map(|(name, info)| (name, info.recursion_misses));
+    Ok(skipped.filter(|(_, times)| *times > 0).collect())
 }
 
-/// What the kernel says about the object's programs that are loaded.
-pub(crate) fn programs(object: &Object) -> Result<Vec<ProgramInfo>> {
-    let loaded = object.progs().filter(|program| program.autoload());
-    let ids = loaded.map(|program| Program::id_from_fd(program.as_fd()));
-    let ids: Vec<u32> = ids.collect::<Result<_, _>>().context("a loaded program has no id")?;
-    let query = ProgInfoQueryOptions::default().include_jited_prog_insns(true);
-    Ok(ProgInfoIter::with_query_opts(query).filter(|info| ids.contains(&info.id)).collect())
+/// The object's programs that are loaded, and what the kernel says about them. (It cuts their names
+/// after 15 characters.)
+pub(crate) fn programs(object: &Object) -> Result<Vec<(String, ProgramInfo)>> {
+    let query = || ProgInfoQueryOptions::default().include_jited_prog_insns(true);
+    let mut programs = Vec::new();
+    for program in object.progs().filter(|program| program.autoload()) {
+        let id = Program::id_from_fd(program.as_fd()).context("a loaded program has no id")?;
+        let info = ProgInfoIter::with_query_opts(query()).find(|info| info.id == id);
+        let name = program.name().to_string_lossy().into_owned();
+        programs.extend(info.map(|info| (name, info)));
+    }
+    Ok(programs)
 }
 
 /// Whether nothing is on its way, every counter is 0, and nothing was missed.

@@ -100,11 +100,10 @@ impl Session {
             programs.map(|program| program.section().to_string_lossy().into_owned()).collect();
         let skel = open.load().map_err(|error| self.explain(Step::Load, error))?;
         if self.verbose {
-            for info in results::programs(skel.object())? {
+            for (name, info) in results::programs(skel.object())? {
                 say(&format!(
-                    "{}: {}(): {} instructions verified, {} bytes of machine code\n",
+                    "{}: {name}(): {} instructions verified, {} bytes of machine code\n",
                     self.program.name,
-                    info.name.to_string_lossy(),
                     info.verified_insns,
                     info.jited_prog_insns.len(),
                 ));

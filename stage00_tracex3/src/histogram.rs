@@ -1,6 +1,4 @@
-//! Latencies in slots: fine enough for percentiles, few enough for every CPU to keep its own.
-
-use plain::Plain;
+//! Latencies in slots: fine enough for percentiles.
 
 /// Number of slots: 64 for 0 to 63 ns, which are exact, and 32 for every doubling up to 2^64 ns.
 /// A slot is at most 1/32 (3.1 %) as wide as the latencies in it.
@@ -19,18 +17,14 @@ pub fn longest(slot: usize) -> u64 {
     ((slot - shift * 32) as u64) << shift | ((1 << shift) - 1)
 }
 
-/// How often each latency was seen; `struct histogram` in the BPF program.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How many requests had each latency.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
-    /// The longest latency in ns, exact.
+    /// The longest latency in ns, exact; 0 where it is not known yet.
     pub max: u64,
-    /// How many latencies fell into each slot.
+    /// How many latencies fell into each slot; `slots` in the BPF program.
     pub slots: [u64; SLOTS],
 }
-
-// SAFETY: a repr(C) struct of u64 only has no padding, and any bytes are a value of it.
-unsafe impl Plain for Histogram {}
 
 impl Default for Histogram {
     fn default() -> Histogram {
@@ -39,22 +33,10 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Those of all CPUs in one.
-    pub fn sum(of_cpus: &[Histogram]) -> Histogram {
-        let mut sum = Histogram::default();
-        for cpu in of_cpus {
-            sum.max = sum.max.max(cpu.max);
-            for (slot, count) in sum.slots.iter_mut().zip(cpu.slots) {
-                *slot += count;
-            }
-        }
-        sum
-    }
-
     /// What has come since `earlier`, which must be a former state of the same counters. `max`
-    /// stays that of the whole time.
+    /// stays.
     pub fn since(&self, earlier: &Histogram) -> Histogram {
-        let mut new = *self;
+        let mut new = self.clone();
         for (slot, count) in new.slots.iter_mut().zip(earlier.slots) {
             *slot = slot.saturating_sub(count);
         }
@@ -146,10 +128,9 @@ mod tests {
     }
 
     #[test]
-    fn cpus_add_up_and_intervals_are_told_apart() {
-        let earlier = Histogram::sum(&[of([10, 20]), of([5_000])]);
-        let later = Histogram::sum(&[of([10, 20, 20]), of([5_000, 70])]);
-        assert_eq!((earlier.count(), earlier.max), (3, 5_000));
+    fn intervals_are_told_apart() {
+        let earlier = of([10, 20, 5_000]);
+        let later = of([10, 20, 20, 5_000, 70]);
         let new = later.since(&earlier);
         assert_eq!((new.count(), new.slots[slot(20)], new.slots[slot(70)]), (2, 1, 1));
         assert_eq!(earlier.since(&earlier).count(), 0);

@@ -43,7 +43,8 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         if over {
             session.detach()?;
         }
-        let now = Histogram::sum(&common::per_cpu(&skel.maps.latencies)?);
+        let slots = common::counters(&skel.maps.bss_data)?.slots;
+        let now = Histogram { max: 0, slots };
         if row % 20 == 1 {
             println!("{}", heatmap.scale());
         }
@@ -53,6 +54,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
             break;
         }
     }
+    total.max = common::per_cpu(&skel.maps.max)?.into_iter().max().unwrap_or_default();
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(total.count(), "requests completed", skel.object())?;
     println!("{:>8} in flight", skel.maps.starts.keys().count());

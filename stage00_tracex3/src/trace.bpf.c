@@ -7,10 +7,9 @@
 /* 64 slots for 0 to 63 ns, then 32 for every doubling: a slot is at most 3.1 % wide. */
 #define SLOTS (64 + 58 * 32)
 
-struct histogram {
-	u64 max; /* ns */
-	u64 slots[SLOTS];
-};
+/* How many requests fell into each slot. A global variable, which user space reads in place: on
+ * preemptible kernels, kprobe programs are skipped while a process reads a map by a system call. */
+u64 slots[SLOTS];
 
 struct start {
 	u64 time, allocated; /* ns; an address and `allocated` identify a request */
@@ -27,8 +26,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, u32);
-	__type(value, struct histogram);
-} latencies SEC(".maps");
+	__type(value, u64); /* the longest latency on this CPU, ns */
+} max SEC(".maps");
 
 u64 dropped, unmatched;
 
@@ -67,8 +66,8 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 	u64 key = (u64)rq;
 	s64 latency;
 	struct start *found = bpf_map_lookup_elem(&starts, &key);
-	struct histogram *histogram;
 	u32 zero = 0, slot;
+	u64 *longest;
 
 	if (nr_bytes < rq->__data_len)
 		return 0; /* a part of it: the rest is issued again */
@@ -82,14 +81,13 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 	if (bpf_map_delete_elem(&starts, &key))
 		return 0; /* only the call that deletes the entry completes the request */
 
-	histogram = bpf_map_lookup_elem(&latencies, &zero);
 	slot = slot_of(latency);
-	if (!histogram || slot >= SLOTS)
+	longest = bpf_map_lookup_elem(&max, &zero);
+	if (!longest || slot >= SLOTS)
 		return 0; /* never so, but the verifier insists */
-	/* Atomic: 5.10 lets an interrupt run this program in the middle of itself. */
-	__sync_fetch_and_add(&histogram->slots[slot], 1);
-	if ((u64)latency > histogram->max)
-		histogram->max = latency;
+	__sync_fetch_and_add(&slots[slot], 1);
+	if ((u64)latency > *longest)
+		*longest = latency;
 	return 0;
 }
 

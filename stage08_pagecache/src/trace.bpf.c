@@ -2,7 +2,6 @@
 #include "vmlinux.h"
 #include "pagecache.h"
 #include "retry.h"
-#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 
 const volatile bool quiet;
@@ -23,21 +22,19 @@ struct {
 
 static __always_inline int read_begins(struct kiocb *iocb, struct iov_iter *iter, u64 already)
 {
-	struct address_space *mapping = iocb->ki_filp->f_mapping;
-	struct inode *inode = mapping->host;
+	struct inode *inode = iocb->ki_filp->f_mapping->host;
 	struct reader reader = { bpf_get_current_pid_tgid(), inode->i_ino, inode->i_sb->s_dev };
-	struct read read = { .file = (u64)iocb->ki_filp, .offset = iocb->ki_pos, .already = already };
-	u64 size = inode->i_size, end = read.offset + iter->count;
+	struct read read = {
+		.file = (u64)iocb->ki_filp,
+		.offset = iocb->ki_pos,
+		.bytes = iter->count,
+		.already = already,
+		.first = iocb->ki_pos >> page_shift,
+		.pages = pages_in(iocb->ki_pos, iter->count, inode->i_size, page_shift),
+	};
 
-	read.bytes = iter->count;
-	if (end > size) /* beyond the end of the file there are no pages to ask for */
-		end = size;
-	if (read.offset < end) {
-		read.first = read.offset >> page_shift;
-		read.pages = ((end - 1) >> page_shift) - read.first + 1;
-		read.hit = resident((u64)BPF_CORE_READ(mapping, i_pages.xa_head), read.first, read.pages);
-		read.miss = read.pages - read.hit;
-	}
+	read.hit = resident(tree_of(inode), read.first, read.pages);
+	read.miss = read.pages - read.hit;
 	recall_unfinished((u64)iocb, iocb->ki_flags, &read);
 	if (bpf_map_update_elem(&starts, &reader, &read, BPF_NOEXIST)) {
 		bpf_map_update_elem(&starts, &reader, &read, BPF_ANY);
@@ -96,12 +93,10 @@ int BPF_PROG(filemap_read_exit, struct kiocb *iocb, struct iov_iter *iter, ssize
 	return read_ends(iocb, ret);
 }
 
-/* Functions of the kernel, from 7.0 on with these arguments. */
+/* Both in one program, which cannot be preempted: from 7.0 on, the kernel has these functions. The
+ * return has no arguments; the entry leaves one for it in the cookie. */
 extern bool bpf_session_is_return(void *ctx) __ksym __weak;
 extern u64 *bpf_session_cookie(void *ctx) __ksym __weak;
-
-/* Both in one, where the kernel has such programs: it cannot be preempted. The return has no
- * arguments; the entry leaves one for it in the cookie. */
 SEC("kprobe.session/filemap_read")
 int BPF_KPROBE(filemap_read_session, struct kiocb *iocb, struct iov_iter *iter, ssize_t already)
 {
