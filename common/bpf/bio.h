@@ -35,14 +35,14 @@ static __always_inline sector_t bio_sector(struct bio *bio)
 
 /* Whether the bio stays in flight after this call of bio_endio(): some of its parts have not
  * completed, or checksums of what it read are verified first. A later call completes it. */
-#define bio_goes_on(READ, bio)                                                                     \
-	(READ(bio, __bi_remaining.counter) > 1 ||                                                  \
-	 (bpf_core_field_exists((bio)->bi_integrity) && READ(bio, bi_integrity) &&                 \
+#define bio_goes_on(READ, bio)                                                                               \
+	(READ(bio, __bi_remaining.counter) > 1 ||                                                            \
+	 (bpf_core_field_exists((bio)->bi_integrity) && READ(bio, bi_integrity) &&                           \
 	  (READ(bio, bi_opf) & REQ_OP_MASK) == REQ_OP_READ && !READ(bio, bi_status)))
 
 /* The bio that this one is a part of, or NULL. The last part to complete completes the whole, too. */
 extern const void bio_chain_endio __ksym; /* what a part calls then */
-#define bio_whole(READ, bio)                                                                       \
+#define bio_whole(READ, bio)                                                                                 \
 	((struct bio *)(READ(bio, bi_end_io) == &bio_chain_endio ? READ(bio, bi_private) : NULL))
 
 #endif /* __BIO_H__ */

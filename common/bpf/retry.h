@@ -42,8 +42,8 @@ static __always_inline void recall_unfinished(u64 iocb, int flags, struct read *
 	struct read *before = bpf_map_lookup_elem(&unfinished, &iocb);
 
 	/* With IOCB_NOWAIT alone, the application asks anew. */
-	if ((flags & (IOCB_NOWAIT | IOCB_WAITQ)) == IOCB_NOWAIT || !before ||
-	    before->file != read->file || before->offset != read->offset || before->bytes != read->bytes)
+	if ((flags & (IOCB_NOWAIT | IOCB_WAITQ)) == IOCB_NOWAIT || !before || before->file != read->file ||
+	    before->offset != read->offset || before->bytes != read->bytes)
 		return;
 	read->hit = before->hit;
 	read->miss = before->miss;
@@ -80,13 +80,12 @@ static __always_inline void print_read(struct inode *inode, const struct read *r
 	if (bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_trace_vprintk)) {
 		bpf_printk("read(inode=%lu dev=%u:%u offset=%llu bytes=%llu) = %ld: "
 			   "hit %llu miss %llu readahead %llu",
-			   number, dev >> 20, dev & 0xfffff, read->offset, read->bytes, ret,
-			   read->hit, read->miss, read->readahead);
+			   number, dev >> 20, dev & 0xfffff, read->offset, read->bytes, ret, read->hit,
+			   read->miss, read->readahead);
 	} else {
 		bpf_printk("read(inode=%lu dev=%u:%u", number, dev >> 20, dev & 0xfffff);
 		bpf_printk("     offset=%llu bytes=%llu) = %ld:", read->offset, read->bytes, ret);
-		bpf_printk("     hit %llu miss %llu readahead %llu", read->hit, read->miss,
-			   read->readahead);
+		bpf_printk("     hit %llu miss %llu readahead %llu", read->hit, read->miss, read->readahead);
 	}
 }
 
