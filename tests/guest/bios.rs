@@ -235,8 +235,8 @@ fn checksummed() -> Result<ScsiDebug> {
 /// that calls bio_endio() for another bio is skipped, on any kernel. The stages say so.
 fn stage03_counts_checksummed_bios() -> Result<()> {
     let disk = checksummed()?;
-    for (depth, ios) in [(1, 200), (8, 500)] {
-        let stages = ["stage03", "stage04", "stage05", "stage06"];
+    for (depth, ios) in [(1, 100), (8, 300)] {
+        let stages = ["stage03", "stage05"];
         let running = stages.map(|stage| {
             Running::stage(stage, if stage == "stage03" { &[] } else { &["--quiet"] })
         });
@@ -692,7 +692,6 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
         let kinds: std::collections::HashSet<_> = events.iter().map(|event| &event.stack).collect();
         ensure!(kinds.len() >= 5, "only {} kinds of stacks were submitted", kinds.len());
     }
-    eprintln!("{} kinds of stacks were printed", kinds.len());
     drop(load);
     Ok(())
 }
@@ -721,7 +720,7 @@ fn stage03_counts_passthrough_as_unmatched() -> Result<()> {
     const READ: u8 = 2;
     let disk = disks::nvme()?;
     let file = fs::File::open(format!("/dev/{disk}"))?;
-    let stages = ["stage03", "stage04", "stage05", "stage06", "stage07"];
+    let stages = ["stage03", "stage05", "stage07"];
     let running = stages.map(|stage| Running::stage(stage, &[]));
     for number in 0..20 {
         let mut page = vec![0_u8; 4096];
@@ -744,7 +743,6 @@ fn stage03_counts_passthrough_as_unmatched() -> Result<()> {
     for (running, stage) in running.into_iter().zip(stages) {
         let output = running?.interrupt()?;
         if stage == "stage07" {
-            eprintln!("{output}");
             ensure!(count(&output, "requests completed")? == 20, "{output}");
             ensure_none(&output, &["unmatched"])?;
         } else {
@@ -759,10 +757,11 @@ fn stage03_counts_passthrough_as_unmatched() -> Result<()> {
 /// Up to 6.3, btrfs has a compressed bio of a cgroup with the io controller submitted by a worker,
 /// which calls submit_bio() again. The first call is the start.
 fn stage03_takes_the_first_of_two_submissions() -> Result<()> {
-    let disk = NullBlk::new(&[("irqmode", "1"), ("memory_backed", "1")])?;
-    if shell("modprobe btrfs && which mkfs.btrfs").is_err() {
-        bail!("no btrfs: is the package btrfs-progs installed?");
+    if shell("modprobe btrfs").is_err() {
+        println!("this kernel has no btrfs: nothing to judge");
+        return Ok(());
     }
+    let disk = NullBlk::new(&[("irqmode", "1"), ("memory_backed", "1")])?;
     let cgroup = "/sys/fs/cgroup/punted";
     shell(&format!(
         "mkfs.btrfs --quiet /dev/{0}; mkdir -p /run/btrfs; \
@@ -781,10 +780,9 @@ fn first_of_two(disk: &NullBlk, cgroup: &str) -> Result<()> {
     let (stage03, stage06) =
         (Running::stage("stage03", &[])?, Running::stage("stage06", &["--quiet"])?);
     let before = disks::bios(&disk.name)?;
-    // Half of it compresses.
+    // Every 128 KiB of it become one compressed bio.
     shell(&format!(
-        "echo $$ >{cgroup}/cgroup.procs; for i in $(seq 64); do head -c 32768 /dev/urandom; \
-         head -c 98304 /dev/zero; done >/run/btrfs/file; sync /run/btrfs/file; sync -f /run/btrfs"
+        "echo $$ >{cgroup}/cgroup.procs; yes workshop | head -c 16M >/run/btrfs/file; sync -f /run/btrfs"
     ))?;
     let bios = disks::bios(&disk.name)? - before;
     let left = entries_left()?;
@@ -804,15 +802,16 @@ fn first_of_two(disk: &NullBlk, cgroup: &str) -> Result<()> {
     }
     let twice = judged.iter().filter(|(_, first, last)| first < last).count();
     let parts = judged.len() as u64;
-    ensure!(parts >= 64, "{parts} bios");
-    if twice == 0 {
-        println!("this kernel submits no bio twice: nothing to judge");
+    ensure!(parts >= 100, "{parts} bios");
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let mut version = release.split('.').map_while(|number| number.parse::<u32>().ok());
+    if (version.next(), version.next()) <= (Some(6), Some(3)) {
+        ensure!(twice >= 100, "{twice} of {parts} bios were submitted twice");
     }
     ensure!(left == 0, "{left} entries are left in the maps: {stage06}");
     for output in [&stage03, &stage06] {
         ensure_none(output, &["in flight", "dropped"])?;
     }
-    eprintln!("{twice} of {parts} twice; {bios} by stat");
     ensure!(count(&stage06, "bios completed")? == parts, "{parts} bios: {stage06}");
     let split = count(&stage03, "split")?;
     ensure!(count(&stage03, "bios completed")? + split == parts, "{parts} bios: {stage03}");

@@ -38,8 +38,8 @@ fn stages_measure_all_of_64_threads() -> Result<()> {
 /// Eight threads take turns on one CPU while the stages print three lines for every I/O.
 fn stages_measure_all_of_eight_threads_on_one_cpu() -> Result<()> {
     for disk in [disks::virtio()?, disks::nvme()?] {
-        let load = "--numjobs=8 --iodepth=16 --cpus_allowed=0 --number_ios=100";
-        measure_all(&disk, 800, &[], load)?;
+        let load = "--numjobs=8 --iodepth=16 --cpus_allowed=0 --number_ios=50";
+        measure_all(&disk, 400, &[], load)?;
     }
     Ok(())
 }

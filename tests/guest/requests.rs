@@ -77,7 +77,6 @@ impl Bounds {
             let slot = if name == "max" { 0 } else { high / 32 };
             let range = low.saturating_sub(1000)..=high + 1000 + slot;
             let ours = figure(output, name)?;
-            eprintln!("{name} {low} {ours} {high}");
             ensure!(range.contains(&ours), "{name}: {ours} ns is not in {range:?}: {output}");
         }
         Ok(())
