@@ -320,9 +320,9 @@ fn lives(output: &str) -> Result<Vec<(String, u64, u64)>> {
             let (bio, time) = rest.split_once(") called: ").context("odd line")?;
             Ok(Some((bio.to_owned(), time.parse()?)))
         };
-        if let Some((bio, start)) = of(": submit_bio(bio=")? {
+        if let Some((bio, start)) = of("printk: submit_bio(bio=")? {
             starts.insert(bio, start);
-        } else if let Some((bio, end)) = of(": bio_endio (bio=")? {
+        } else if let Some((bio, end)) = of("printk: bio_endio (bio=")? {
             let start =
                 starts.remove(&bio).with_context(|| format!("{bio} ends twice: {output}"))?;
             lives.push((bio, start, end));
