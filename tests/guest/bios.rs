@@ -88,8 +88,7 @@ fn stage03_lines_add_up() -> Result<()> {
             starts.insert(bio.to_owned(), time.parse::<u64>()?);
         } else if let Ok(rest) = between(&format!("{line}\n"), "bio_endio (bio=", "\n") {
             let (bio, time) = rest.split_once(") called: ").context("odd line")?;
-            let start =
-                starts.remove(bio).with_context(|| format!("{bio} ends twice: {output}"))?;
+            let start = starts.remove(bio).with_context(|| format!("{bio} ends twice"))?;
             ends.push(time.parse::<u64>()? - start);
         } else if line.contains("time duration: ") {
             durations.push(between(line, "time duration: ", " ns")?.parse::<u64>()?);
@@ -304,7 +303,7 @@ fn stage05_waits_for_checksums() -> Result<()> {
         ensure!(calls.len() >= 2, "bio_endio() was not called twice for {bio}: {calls:?}");
         let verified = verified.iter().find(|time| (calls[0]..=calls[1]).contains(time));
         let verified = verified.with_context(|| format!("{bio} was not verified: {calls:?}"))?;
-        ensure!(end >= *verified, "{bio} ends at {end}, and is verified at {verified}: {output}");
+        ensure!(end >= *verified, "{bio} ends at {end}, and is verified at {verified}");
         reads += 1;
     }
     ensure!(reads == 50, "{reads} of 50 reads: {output}");
@@ -323,8 +322,7 @@ fn lives(output: &str) -> Result<Vec<(String, u64, u64)>> {
         if let Some((bio, start)) = of("printk: submit_bio(bio=")? {
             starts.insert(bio, start);
         } else if let Some((bio, end)) = of("printk: bio_endio (bio=")? {
-            let start =
-                starts.remove(&bio).with_context(|| format!("{bio} ends twice: {output}"))?;
+            let start = starts.remove(&bio).with_context(|| format!("{bio} ends twice"))?;
             lives.push((bio, start, end));
         }
     }
@@ -536,7 +534,7 @@ fn stage05_ends_with_the_last_part() -> Result<()> {
         let woken = events.iter().find(wakes).context("dd is never woken")?.time;
         ensure!(
             (last..=woken + 1000).contains(&end),
-            "{bio} ends at {end}, its last part at {last}, and dd is woken at {woken}: {output}"
+            "{bio} ends at {end}, its last part at {last}, and dd is woken at {woken}"
         );
     }
     Ok(())
@@ -822,7 +820,12 @@ fn first_of_two(disk: &NullBlk, cgroup: &str) -> Result<()> {
             .with_context(|| format!("ftrace has not seen {bio}"))?;
         ensure!(
             first == last || first.abs_diff(start) < last.abs_diff(start),
-            "{bio} starts at {first}, and not at {last}; printed: {start}"
+            "{bio} starts at {first}, and not at {last}; printed: {start}; {:#?}",
+            events
+                .iter()
+                .filter(|event| event.argument == bio)
+                .map(|event| (&event.name, event.time, &event.task))
+                .collect::<Vec<_>>()
         );
     }
     // The stack is that of the first call, too.
