@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fs, path::Path};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     Test,
@@ -161,15 +161,6 @@ impl SplitReads {
         ensure!(parts >= 2 * submitted, "{disk}: {submitted} bios, {parts} parts: too few");
         Ok(SplitReads { submitted, parts })
     }
-}
-
-/// The disks, with small requests: most of what is larger is split.
-fn disks_that_split() -> Result<[String; 3]> {
-    let disks = [disks::virtio()?, disks::nvme()?, disks::scsi()?];
-    for disk in &disks {
-        fs::write(format!("/sys/block/{disk}/queue/max_sectors_kb"), "64").context(disk.clone())?;
-    }
-    Ok(disks)
 }
 
 /// Stages 03 and 04 count split bios, and never measure one before its last part has completed.
@@ -768,21 +759,19 @@ fn stage03_takes_the_first_of_two_submissions() -> Result<()> {
          echo +io >/sys/fs/cgroup/cgroup.subtree_control; mkdir -p {cgroup}",
         disk.name
     ))?;
-    let result = first_of_two(&disk, cgroup);
+    let result = first_of_two(cgroup);
     shell(&format!("umount /run/btrfs; rmdir {cgroup}"))?;
     result
 }
 
-fn first_of_two(disk: &NullBlk, cgroup: &str) -> Result<()> {
+fn first_of_two(cgroup: &str) -> Result<()> {
     let ftrace = Ftrace::new(&[Hook::Stack("submit_bio"), Hook::Function("bio_endio")])?;
     let (stage03, stage06) =
         (Running::stage("stage03", &[])?, Running::stage("stage06", &["--quiet"])?);
-    let before = disks::bios(&disk.name)?;
     // Every 128 KiB of it become one compressed bio.
     shell(&format!(
         "echo $$ >{cgroup}/cgroup.procs; yes workshop | head -c 16M >/run/btrfs/file; sync -f /run/btrfs"
     ))?;
-    let bios = disks::bios(&disk.name)? - before;
     let left = entries_left()?;
     let (stage03, stage06) = (stage03.interrupt()?, stage06.interrupt()?);
     let events = ftrace.events()?;

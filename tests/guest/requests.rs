@@ -1,6 +1,6 @@
 //! Stages 00 and 07: how long requests take. The judges: fio, the block layer's counters, ftrace.
 
-use std::{collections::HashMap, fs};
+use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
 
