@@ -647,7 +647,7 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
     let mounted = Mounted::new()?;
     let disk = format!("/dev/{}", mounted.disk);
     let jobs = [
-        format!("read --filename={disk} --readonly --rw=randread --ioengine=psync --direct=1"),
+        format!("read --filename={disk} --rw=randread --ioengine=psync --direct=1"),
         "write --filename=/mnt/data/write --rw=randwrite --ioengine=psync --direct=1".into(),
         "sync --filename=/mnt/data/sync --rw=randwrite --ioengine=psync --fsync=1".into(),
         "uring --filename=/mnt/data/uring --rw=randread --ioengine=io_uring --direct=1".into(),
