@@ -7,6 +7,8 @@ mod bios;
 mod commands;
 mod disks;
 mod faults;
+mod ftrace;
+mod load;
 mod pagecache;
 mod readme;
 mod requests;
@@ -30,6 +32,7 @@ fn main() {
         readme::TESTS,
         pagecache::TESTS,
         faults::TESTS,
+        load::TESTS,
     ]
     .concat();
     let (part, parts) = part(&env::var("VM_TESTS_PART").unwrap_or_default()).unwrap_or((0, 1));
@@ -38,9 +41,7 @@ fn main() {
         .skip(part)
         .step_by(parts)
         .map(|(name, test)| {
-            Trial::test(name, move || {
-                run::unless_missed(test).map_err(|e| Failed::from(format!("{e:#}")))
-            })
+            Trial::test(name, move || test().map_err(|e| Failed::from(format!("{e:#}"))))
         })
         .collect();
     if !arguments.list {

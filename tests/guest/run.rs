@@ -15,6 +15,7 @@ use rustix::{
     process::{Pid, Signal, kill_process},
     time::{ClockId, clock_gettime},
 };
+use serde_json::Value;
 
 /// The longest that anything here may take; then it has failed.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -189,49 +190,26 @@ fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Whether a task may lose the CPU while it is at work in the kernel (the models `lazy` and `full`;
-/// 7.0 and later have no others): then it may lose it in the midst of a BPF program, and what other
-/// tasks do there is missed until it goes on.
-pub fn kernel_is_preemptible() -> bool {
-    // No such file, no choice: 5.10 is of the voluntary kind.
-    let models = fs::read_to_string("/sys/kernel/debug/sched/preempt").unwrap_or_default();
-    ["(lazy)", "(full)"].iter().any(|model| models.contains(model))
-}
-
-/// Does it again where the kernel is preemptible and the stage says that something was missed. It
-/// must be right in a run without that, one of ten.
-pub fn unless_missed<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    for run in 1..10 {
-        match attempt() {
-            Err(error)
-                if kernel_is_preemptible()
-                    && missed(&format!("{error:#}")).is_ok_and(|missed| missed > 0) =>
-            {
-                eprintln!("run {run} of 10: something was missed");
-            }
-            result => return result,
-        }
-    }
-    attempt()
-}
-
-/// How often programs were skipped that would have seen a start or an end. That of bio_uninit() is
-/// only a second look, which every bio gets in the task that waited for it: an interrupt that ends
-/// another bio there costs nothing, and does come, in any kernel. Where it was needed after all, a
-/// bio stays in flight.
-pub fn missed(output: &str) -> Result<u64> {
-    count(output, "missed:")?;
-    let lines = output.lines().filter(|line| !line.contains("missed: bio_uninit_entry()"));
-    Ok(lines.filter_map(|line| count(line, "missed:").ok()).sum())
-}
-
-/// All of these counts are 0, and nothing was missed.
+/// Checks that these counts are 0, and that no program was skipped.
 pub fn ensure_none(output: &str, counts: &[&str]) -> Result<()> {
-    for what in counts {
-        ensure!(count(output, what)? == 0, "{what}: {output}");
+    for what in counts.iter().chain(&["skipped"]) {
+        ensure!(count(output, what)? == 0, "{what}: {}", summary(output));
     }
-    ensure!(missed(output)? == 0, "missed: {output}");
     Ok(())
+}
+
+/// The number of entries in all maps named `starts`: I/Os that running stages take to be in flight.
+pub fn entries_left() -> Result<u64> {
+    let maps: Value = serde_json::from_str(&shell("bpftool map show name starts --json")?)?;
+    let maps = maps.as_array().cloned().unwrap_or_else(|| vec![maps]);
+    let mut left = 0;
+    for map in maps {
+        let id = map["id"].as_u64().context("no map named starts is loaded")?;
+        let entries: Value =
+            serde_json::from_str(&shell(&format!("bpftool map dump id {id} --json"))?)?;
+        left += entries.as_array().context("bpftool prints no list")?.len() as u64;
+    }
+    Ok(left)
 }
 
 /// Runs a stage to its end.
@@ -247,7 +225,7 @@ pub fn shell(command: &str) -> Result<String> {
 }
 
 /// Runs fio with these options, and returns the one job (or the group) of its report.
-pub fn fio(options: &str) -> Result<serde_json::Value> {
+pub fn fio(options: &str) -> Result<Value> {
     fio_report(&shell(&fio_command(options))?)
 }
 
@@ -257,10 +235,17 @@ pub fn fio_command(options: &str) -> String {
 }
 
 /// The one job (or the group) of fio's report.
-pub fn fio_report(report: &str) -> Result<serde_json::Value> {
+pub fn fio_report(report: &str) -> Result<Value> {
     let report = report.find('{').map_or("", |start| &report[start..]);
-    let mut report: serde_json::Value = serde_json::from_str(report).context("fio's report")?;
+    let mut report: Value = serde_json::from_str(report).context("fio's report")?;
     Ok(report["jobs"][0].take())
+}
+
+/// What a stage prints at the end of a run: what comes after the event lines.
+pub fn summary(output: &str) -> &str {
+    let lines =
+        output.find(" trace lines, ").map_or(0, |end| output[..end].rfind('\n').unwrap_or(0));
+    output[lines..].trim_start_matches('\n')
 }
 
 /// The number in front of `what` in a summary: `  20000 bios completed`.
@@ -270,7 +255,7 @@ pub fn count(output: &str, what: &str) -> Result<u64> {
         .find(|line| {
             line.trim_start().split_once(' ').is_some_and(|(_, rest)| rest.starts_with(what))
         })
-        .with_context(|| format!("no {what:?} in {output}"))?;
+        .with_context(|| format!("no {what:?} in {}", summary(output)))?;
     let number = line.split_whitespace().next().unwrap_or_default();
     number.parse().with_context(|| line.to_owned())
 }

@@ -1,0 +1,166 @@
+//! The kernel's own tracer as a judge: its times and its stacks are not ours.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::run::between;
+
+const TRACEFS: &str = "/sys/kernel/tracing";
+
+/// What ftrace records.
+#[derive(Clone, Copy)]
+pub enum Hook {
+    /// Calls of a function, with its first argument. The event is named as the function.
+    Function(&'static str),
+    /// The same, with the stack.
+    Stack(&'static str),
+    /// A tracepoint, `block/block_rq_issue`, and a filter for it.
+    Tracepoint(&'static str, &'static str),
+}
+
+/// An event that ftrace saw.
+#[derive(Debug)]
+pub struct Event {
+    /// The function or the tracepoint.
+    pub name: String,
+    /// `dd-123`.
+    pub task: String,
+    /// ns, on the clock of bpf_ktime_get_ns(), rounded down to microseconds.
+    pub time: u64,
+    /// The first argument of a function: `0xffff888003a1c000`.
+    pub argument: String,
+    /// The text of a tracepoint.
+    pub text: String,
+    /// Functions, outermost first.
+    pub stack: Vec<String>,
+}
+
+/// A tracefs instance of its own, gone when dropped.
+pub struct Ftrace {
+    /// Of the instance, and the group of its probes.
+    name: String,
+    instance: PathBuf,
+    probes: Vec<&'static str>,
+}
+
+impl Ftrace {
+    /// Starts to record.
+    pub fn new(hooks: &[Hook]) -> Result<Ftrace> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("judge{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let instance = Path::new(TRACEFS).join("instances").join(&name);
+        fs::create_dir(&instance)?;
+        let mut ftrace = Ftrace { name, instance, probes: Vec::new() };
+        ftrace.write("trace_clock", "mono")?;
+        ftrace.write("buffer_size_kb", "16384")?;
+        for hook in hooks {
+            ftrace.enable(*hook)?;
+        }
+        Ok(ftrace)
+    }
+
+    fn enable(&mut self, hook: Hook) -> Result<()> {
+        let argument = if cfg!(target_arch = "aarch64") { "%x0" } else { "%di" };
+        let event = match hook {
+            Hook::Function(function) | Hook::Stack(function) => {
+                let name = &self.name;
+                probes(&format!("p:{name}/{function} {function} argument={argument}:x64"))?;
+                self.probes.push(function);
+                format!("events/{name}/{function}")
+            }
+            Hook::Tracepoint(name, filter) => {
+                if !filter.is_empty() {
+                    self.write(&format!("events/{name}/filter"), filter)?;
+                }
+                format!("events/{name}")
+            }
+        };
+        if matches!(hook, Hook::Stack(_)) {
+            self.write(&format!("{event}/trigger"), "stacktrace")?;
+        }
+        self.write(&format!("{event}/enable"), "1")
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<()> {
+        fs::write(self.instance.join(file), text).with_context(|| format!("{file}: {text}"))
+    }
+
+    /// The events since the start or the last call, in the order of time.
+    pub fn events(&self) -> Result<Vec<Event>> {
+        self.write("tracing_on", "0")?;
+        let text = fs::read_to_string(self.instance.join("trace"))?;
+        self.write("trace", "")?;
+        self.write("tracing_on", "1")?;
+        if let Ok(entries) = between(&text, "entries-in-buffer/entries-written: ", " ") {
+            let (kept, written) = entries.split_once('/').context("odd header")?;
+            ensure!(kept == written, "ftrace lost events: {entries}");
+        }
+        parse(&text)
+    }
+}
+
+/// Adds a probe, or removes one.
+fn probes(command: &str) -> Result<()> {
+    let file = Path::new(TRACEFS).join("kprobe_events");
+    let mut file = fs::OpenOptions::new().append(true).open(file)?;
+    file.write_all(command.as_bytes()).with_context(|| command.to_owned())
+}
+
+impl Drop for Ftrace {
+    fn drop(&mut self) {
+        fs::remove_dir(&self.instance).ok();
+        for probe in &self.probes {
+            probes(&format!("-:{}/{probe}", self.name)).ok();
+        }
+    }
+}
+
+/// `dd-123 [000] ..... 4.924053: submit_bio: (submit_bio+0x0/0xa0) argument=0x…`, and, next of that
+/// task, `dd-123 [000] ..... 4.925344: <stack trace>`, ` => submit_bio`, ` => …`, one a line.
+fn parse(text: &str) -> Result<Vec<Event>> {
+    let mut events: Vec<Event> = Vec::new();
+    let mut of_task = HashMap::new();
+    let mut current = None;
+    for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        if let Some(frame) = line.strip_prefix(" => ") {
+            // A stack of a trigger that belongs to no event that we know: an interrupted one.
+            let Some(event) = current.and_then(|number: usize| events.get_mut(number)) else {
+                continue;
+            };
+            let function = frame.split(['+', ' ']).next().unwrap_or_default();
+            if function == event.name {
+                // What is below is the probe's.
+                event.stack.clear();
+            }
+            event.stack.insert(0, function.to_owned());
+            continue;
+        }
+        let (task, rest) = line.split_once(" [").with_context(|| format!("odd: {line}"))?;
+        let (head, event) = rest.split_once(": ").with_context(|| format!("odd: {line}"))?;
+        if event.contains("<stack trace>") {
+            current = of_task.get(task.trim()).copied();
+            continue;
+        }
+        let (name, text) = event.split_once(": ").with_context(|| format!("odd: {line}"))?;
+        let time = head.split_whitespace().last().unwrap_or_default().replace('.', "");
+        let time = time.parse::<u64>().with_context(|| format!("odd: {line}"))? * 1000;
+        let argument = text.split_once(" argument=").map_or("", |(_, argument)| argument);
+        of_task.insert(task.trim().to_owned(), events.len());
+        events.push(Event {
+            name: name.trim().to_owned(),
+            task: task.trim().to_owned(),
+            time,
+            argument: argument.trim().to_owned(),
+            text: text.to_owned(),
+            stack: Vec::new(),
+        });
+    }
+    Ok(events)
+}
