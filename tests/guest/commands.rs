@@ -3,12 +3,14 @@
 use std::{collections::HashSet, fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
-use common::{Cli, NoOptions};
 use rustix::process::Signal;
 
 use crate::{
-    Test, disks,
-    run::{Running, count, program, shell, stage, submitted, wait_until},
+    Test,
+    disks::{self, Mounted},
+    run::{
+        Ended, Running, count, program, shell, stage, submitted, wait_until, workspace,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -17,7 +19,9 @@ pub const TESTS: &[Test] = &[
     ("without_root_is_3", without_root_is_3),
     ("without_btf_is_3", without_btf_is_3),
     ("without_tracefs_is_3", without_tracefs_is_3),
+    ("without_capabilities_is_3", without_capabilities_is_3),
     ("a_vanished_hook_is_3", a_vanished_hook_is_3),
+    ("a_refused_program_names_its_line", a_refused_program_names_its_line),
     ("no_io_is_said_so", no_io_is_said_so),
     ("a_signal_leaves_nothing", a_signal_leaves_nothing),
     (
@@ -26,6 +30,8 @@ pub const TESTS: &[Test] = &[
     ),
     ("a_reader_may_go", a_reader_may_go),
     ("a_full_disk_is_1", a_full_disk_is_1),
+    ("one_file_takes_both_streams", one_file_takes_both_streams),
+    ("a_pipe_of_both_streams_may_close", a_pipe_of_both_streams_may_close),
     ("two_stages_at_once_see_every_line", two_stages_at_once_see_every_line),
     ("lost_lines_are_counted", lost_lines_are_counted),
 ];
@@ -94,19 +100,49 @@ fn without_tracefs_is_3() -> Result<()> {
     unsupported(unmount, &["mount -t tracefs"])
 }
 
-mod gone {
-    include!(concat!(env!("OUT_DIR"), "/gone.skel.rs"));
+/// Root in a container: none of the capabilities, or all but the one that counts.
+fn without_capabilities_is_3() -> Result<()> {
+    for set in ["-all", "-sys_admin"] {
+        let setpriv = format!("setpriv --bounding-set={set} --inh-caps={set} --ambient-caps=-all");
+        unsupported(&setpriv, &["is root", "CAP_SYS_ADMIN", "cargo vm run"])?;
+    }
+    Ok(())
+}
+
+/// Runs the program that no kernel takes, from the workspace's root.
+fn broken(which: &str, arguments: &[&str]) -> Result<Ended> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_broken"));
+    Running::spawn(command.args(arguments).env("BROKEN", which).current_dir(workspace()))?.end()
 }
 
 fn a_vanished_hook_is_3() -> Result<()> {
-    let mut object = std::mem::MaybeUninit::uninit();
-    let cli = Cli { duration: None, verbose: false, own: NoOptions {} };
-    let error = common::load(gone::GoneSkelBuilder::default(), &mut object, &cli, |_| Ok(())).err();
-    let error = error.context("a function that is gone was hooked")?;
-    ensure!(error.downcast_ref::<common::Unsupported>().is_some(), "another error: {error:#}");
-    let message = format!("{error:#}");
+    let ended = broken("gone", &[])?;
+    ensure!(ended.code == Some(3) && ended.stdout.is_empty(), "{ended:?}");
     for word in ["blk_start_request", "blk_mq_start_request", "available_filter_functions"] {
-        ensure!(message.contains(word), "no {word} in {message}");
+        ensure!(ended.stderr.contains(word), "no {word}: {ended:?}");
+    }
+    Ok(())
+}
+
+/// The message names the line that the verifier rejects, on every kernel; with --verbose, behind all
+/// that libbpf says.
+fn a_refused_program_names_its_line() -> Result<()> {
+    let file = "tests/src/refused.bpf.c";
+    let source = fs::read_to_string(workspace().join(file))?;
+    let line = source.lines().position(|line| line.trim() == "start = *found;").context("line")? + 1;
+    let message = format!(
+        "broken: the verifier rejects bio_endio_entry(): R0 invalid mem access 'map_value_or_null'\n  \
+         {file}:{line}: start = *found;\n"
+    );
+    let ended = broken("refused", &[])?;
+    ensure!(ended.code == Some(1) && ended.stdout.is_empty(), "{ended:?}");
+    let hint = "  --verbose shows all that libbpf and the verifier say\n";
+    ensure!(ended.stderr == format!("{message}{hint}"), "{ended:?}, not {message}{hint}");
+    for verbose in ["-v", "--verbose"] {
+        let ended = broken("refused", &[verbose])?;
+        ensure!(ended.code == Some(1) && ended.stdout.is_empty(), "{ended:?}");
+        ensure!(ended.stderr.ends_with(&message), "{ended:?}");
+        ensure!(ended.stderr.contains("-- BEGIN PROG LOAD LOG --"), "{ended:?}");
     }
     Ok(())
 }
@@ -220,6 +256,112 @@ fn a_full_disk_is_1() -> Result<()> {
     ensure!(ended.code == Some(1), "{ended:?}");
     ensure!(ended.stderr.contains("stage06: stdout: No space left on device"), "{ended:?}");
     Ok(())
+}
+
+/// Keeps something going that every stage sees, until it is dropped.
+fn something_to_see(disk: &str) -> Result<Running> {
+    Running::bash(&format!(
+        "while :; do dd if=/dev/{disk} of=/dev/null bs=4k count=5 iflag=direct status=none; \
+         dd if=/dev/{disk} of=/dev/null bs=4k count=2 status=none; sleep 0.2; done"
+    ))
+}
+
+/// `stageNN >file 2>&1` and `>>file`: what stdout and stderr get is in the file, whole and in order,
+/// behind what was there before. On overlay and on ext4, which lock a file in their own ways.
+fn one_file_takes_both_streams() -> Result<()> {
+    let mounted = Mounted::new()?;
+    let load = something_to_see(&disks::virtio()?)?;
+    for (directory, kind) in [("/root", "overlayfs"), ("/mnt/data", "ext2/ext3")] {
+        let found = shell(&format!("stat -f -c %T {directory}"))?;
+        ensure!(found.trim() == kind, "{directory} is {found:?}, not {kind}");
+        for (redirection, before) in [(">", ""), (">>", "before\n")] {
+            let file = |name: &str| format!("{directory}/{name}.log");
+            let mut running = Vec::new();
+            for name in ALL {
+                fs::write(file(name), "before\n")?;
+                let program = program(name);
+                running.push(Running::bash(&format!(
+                    "exec {} --duration 1s {redirection}{} 2>&1",
+                    program.display(),
+                    file(name)
+                ))?);
+            }
+            for (running, name) in running.into_iter().zip(ALL) {
+                let what = || format!("{name} {redirection} {}", file(name));
+                let ended = running.end().with_context(what)?;
+                ensure!(ended.code == Some(0), "{}: {ended:?}", what());
+                let text = fs::read_to_string(file(name))?;
+                whole(name, before, &text).with_context(what)?;
+                fs::remove_file(file(name))?;
+            }
+        }
+    }
+    drop(load);
+    drop(mounted);
+    Ok(())
+}
+
+/// Checks what a stage has written to one file: what was there before, what it says at the start,
+/// its event lines in the order of their times, and its summary.
+fn whole(name: &str, before: &str, text: &str) -> Result<()> {
+    let start = format!("{before}{name}: tracing for 1s\n");
+    let rest = text.strip_prefix(&start).with_context(|| format!("not {start:?} first: {text}"))?;
+    if name == "stage00" {
+        ensure!(count(rest, "requests completed")? > 0, "{text}");
+        return Ok(());
+    }
+    let (mut lines, mut last, mut odd) = (0, 0.0, Vec::new());
+    let mut rest = rest.lines();
+    let summary = rest.by_ref().find(|line| {
+        let Some((prefix, _)) = line.split_once(": bpf_trace_printk: ") else {
+            return line.ends_with(" lost") || { odd.push(line.to_string()); false };
+        };
+        let time = prefix.rsplit(' ').next().and_then(|time| time.parse::<f64>().ok());
+        // The kernel merges its CPUs' buffers by time, as far as they are filled.
+        lines += 1;
+        if time.is_none_or(|time| time < last - 0.1) {
+            odd.push(line.to_string());
+        }
+        last = time.unwrap_or(last);
+        false
+    });
+    ensure!(odd.is_empty(), "{odd:?}: {text}");
+    let said = format!("{lines} trace lines, 0 lost");
+    ensure!(summary == Some(said.as_str()) && lines > 0, "not {said:?}, but {summary:?}: {text}");
+    // Stages 01 and 02 count nothing.
+    let end = rest.next_back();
+    ensure!(
+        ["stage01", "stage02"].contains(&name) == end.is_none()
+            && end.is_none_or(|line| line.contains("skipped") || is_end_of_block(line)),
+        "odd end: {text}"
+    );
+    Ok(())
+}
+
+/// Whether this is the last line of the block of the slowest I/O, or of its stack.
+fn is_end_of_block(line: &str) -> bool {
+    line.starts_with("====") || line.starts_with("=> ")
+}
+
+fn a_pipe_of_both_streams_may_close() -> Result<()> {
+    let before = loaded()?;
+    let load = something_to_see(&disks::virtio()?)?;
+    let mut running = Vec::new();
+    for name in ALL {
+        let program = program(name);
+        running.push(Running::bash(&format!(
+            "{} --duration 3s 2>&1 | head -n 1; echo ${{PIPESTATUS[0]}}",
+            program.display()
+        ))?);
+    }
+    for (running, name) in running.into_iter().zip(ALL) {
+        let ended = running.end().with_context(|| *name)?;
+        ensure!(ended.stdout == format!("{name}: tracing for 3s\n0\n"), "{name}: {ended:?}");
+        ensure!(ended.stderr.is_empty(), "{name}: {ended:?}");
+    }
+    drop(load);
+    ensure!(instances().is_empty(), "{:?}", instances());
+    wait_until_unloaded(&before)
 }
 
 fn two_stages_at_once_see_every_line() -> Result<()> {
