@@ -8,9 +8,7 @@ use rustix::process::Signal;
 use crate::{
     Test,
     disks::{self, Mounted},
-    run::{
-        Ended, Running, count, program, shell, stage, submitted, wait_until, workspace,
-    },
+    run::{Ended, Running, count, program, shell, stage, submitted, wait_until, workspace},
 };
 
 pub const TESTS: &[Test] = &[
@@ -129,7 +127,8 @@ fn a_vanished_hook_is_3() -> Result<()> {
 fn a_refused_program_names_its_line() -> Result<()> {
     let file = "tests/src/refused.bpf.c";
     let source = fs::read_to_string(workspace().join(file))?;
-    let line = source.lines().position(|line| line.trim() == "start = *found;").context("line")? + 1;
+    let line =
+        source.lines().position(|line| line.trim() == "start = *found;").context("line")? + 1;
     let message = format!(
         "broken: the verifier rejects bio_endio_entry(): R0 invalid mem access 'map_value_or_null'\n  \
          {file}:{line}: start = *found;\n"
@@ -314,7 +313,10 @@ fn whole(name: &str, before: &str, text: &str) -> Result<()> {
     let mut rest = rest.lines();
     let summary = rest.by_ref().find(|line| {
         let Some((prefix, _)) = line.split_once(": bpf_trace_printk: ") else {
-            return line.ends_with(" lost") || { odd.push(line.to_string()); false };
+            return line.ends_with(" lost") || {
+                odd.push(line.to_string());
+                false
+            };
         };
         let time = prefix.rsplit(' ').next().and_then(|time| time.parse::<f64>().ok());
         // The kernel merges its CPUs' buffers by time, as far as they are filled.
