@@ -1,5 +1,6 @@
-//! Compiles the BPF program that hooks a function of the past.
+//! Compiles the BPF programs that no kernel takes.
 
 fn main() {
-    common_build::skeleton("guest/gone.bpf.c");
+    common_build::skeleton("src/gone.bpf.c");
+    common_build::skeleton("src/refused.bpf.c");
 }

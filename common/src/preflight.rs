@@ -13,12 +13,20 @@ use libbpf_rs::btf::{
 
 use crate::error::unsupported;
 
-/// Fails, with exit code 3, where this is not root, the kernel describes no types (BTF), or tracefs
-/// is not mounted.
+/// Fails, with exit code 3, where this is not root or root without its capabilities, the kernel
+/// describes no types (BTF), or tracefs is not mounted.
 pub fn root_btf_and_tracefs() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return unsupported(
             "only root may load BPF programs: start it with sudo, or in the VM with cargo vm run",
+        );
+    }
+    let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+    if !has_sys_admin(&status) {
+        return unsupported(
+            "this user is root, but without the capability CAP_SYS_ADMIN: BPF programs cannot be loaded. \
+             Containers take it away: start it outside, in a privileged container (--privileged), or in \
+             the VM with cargo vm run",
         );
     }
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
@@ -29,6 +37,16 @@ pub fn root_btf_and_tracefs() -> Result<()> {
         );
     }
     tracefs().map(|_| ())
+}
+
+/// Whether the process of this `/proc/PID/status` has the capability CAP_SYS_ADMIN. CAP_BPF with
+/// CAP_PERFMON is enough to load a program, but not to read how often it was skipped.
+fn has_sys_admin(status: &str) -> bool {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    // A /proc that says nothing of capabilities leaves the answer to the kernel.
+    set.is_none_or(|set| set >> CAP_SYS_ADMIN & 1 == 1)
 }
 
 /// Where tracefs is mounted. Fails, with exit code 3, where it is not.
@@ -125,6 +143,14 @@ pub fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_may_lack_capabilities() {
+        assert!(has_sys_admin("Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001ffffffffff\n"));
+        assert!(!has_sys_admin("CapEff:\t00000000a80425fb\n"), "a container's");
+        assert!(!has_sys_admin("CapEff:\t0000000000000000\n"));
+        assert!(has_sys_admin("Name:\tx\n"));
+    }
 
     #[test]
     fn the_successor_of_a_vanished_hook_is_named() {

@@ -3,12 +3,12 @@
 use std::{collections::HashSet, fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
-use common::{Cli, NoOptions};
 use rustix::process::Signal;
 
 use crate::{
-    Test, disks,
-    run::{Running, count, program, shell, stage, submitted, wait_until},
+    Test,
+    disks::{self, Mounted},
+    run::{Ended, Running, count, program, shell, stage, submitted, wait_until, workspace},
 };
 
 pub const TESTS: &[Test] = &[
@@ -17,7 +17,9 @@ pub const TESTS: &[Test] = &[
     ("without_root_is_3", without_root_is_3),
     ("without_btf_is_3", without_btf_is_3),
     ("without_tracefs_is_3", without_tracefs_is_3),
+    ("without_capabilities_is_3", without_capabilities_is_3),
     ("a_vanished_hook_is_3", a_vanished_hook_is_3),
+    ("a_refused_program_names_its_line", a_refused_program_names_its_line),
     ("no_io_is_said_so", no_io_is_said_so),
     ("a_signal_leaves_nothing", a_signal_leaves_nothing),
     (
@@ -26,6 +28,8 @@ pub const TESTS: &[Test] = &[
     ),
     ("a_reader_may_go", a_reader_may_go),
     ("a_full_disk_is_1", a_full_disk_is_1),
+    ("one_file_takes_both_streams", one_file_takes_both_streams),
+    ("a_pipe_of_both_streams_may_close", a_pipe_of_both_streams_may_close),
     ("two_stages_at_once_see_every_line", two_stages_at_once_see_every_line),
     ("lost_lines_are_counted", lost_lines_are_counted),
 ];
@@ -94,19 +98,47 @@ fn without_tracefs_is_3() -> Result<()> {
     unsupported(unmount, &["mount -t tracefs"])
 }
 
-mod gone {
-    include!(concat!(env!("OUT_DIR"), "/gone.skel.rs"));
+/// Root as in a container: without its capabilities.
+fn without_capabilities_is_3() -> Result<()> {
+    let setpriv = "setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all";
+    unsupported(setpriv, &["is root", "CAP_SYS_ADMIN", "cargo vm run"])
+}
+
+/// Runs the program that no kernel takes, from the workspace's root.
+fn broken(which: &str, arguments: &[&str]) -> Result<Ended> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_broken"));
+    Running::spawn(command.args(arguments).env("BROKEN", which).current_dir(workspace()))?.end()
 }
 
 fn a_vanished_hook_is_3() -> Result<()> {
-    let mut object = std::mem::MaybeUninit::uninit();
-    let cli = Cli { duration: None, verbose: false, own: NoOptions {} };
-    let error = common::load(gone::GoneSkelBuilder::default(), &mut object, &cli, |_| Ok(())).err();
-    let error = error.context("a function that is gone was hooked")?;
-    ensure!(error.downcast_ref::<common::Unsupported>().is_some(), "another error: {error:#}");
-    let message = format!("{error:#}");
+    let ended = broken("gone", &[])?;
+    ensure!(ended.code == Some(3) && ended.stdout.is_empty(), "{ended:?}");
     for word in ["blk_start_request", "blk_mq_start_request", "available_filter_functions"] {
-        ensure!(message.contains(word), "no {word} in {message}");
+        ensure!(ended.stderr.contains(word), "no {word}: {ended:?}");
+    }
+    Ok(())
+}
+
+/// The message names the line that the verifier rejects, on every kernel; with --verbose, behind all
+/// that libbpf says.
+fn a_refused_program_names_its_line() -> Result<()> {
+    let file = "tests/src/refused.bpf.c";
+    let source = fs::read_to_string(workspace().join(file))?;
+    let line =
+        source.lines().position(|line| line.trim() == "start = *found;").context("line")? + 1;
+    let message = format!(
+        "broken: the verifier rejects bio_endio_entry(): R0 invalid mem access 'map_value_or_null'\n  \
+         {file}:{line}: start = *found;\n"
+    );
+    let ended = broken("refused", &[])?;
+    ensure!(ended.code == Some(1) && ended.stdout.is_empty(), "{ended:?}");
+    let hint = "  --verbose shows all that libbpf and the verifier say\n";
+    ensure!(ended.stderr == format!("{message}{hint}"), "{ended:?}, not {message}{hint}");
+    for verbose in ["-v", "--verbose"] {
+        let ended = broken("refused", &[verbose])?;
+        ensure!(ended.code == Some(1) && ended.stdout.is_empty(), "{ended:?}");
+        ensure!(ended.stderr.ends_with(&message), "{ended:?}");
+        ensure!(ended.stderr.contains("-- BEGIN PROG LOAD LOG --"), "{ended:?}");
     }
     Ok(())
 }
@@ -220,6 +252,110 @@ fn a_full_disk_is_1() -> Result<()> {
     ensure!(ended.code == Some(1), "{ended:?}");
     ensure!(ended.stderr.contains("stage06: stdout: No space left on device"), "{ended:?}");
     Ok(())
+}
+
+/// Keeps something going that every stage sees, until it is dropped.
+fn something_to_see(disk: &str) -> Result<Running> {
+    Running::bash(&format!(
+        "while :; do dd if=/dev/{disk} of=/dev/null bs=4k count=5 iflag=direct status=none; \
+         dd if=/dev/{disk} of=/dev/null bs=4k count=2 status=none; sleep 0.2; done"
+    ))
+}
+
+/// `stageNN >file 2>&1` and `>>file`: what stdout and stderr get is in the file, whole and in order,
+/// behind what was there before. On overlay and on ext4, which lock a file in their own ways; every
+/// stage on both, every second one with the same redirection.
+fn one_file_takes_both_streams() -> Result<()> {
+    let mounted = Mounted::new()?;
+    let load = something_to_see(&disks::virtio()?)?;
+    for (directory, kind, first) in [("/root", "overlayfs", 0), ("/mnt/data", "ext2/ext3", 1)] {
+        let found = shell(&format!("stat -f -c %T {directory}"))?;
+        ensure!(found.trim() == kind, "{directory} is {found:?}, not {kind}");
+        for (redirection, before, skip) in [(">", "", first), (">>", "before\n", 1 - first)] {
+            let mut running = Vec::new();
+            for name in ALL.iter().skip(skip).step_by(2) {
+                let file = format!("{directory}/{name}.log");
+                fs::write(&file, "before\n")?;
+                let path = program(name);
+                let script = format!("exec {} {redirection}{file} 2>&1", path.display());
+                running.push((name, file, Running::bash(&script)?));
+            }
+            let event = |name: &str| if name == "stage00" { " # " } else { "bpf_trace_printk: " };
+            for (name, file, _) in &running {
+                let has_event = || Ok(fs::read_to_string(file)?.contains(event(name)));
+                wait_until("an event", has_event).with_context(|| file.clone())?;
+            }
+            for (name, file, running) in running {
+                running.signal(Signal::INT)?;
+                let ended = running.end().with_context(|| file.clone())?;
+                ensure!(ended.code == Some(0), "{redirection}{file}: {ended:?}");
+                let text = fs::read_to_string(&file)?;
+                whole(name, before, &text).with_context(|| format!("{redirection}{file}"))?;
+                fs::remove_file(&file)?;
+            }
+        }
+    }
+    drop(load);
+    drop(mounted);
+    Ok(())
+}
+
+/// Checks what a stage has written to one file: what was there before, what it says at the start,
+/// its event lines in the order of their times, and its summary.
+fn whole(name: &str, before: &str, text: &str) -> Result<()> {
+    let start = format!("{before}{name}: tracing until Ctrl-C\n");
+    let rest = text.strip_prefix(&start).with_context(|| format!("not {start:?} first: {text}"))?;
+    if name != "stage00" {
+        let (events, _) = rest.split_once(" lost\n").with_context(|| format!("no end: {text}"))?;
+        let (events, said) = events.rsplit_once('\n').with_context(|| format!("none: {text}"))?;
+        let mut last = 0.0;
+        for line in events.lines() {
+            let time = line
+                .split_once(": bpf_trace_printk: ")
+                .and_then(|(prefix, _)| prefix.rsplit(' ').next()?.parse::<f64>().ok());
+            let time = time.with_context(|| format!("odd: {line}: {text}"))?;
+            // The kernel merges its CPUs' buffers by time, as far as they are filled.
+            ensure!(time > last - 0.1, "out of order: {line}: {text}");
+            last = time;
+        }
+        let lines = events.lines().count();
+        ensure!(said == format!("{lines} trace lines, 0"), "{lines} lines, {said:?}: {text}");
+    }
+    // Stages 01 and 02 count nothing.
+    let end = rest.lines().next_back().unwrap_or_default();
+    let ends = match name {
+        "stage01" | "stage02" => end.ends_with(" trace lines, 0 lost"),
+        _ => end.contains("skipped") || is_end_of_block(end),
+    };
+    ensure!(ends, "odd end: {text}");
+    Ok(())
+}
+
+/// Whether this is the last line of the block of the slowest I/O, or of its stack.
+fn is_end_of_block(line: &str) -> bool {
+    line.starts_with("====") || line.starts_with("=> ")
+}
+
+fn a_pipe_of_both_streams_may_close() -> Result<()> {
+    let before = loaded()?;
+    let load = something_to_see(&disks::virtio()?)?;
+    // A few at a time: starting and ending them all at once takes minutes.
+    for names in ALL.chunks(3) {
+        let start = |name: &&str| {
+            let program = program(name);
+            let pipe = "--duration 3s 2>&1 | head -n 1; echo ${PIPESTATUS[0]}";
+            Running::bash(&format!("{} {pipe}", program.display()))
+        };
+        let running = names.iter().map(start).collect::<Result<Vec<_>>>()?;
+        for (running, name) in running.into_iter().zip(names) {
+            let ended = running.end().with_context(|| *name)?;
+            let said = format!("{name}: tracing for 3s\n0\n");
+            ensure!(ended.stdout == said && ended.stderr.is_empty(), "{name}: {ended:?}");
+        }
+    }
+    drop(load);
+    ensure!(instances().is_empty(), "{:?}", instances());
+    wait_until_unloaded(&before)
 }
 
 fn two_stages_at_once_see_every_line() -> Result<()> {

@@ -189,7 +189,7 @@ fn stage04_waits_for_a_suspended_disk() -> Result<()> {
 fn stage03_sees_what_hangs_from_the_start() -> Result<()> {
     let (disk, read) = halting()?;
     disk.suspend(true)?;
-    let running = Running::stage("stage03", &["--quiet"])?;
+    let running = Running::stage("stage03", &[])?;
     let reader = halted(&read)?;
     let output = running.interrupt();
     disk.suspend(false)?;
@@ -273,7 +273,7 @@ fn what_does_not_fit(name: &str, what: &str) -> Result<()> {
         ("hw_queue_depth", "128"),
     ])?;
     let mut arguments = vec!["--in-flight", "8"];
-    arguments.extend((name != "stage00").then_some("--quiet"));
+    arguments.extend((name == "stage07").then_some("--quiet"));
     let running = Running::stage(name, &arguments)?;
     let before = disks::bios(&disk.name)?;
     fio(&format!(
@@ -320,15 +320,16 @@ fn counts_refused_reads(name: &str) -> Result<()> {
     ensure!(events.iter().any(|event| event.contains(" = -11: hit 0 miss 1 ")), "{output}");
     if name == "stage09" {
         ensure!(count(&output, "reads through the page cache")? == 2, "{output}");
-        ensure!(output.contains("[Total 2 "), "{output}");
+        ensure!(output.contains("[Total 2 Hit 1 miss 1]"), "{output}");
     }
     Ok(())
 }
 
-/// All stages that can be quiet, at the same time, over 1,000,000 O_DIRECT reads of null_blk.
+/// All stages that can be quiet, at the same time, over 1,000,000 O_DIRECT reads of null_blk by 16
+/// threads.
 fn a_million_ios() -> Result<()> {
-    let disk = NullBlk::new(&[("irqmode", "0"), ("submit_queues", "2")])?;
-    let names = ["stage03", "stage04", "stage05", "stage06", "stage07", "stage08", "stage09"];
+    let disk = NullBlk::new(&[("irqmode", "1"), ("submit_queues", "2")])?;
+    let names = ["stage04", "stage05", "stage06", "stage07", "stage08", "stage09"];
     let mut running = vec![Running::stage("stage00", &["-t"])?];
     for name in names {
         running.push(Running::stage(name, &["--quiet"])?);
@@ -342,8 +343,7 @@ fn a_million_ios() -> Result<()> {
     let before = disks::bios(&disk.name)?;
     let mut load = Running::bash(&format!(
         "exec fio --name=t --filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 \
-             --iodepth_batch=8 --numjobs=2 --cpus_allowed=0,1 --cpus_allowed_policy=split --io_size=2048000000 \
-             --norandommap --thread --gtod_reduce=1 --output-format=terse >/dev/null",
+             --iodepth_batch=8 --numjobs=16 --number_ios=62500 --norandommap --thread --gtod_reduce=1 --output-format=terse >/dev/null",
         disk.name
     ))?;
     let done = || Ok::<_, anyhow::Error>(disks::bios(&disk.name)? - before);
@@ -377,7 +377,12 @@ fn a_million_ios() -> Result<()> {
             }
             _ => ensure!(count(&output, "bios completed")? == done, "{name}: {output}"),
         }
-        ensure_none(&output, &["in flight", "dropped"]).context(name)?;
+        ensure!(!output.contains(" measured, "), "{name}: all were measured: {output}");
+        match name {
+            // A kernel may skip these two where others read meanwhile: they say so.
+            "stage08" | "stage09" if pagecache::may_skip()? => {}
+            _ => ensure_none(&output, &["in flight", "dropped"]).context(name)?,
+        }
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! What a stage's README shows is what the stage prints.
 
 use std::{
-    collections::HashSet,
-    fs,
+    collections::{HashMap, HashSet},
+    env, fs,
     process::Command,
     time::{Duration, Instant},
 };
@@ -13,55 +13,231 @@ use crate::{
     Test,
     disks::{self, Mounted},
     pagecache,
-    run::{self, Running, wait_until},
+    run::{
+        self, BIO, REQUEST, Running, between, count, durations, max_latency, slowest, wait_until,
+    },
 };
 
 pub const TESTS: &[Test] = &[("readmes_show_real_output", readmes_show_real_output)];
 
+/// Every line of a README's block is one that the stage prints, and the block is one run's: its
+/// figures agree with each other, its stack is one that a kernel can have.
+///
+/// With `BLESS=1` in the environment, nothing is compared: what the stages print is written to
+/// `target/readme/STAGE.txt` in the workspace, to be copied into the READMEs, shortened with `...`:
+/// `BLESS=1 cargo vm test --kernel 6.1 readmes_show_real_output`.
 fn readmes_show_real_output() -> Result<()> {
+    let bless = env::var_os("BLESS").is_some_and(|bless| bless == "1");
     let mounted = Mounted::new()?;
     let workload = run::workspace().join("vm/workload.sh");
     let workload = Running::spawn(&mut Command::new(workload))?;
+    let mut wrong = Vec::new();
     let result = run::stages()?.into_iter().try_for_each(|directory| {
         let package = directory.split('_').next().unwrap_or_default();
+        let output = captured(package, &mounted.disk)?;
+        if bless {
+            let target = run::workspace().join("target/readme");
+            fs::create_dir_all(&target)?;
+            return Ok(fs::write(target.join(format!("{package}.txt")), output)?);
+        }
         let readme = fs::read_to_string(run::workspace().join(&directory).join("README.md"))?;
-        let (_, rest) = readme.split_once("## What you see\n```\n").context(directory.clone())?;
-        let (shown, _) = rest.split_once("\n```\n").context("the block has no end")?;
-        fs::remove_file("/run/go").ok();
-        // Stage 09's shows one process: one that waits for the stage, and then reads 1 MiB.
-        let wanted = match package {
-            "stage09" => Some(Running::bash(&pagecache::reader("file"))?),
-            _ => None,
-        };
-        let pid = wanted.as_ref().map(|process| process.id().to_string());
-        let running = Running::stage(package, &pid.as_deref().into_iter().collect::<Vec<_>>())?;
-        let (start, before) = (Instant::now(), disks::bios(&mounted.disk)?);
-        fs::write("/run/go", "")?;
-        match wanted {
-            Some(process) => ensure!(process.end()?.code == Some(0), "dd failed"),
-            // A row of the heatmap takes 2 s, a round of the workload some 40 bios.
-            None => wait_until("the workload", || {
-                let round = disks::bios(&mounted.disk)? > before + 100;
-                Ok(round && (package != "stage00" || start.elapsed() > Duration::from_secs(2)))
-            })?,
-        }
-        let output = running.interrupt()?;
-        let mut printed: HashSet<String> = output.lines().map(shape).collect();
-        // Before 5.16 a read's event has three lines.
-        if ["stage08", "stage09"].contains(&package) {
-            printed.extend(pagecache::events(&output)?.iter().map(|event| shape(event)));
-        }
-        for line in shown.lines().filter(|line| *line != "...") {
-            ensure!(
-                printed.contains(&shape(line)),
-                "{directory}/README.md: nothing like {line:?} was printed:\n{output}"
-            );
+        if let Err(error) = block(&readme).and_then(|shown| {
+            printable(shown, &output)?;
+            consistent(shown)
+        }) {
+            wrong.push(format!("{directory}/README.md: {error:#}"));
         }
         Ok(())
     });
     workload.signal(rustix::process::Signal::KILL)?;
     workload.end()?;
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     result
+}
+
+/// What a stage prints beside the workload of `cargo vm run`, which runs on this disk.
+fn captured(package: &str, disk: &str) -> Result<String> {
+    fs::remove_file("/run/go").ok();
+    // Stage 09's shows one process: one that waits for the stage, and then reads 1 MiB.
+    let wanted = match package {
+        "stage09" => Some(Running::bash(&pagecache::reader("file"))?),
+        _ => None,
+    };
+    let pid = wanted.as_ref().map(|process| process.id().to_string());
+    let running = Running::stage(package, &pid.as_deref().into_iter().collect::<Vec<_>>())?;
+    let (start, before) = (Instant::now(), disks::bios(disk)?);
+    fs::write("/run/go", "")?;
+    match wanted {
+        Some(process) => ensure!(process.end()?.code == Some(0), "dd failed"),
+        // A row of the heatmap takes 2 s, a round of the workload some 40 bios.
+        None => wait_until("the workload", || {
+            let round = disks::bios(disk)? > before + 100;
+            Ok(round && (package != "stage00" || start.elapsed() > Duration::from_secs(2)))
+        })?,
+    }
+    running.interrupt()
+}
+
+/// The block of a README that stands directly below its heading "What you see".
+fn block(readme: &str) -> Result<&str> {
+    let (_, rest) = readme.split_once("\n## What you see\n").context("no section What you see")?;
+    let rest = rest.trim_start_matches('\n').strip_prefix("```\n").context("no block below it")?;
+    let (shown, _) = rest.split_once("\n```\n").context("the block has no end")?;
+    Ok(shown)
+}
+
+/// Whether a line of a README stands for others: `...` or `…`.
+fn is_left_out(line: &str) -> bool {
+    ["...", "…"].contains(&line.trim())
+}
+
+/// Checks that every line has the shape of one that was printed. A line may be cut with `…`.
+fn printable(shown: &str, output: &str) -> Result<()> {
+    let mut printed: HashSet<String> = output.lines().map(shape).collect();
+    // Before 5.16 a read's event has three lines.
+    if output.contains("reads through the page cache") {
+        printed.extend(pagecache::events(output)?.iter().map(|event| shape(event)));
+    }
+    for line in shown.lines().filter(|line| !is_left_out(line)) {
+        let found = match line.split_once('…') {
+            Some((start, _)) if !start.trim().is_empty() => {
+                let start = shape(start);
+                printed.iter().any(|printed| printed.starts_with(start.trim_end()))
+            }
+            _ => printed.contains(&shape(line)),
+        };
+        ensure!(found, "nothing like {line:?} was printed:\n{output}");
+    }
+    Ok(())
+}
+
+/// Checks the figures of a block against each other, wherever it has both sides.
+fn consistent(shown: &str) -> Result<()> {
+    let number = |what| count(shown, what).ok();
+    // The slowest I/O.
+    for ends in [BIO, REQUEST] {
+        if shown.contains(ends[0]) {
+            slowest(shown, ends)?;
+        }
+    }
+    ensure!(
+        shown.contains("Max latency ") == (shown.contains("From: ") && shown.contains("To  : ")),
+        "half a block of the slowest I/O"
+    );
+    let shown_whole: Vec<u64> = match shown.lines().any(is_left_out) {
+        true => Vec::new(),
+        false => durations(shown)?,
+    };
+    if let (Some(longest), Ok(max)) = (shown_whole.iter().max(), max_latency(shown)) {
+        ensure!(*longest == max, "{longest} ns, and Max latency {max} ns");
+    }
+    if let Ok(max) = max_latency(shown) {
+        let longest = durations(shown)?.into_iter().max().unwrap_or(0);
+        ensure!(longest <= max, "{longest} ns is longer than Max latency {max} ns");
+    }
+    // ` (of N measured, M not)`
+    let completed = number("bios completed").or(number("requests completed"));
+    let not = ["split", "dropped", "skipped"].map(|what| number(what).unwrap_or(0)).iter().sum();
+    if let Some((_, of)) = shown.split_once(" ns (of ") {
+        let (measured, rest) = of.split_once(" measured, ").context("odd: of")?;
+        let (unmeasured, _) = rest.split_once(" not)").context("odd: not")?;
+        let said: (u64, u64) = (measured.parse()?, unmeasured.parse()?);
+        ensure!(completed.is_none_or(|completed| said == (completed, not)), "odd: {said:?}");
+    } else if shown.contains("Max latency ") && completed.is_some() {
+        ensure!(not == 0, "{not} were not measured, and the latency does not say so");
+    }
+    // Pages.
+    if let Ok(total) = between(shown, "[Total ", "]") {
+        let numbers: Vec<u64> = total.split(' ').filter_map(|word| word.parse().ok()).collect();
+        ensure!(numbers.len() == 3 && numbers[0] == numbers[1] + numbers[2], "[Total {total}]");
+    }
+    each_io_adds_up(shown)?;
+    // Lines: a bio has three at most, a read one.
+    if let (Some(lines), Some(completed)) = (number("trace lines"), completed) {
+        let in_flight = number("in flight").unwrap_or(0);
+        let most = 3 * completed + in_flight + not;
+        ensure!((3 * completed..=most).contains(&lines), "{lines} lines for {completed} I/Os");
+    }
+    if let (Some(lines), Some(reads)) = (number("trace lines"), number("reads through")) {
+        let refused = number("refused").unwrap_or(0);
+        ensure!(lines >= reads && lines <= reads + refused, "{lines} lines for {reads} reads");
+    }
+    stack(shown)
+}
+
+/// Checks the event lines of each I/O: the duration is the time between both ends, and a read's pages
+/// are those that its bytes touch.
+fn each_io_adds_up(shown: &str) -> Result<()> {
+    let mut starts = HashMap::new();
+    let mut ended = None;
+    for line in shown.lines() {
+        if is_left_out(line) {
+            ended = None;
+        } else if let Some((event, time)) = line.split_once(") called: ") {
+            let Ok(time) = time.trim().parse::<u64>() else { continue };
+            let (io, is_start) = match event.rsplit_once("bpf_trace_printk: ") {
+                Some((_, event)) => (
+                    event.split_once('=').map_or(event, |(_, io)| io),
+                    event.starts_with("submit_bio") || event.starts_with("blk_mq_start_request"),
+                ),
+                None => continue,
+            };
+            ended = match is_start {
+                true => {
+                    starts.insert(io, time);
+                    None
+                }
+                false => starts.remove(io).map(|start| (start, time)),
+            };
+        } else if let Ok(duration) = between(line, "time duration: ", " ns") {
+            let duration: u64 = duration.parse()?;
+            if let Some((start, end)) = ended.take() {
+                ensure!(start + duration == end, "{duration} ns from {start} to {end}");
+            }
+        } else if line.contains("read(inode=") && line.contains("readahead ") {
+            let number = |name: &str| -> Result<u64> {
+                let digits = line.split_once(name).context(line.to_owned())?.1;
+                let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+                Ok(digits[..end].parse()?)
+            };
+            let (offset, got) = (number("offset=")?, number(") = ").unwrap_or(0));
+            let pages = number("hit ")? + number("miss ")?;
+            let touched = match got {
+                0 => 0,
+                got => (offset + got).div_ceil(4096) - offset / 4096,
+            };
+            ensure!(pages == touched || got == 0, "{pages} pages, not {touched}: {line}");
+        }
+    }
+    Ok(())
+}
+
+/// Checks a stack: from where a task enters the kernel or begins in it to the hooked function, and all
+/// of the functions are this kernel's, where it is of the line that the READMEs were captured on.
+fn stack(shown: &str) -> Result<()> {
+    let frames: Vec<&str> = shown.lines().filter_map(|line| line.strip_prefix("=> ")).collect();
+    let Some((first, last)) = frames.first().zip(frames.last()) else { return Ok(()) };
+    let begins = ["entry_SYSCALL_64", "ret_from_fork", "asm_", "secondary_startup", "x86_64_start"];
+    ensure!(begins.iter().any(|start| first.starts_with(start)), "no stack begins with {first}");
+    let hook = if shown.contains(REQUEST[0]) { "blk_mq_start_request()" } else { "submit_bio()" };
+    ensure!(*last == hook, "the stack ends with {last}, not with {hook}");
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    if !release.starts_with("6.1.") || release.contains("-rt") {
+        return Ok(());
+    }
+    let symbols = fs::read_to_string("/proc/kallsyms")?;
+    let known: HashSet<(&str, &str)> = symbols
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace().skip(2);
+            Some((words.next()?, words.next().unwrap_or_default()))
+        })
+        .collect();
+    for frame in frames.iter().filter(|frame| !is_left_out(frame)) {
+        let (name, module) = frame.split_once("()").with_context(|| format!("odd: {frame}"))?;
+        ensure!(known.contains(&(name, module.trim())), "this kernel has no function {frame}");
+    }
+    Ok(())
 }
 
 /// A line without what differs from run to run: numbers, addresses, tasks, functions, the cells of

@@ -34,7 +34,7 @@ pub fn skeleton(source: &str) {
 
 /// Compiles `source` for machines of the architecture `arch`, as rustc calls it, into `out`:
 /// `NAME.bpf.o` and its Rust skeleton, `NAME.skel.rs`. An error is clang's own message.
-fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), String> {
+pub fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), String> {
     let arch = match arch {
         "x86_64" => "-D__TARGET_ARCH_x86",
         "aarch64" => "-D__TARGET_ARCH_arm64",

@@ -2,64 +2,183 @@
 //! to it can be done.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-/// A stage, and how many lines of its trace.bpf.c and main.rs may differ from the stage before.
-const STAGES: &[(&str, Option<(usize, usize)>)] = &[
-    ("stage00_tracex3", None),
-    ("stage01_submit_bio", None),
-    ("stage02_bio_endio", Some((12, 4))),
-    ("stage03_latency_map", Some((50, 15))),
-    ("stage04_max_latency", Some((25, 35))),
-    ("stage05_sector", Some((12, 8))),
-    ("stage06_stacktrace", Some((20, 20))),
-    // Names and types of another layer take 25; a request may be issued more than once.
-    ("stage07_rq_latency", Some((35, 10))),
-    ("stage08_pagecache", None),
-    ("stage09_pid_filter", Some((12, 20))),
+/// A stage, and how many lines a learner reads at most to get there from the stage before: of BPF C
+/// and of main.rs. `None`: it starts afresh.
+struct Lesson {
+    stage: &'static str,
+    before: Option<&'static str>,
+    c: usize,
+    rust: Option<usize>,
+}
+
+const fn after(before: &'static str, stage: &'static str, c: usize, rust: usize) -> Lesson {
+    Lesson { stage, before: Some(before), c, rust: Some(rust) }
+}
+
+const fn afresh(stage: &'static str, c: usize) -> Lesson {
+    Lesson { stage, before: None, c, rust: None }
+}
+
+/// In the order in which they are read. The limits are those of the design, but for stage 07's: a
+/// request has other names and types in every line, and may be issued more than once.
+const LESSONS: &[Lesson] = &[
+    afresh("stage01_submit_bio", 30),
+    after("stage01_submit_bio", "stage02_bio_endio", 12, 4),
+    after("stage02_bio_endio", "stage03_latency_map", 60, 15),
+    after("stage03_latency_map", "stage04_max_latency", 60, 35),
+    after("stage04_max_latency", "stage05_sector", 90, 8),
+    after("stage05_sector", "stage06_stacktrace", 20, 20),
+    after("stage06_stacktrace", "stage07_rq_latency", 75, 10),
+    afresh("stage08_pagecache", 330),
+    after("stage08_pagecache", "stage09_pid_filter", 45, 20),
 ];
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-#[test]
-fn lessons_are_small_steps() {
-    for pair in STAGES.windows(2) {
-        let [(before, _), (stage, Some((bpf, rust)))] = pair else { continue };
-        for (file, most) in [("trace.bpf.c", bpf), ("main.rs", rust)] {
-            let path = |stage: &str| workspace().join(stage).join("src").join(file);
-            let diff = Command::new("diff").arg(path(before)).arg(path(stage)).output().unwrap();
-            let lines = String::from_utf8_lossy(&diff.stdout);
-            let changed = lines.lines().filter(|line| line.starts_with(['<', '>'])).count();
-            assert!(
-                changed > 0 && changed <= *most,
-                "{before} to {stage}: {changed} lines of {file}, {most} allowed"
-            );
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The directories of the stages, in order.
+fn stages() -> Vec<String> {
+    let entries = workspace().read_dir().unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    let mut stages: Vec<String> = names.filter(|name| name.starts_with("stage")).collect();
+    stages.sort();
+    stages
+}
+
+/// How many lines two versions of a file in `src/` differ in: those added and those removed.
+fn changed(before: &str, stage: &str, file: &str) -> usize {
+    let path = |stage: &str| workspace().join(stage).join("src").join(file);
+    let diff = Command::new("diff").arg(path(before)).arg(path(stage)).output().unwrap();
+    assert!(diff.stderr.is_empty(), "{}", String::from_utf8_lossy(&diff.stderr));
+    let lines = String::from_utf8_lossy(&diff.stdout);
+    lines.lines().filter(|line| line.starts_with(['<', '>'])).count()
+}
+
+/// The workspace's headers that a file includes, and those that they include; vmlinux.h aside.
+fn headers(file: &Path, found: &mut Vec<PathBuf>) {
+    for line in read(file).lines() {
+        let Some(rest) = line.trim_start().strip_prefix("#include") else { continue };
+        let name = rest.trim().trim_matches(['"', '<', '>']);
+        let places = [file.parent().unwrap().join(name), workspace().join("common/bpf").join(name)];
+        let Some(header) = places.into_iter().find(|place| place.exists()) else {
+            assert!(name.starts_with("bpf/"), "{}: no header {name}", file.display());
+            continue;
+        };
+        let header = header.canonicalize().unwrap();
+        if name != "vmlinux.h" && !found.contains(&header) {
+            found.push(header.clone());
+            headers(&header, found);
         }
     }
 }
 
 #[test]
+fn lessons_are_small_steps() {
+    let mut known = HashSet::new();
+    let mut said = String::new();
+    for Lesson { stage, before, c, rust } in LESSONS {
+        let source = workspace().join(stage).join("src/trace.bpf.c");
+        let own = match before {
+            Some(before) => changed(before, stage, "trace.bpf.c"),
+            None => read(&source).lines().count(),
+        };
+        let mut included = Vec::new();
+        headers(&source, &mut included);
+        included.retain(|header| known.insert(header.clone()));
+        let new: usize = included.iter().map(|header| read(header).lines().count()).sum();
+        println!("{stage}: {own} lines of trace.bpf.c, {new} of new headers, {c} allowed");
+        if own == 0 || own + new > *c {
+            said += &format!("{stage}: {own} + {new} lines of BPF C, {c} allowed\n");
+        }
+        if let (Some(before), Some(most)) = (before, rust) {
+            let lines = changed(before, stage, "main.rs");
+            println!("{stage}: {lines} lines of main.rs, {most} allowed");
+            if lines == 0 || lines > *most {
+                said += &format!("{stage}: {lines} lines of main.rs, {most} allowed\n");
+            }
+        }
+    }
+    assert!(said.is_empty(), "{said}");
+}
+
+#[test]
+fn every_stage_is_a_lesson() {
+    let lessons: Vec<&str> = LESSONS.iter().map(|lesson| lesson.stage).collect();
+    let stages = stages();
+    // Stage 00 is a finished tool to run, and stage 10 another one.
+    let stages = stages.iter().filter(|stage| !["00", "10"].contains(&&stage[5..7]));
+    assert!(stages.eq(lessons.iter()), "the stages are not {lessons:?}");
+}
+
+#[test]
 fn stages_are_short() {
-    for (stage, _) in STAGES {
-        for (file, most) in [("src/trace.bpf.c", 100), ("src/main.rs", 80), ("README.md", 90)] {
-            let lines =
-                fs::read_to_string(workspace().join(stage).join(file)).unwrap().lines().count();
+    for stage in stages() {
+        for (file, most) in [("src/trace.bpf.c", 120), ("src/main.rs", 80)] {
+            let lines = read(&workspace().join(&stage).join(file)).lines().count();
             assert!(lines <= most, "{stage}/{file} has {lines} lines, {most} allowed");
         }
     }
+}
+
+/// What a stage hooks stands in its own file.
+#[test]
+fn headers_hook_nothing() {
+    for header in workspace().join("common/bpf").read_dir().unwrap() {
+        let header = header.unwrap().path();
+        let programs = ["SEC(\"kprobe", "SEC(\"fentry", "SEC(\"fexit", "SEC(\"tp"];
+        let text = read(&header);
+        for program in programs {
+            assert!(!text.contains(program), "{} has a program", header.display());
+        }
+    }
+}
+
+/// The lines of a text that are prose: no code, no tables.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut in_code = false;
+    (1..).zip(text.lines()).filter(move |(_, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        !in_code && !is_fence && !line.trim_start().starts_with('|')
+    })
+}
+
+#[test]
+fn readmes_lines_are_short() {
+    let directories = workspace().read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let mut said = String::new();
+    for readme in directories.map(|directory| directory.join("README.md")).filter(|r| r.exists()) {
+        for (number, line) in prose(&read(&readme)) {
+            let columns = line.chars().count();
+            if columns > 100 {
+                said += &format!("{}:{number}: {columns} columns\n", readme.display());
+            }
+        }
+    }
+    let root = read(&workspace().join("README.md"));
+    for (number, line) in prose(&root).filter(|(_, line)| line.chars().count() > 100) {
+        said += &format!("README.md:{number}: {} columns\n", line.chars().count());
+    }
+    assert!(said.is_empty(), "more than 100 columns:\n{said}");
 }
 
 /// Every `sed -i` of a README finds what it is to change.
 #[test]
 fn readmes_edits_change_something() {
     let mut edits = 0;
-    for (stage, _) in STAGES {
-        let readme = fs::read_to_string(workspace().join(stage).join("README.md")).unwrap();
+    for stage in stages() {
+        let readme = read(&workspace().join(&stage).join("README.md"));
         for (before, _) in readme.match_indices("sed -i") {
             let edit = &readme[before..];
             let edit = if readme[..before].ends_with('`') {
@@ -70,9 +189,10 @@ fn readmes_edits_change_something() {
             };
             let copy = tempfile::tempdir().unwrap();
             let script = format!(
-                "set -e; mkdir {0}/common; cp -r {stage} {0}; cp -r common/bpf {0}/common
+                "set -e; mkdir {0}/common; cp -r stage* {0}; cp -r common/bpf {0}/common
                  (cd {0}; {edit})
-                 ! (diff -r {stage} {0}/{stage} && diff -r common/bpf {0}/common/bpf) >/dev/null",
+                 ! (for directory in stage* common/bpf
+                    do diff -r $directory {0}/$directory; done) | grep -q . && exit 1; true",
                 copy.path().display()
             );
             let status =
