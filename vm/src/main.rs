@@ -322,6 +322,7 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     if !workspace::cargo(&root).arg("fetch").status()?.success() {
         bail!("cargo could not fetch the crates; its message is above");
     }
+    workspace::copy_headers(&root).context("libbpf's headers could not be copied for clangd")?;
     say!("everything is ready; from now on, no network is needed");
     Ok(0)
 }

@@ -1,6 +1,7 @@
 //! The Cargo workspace: where it is, what it holds, building a program of it.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -81,6 +82,32 @@ pub fn programs(root: &Path) -> Result<Vec<Program>> {
     ensure!(output.status.success(), "cargo cannot read the workspace, see above");
     let json = std::str::from_utf8(&output.stdout).context("cargo metadata: not UTF-8")?;
     Ok(programs_of(&MetadataCommand::parse(json).context("cargo metadata: unexpected output")?))
+}
+
+/// Where the root's compile_flags.txt looks for libbpf's headers, so that clangd, the language server
+/// of editors, understands the BPF programs. Builds use headers of their own.
+const HEADERS: &str = "target/bpf/include/bpf";
+
+/// Copies libbpf's headers to [`HEADERS`], from the sources of the crate libbpf-sys, which cargo has
+/// fetched.
+pub fn copy_headers(root: &Path) -> Result<()> {
+    let mut command = MetadataCommand::new();
+    command.current_dir(root).other_options(["--offline".to_owned()]);
+    let metadata = command.exec().context("cargo metadata failed")?;
+    let sys = metadata.packages.iter().find(|package| package.name == "libbpf-sys");
+    let manifest = &sys.context("no crate libbpf-sys among the dependencies")?.manifest_path;
+    let source = manifest.with_file_name("libbpf").join("src");
+    let target = root.join(HEADERS);
+    fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
+    for entry in fs::read_dir(&source).with_context(|| source.to_string())? {
+        let name = entry?.file_name();
+        let text = name.to_string_lossy();
+        if text.starts_with("bpf_") && text.ends_with(".h") {
+            fs::copy(source.as_std_path().join(&name), target.join(&name))
+                .with_context(|| format!("cannot copy {text} to {}", target.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn programs_of(metadata: &Metadata) -> Vec<Program> {
@@ -185,6 +212,18 @@ mod tests {
         let artifacts = artifacts_of(messages.join("\n").as_bytes());
         let found: Vec<_> = artifacts.iter().map(|a| a.executable.as_deref()).collect();
         assert_eq!(found, [None, Some("/t/debug/stage06".into())]);
+    }
+
+    #[test]
+    fn clangd_finds_the_headers() {
+        let root = root().unwrap();
+        let flags = fs::read_to_string(root.join("compile_flags.txt")).unwrap();
+        let include = Path::new(HEADERS).parent().unwrap().display();
+        assert!(flags.contains(&format!("-I\n{include}\n")), "{flags}");
+        copy_headers(&root).unwrap();
+        for name in ["bpf_helpers.h", "bpf_helper_defs.h", "bpf_core_read.h", "bpf_tracing.h"] {
+            assert!(root.join(HEADERS).join(name).is_file(), "{name}");
+        }
     }
 
     #[test]
