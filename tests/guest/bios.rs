@@ -1,6 +1,10 @@
 //! Stages 01 to 06: every bio, its latency, its sector, its stack.
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    path::Path,
+};
 
 use anyhow::{Context, Result, ensure};
 
@@ -599,6 +603,7 @@ fn stage06_shows_the_stack() -> Result<()> {
             let output = running.interrupt()?;
             ensure!(output.contains("() [ext4]\n") || output.contains("() [jbd2]\n"), "{output}");
             let stack = check_stack(&output, BIO, &ftrace.events()?)?;
+            check_modules(&output)?;
             seen |= stack.iter().any(|frame| frame == must_have);
             shell("sync")?;
             if seen {
@@ -610,8 +615,8 @@ fn stage06_shows_the_stack() -> Result<()> {
     Ok(())
 }
 
-/// Checks that the printed stack is the one that ftrace took of that I/O then, frame by frame, and
-/// that it names the module of each frame. Returns that stack.
+/// Checks that the printed stack is the one that ftrace took of that I/O then, frame by frame.
+/// Returns that stack.
 pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<Vec<String>> {
     let slowest = slowest(output, lines)?;
     // One address can come several times: the submissions lie apart.
@@ -625,8 +630,13 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
         printed.iter().filter_map(|frame| frame.split("()").next()).collect();
     ensure!(functions.last() == Some(&judge.name.as_str()), "{output}");
     ensure!(functions == judge.stack, "the judge: {:?}\n{output}", judge.stack);
+    Ok(judge.stack.clone())
+}
+
+/// Checks that the printed stack names the module of each function.
+pub fn check_modules(output: &str) -> Result<()> {
     let kallsyms = fs::read_to_string("/proc/kallsyms")?;
-    for frame in printed {
+    for frame in output.lines().filter_map(|line| line.strip_prefix("=> ")) {
         let (function, module) = frame.split_once("()").context("odd frame")?;
         let mut known = kallsyms.lines().filter_map(|line| {
             let mut words = line.split_whitespace().skip(2);
@@ -634,7 +644,7 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
         });
         ensure!(known.any(|known| known == module.trim()), "{frame} is not of that module");
     }
-    Ok(judge.stack.clone())
+    Ok(())
 }
 
 /// Five processes take turns on one CPU, each with a stack of its own kind; what the stage prints is
@@ -643,7 +653,7 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
     // Up to August 2026, bpf_get_stackid() used a buffer of the CPU with preemption on: from 7.0 on,
     // every kernel is preemptible.
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let rounds = if release.starts_with("7.") { 10 } else { 1 };
+    let rounds = if release.starts_with("7.") { 3 } else { 1 };
     let mounted = Mounted::new()?;
     let disk = format!("/dev/{}", mounted.disk);
     let jobs = [
@@ -659,13 +669,13 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
     )?;
     let jobs = jobs.map(|job| format!(" --name={job} --bs=4k --size=8M"));
     let load = Running::bash(&format!(
-        "exec fio --cpus_allowed=0 --time_based --runtime=600 --rate_iops=60 --output-format=terse{} >/dev/null",
+        "exec fio --cpus_allowed=0 --time_based --runtime=600 --rate_iops=30 --output-format=terse{} >/dev/null",
         jobs.concat()
     ))?;
     let before = disks::bios(&mounted.disk)?;
     wait_until("the load", || Ok(disks::bios(&mounted.disk)? > before + 100))?;
     let ftrace = Ftrace::new(&[Hook::Stack("submit_bio")])?;
-    let mut kinds = std::collections::HashSet::new();
+    let mut kinds = HashSet::new();
     for _ in 0..rounds {
         // Five runs that begin and end at times of their own.
         let running = ["500ms", "700ms", "900ms", "1100ms", "1300ms"]
@@ -678,7 +688,7 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
             ensure_none(&ended.stdout, &["dropped"])?;
             kinds.insert(check_stack(&ended.stdout, BIO, &events)?);
         }
-        let kinds: std::collections::HashSet<_> = events.iter().map(|event| &event.stack).collect();
+        let kinds: HashSet<_> = events.iter().map(|event| &event.stack).collect();
         ensure!(kinds.len() >= 5, "only {} kinds of stacks were submitted", kinds.len());
     }
     drop(load);
@@ -765,7 +775,7 @@ fn stage03_takes_the_first_of_two_submissions() -> Result<()> {
 }
 
 fn first_of_two(cgroup: &str) -> Result<()> {
-    let ftrace = Ftrace::new(&[Hook::Stack("submit_bio"), Hook::Function("bio_endio")])?;
+    let ftrace = Ftrace::new(&[Hook::Stack("submit_bio")])?;
     let (stage03, stage06) =
         (Running::stage("stage03", &[])?, Running::stage("stage06", &["--quiet"])?);
     // Every 128 KiB of it become one compressed bio.
@@ -774,50 +784,42 @@ fn first_of_two(cgroup: &str) -> Result<()> {
     ))?;
     let left = entries_left()?;
     let (stage03, stage06) = (stage03.interrupt()?, stage06.interrupt()?);
-    let events = ftrace.events()?;
-    // By ftrace: the first call of submit_bio() for an address after its last bio_endio().
-    let mut in_flight: HashMap<&str, (u64, u64)> = HashMap::new();
-    let mut judged = Vec::new();
-    for event in &events {
-        let bio = event.argument.as_str();
-        match event.name.as_str() {
-            "submit_bio" => {
-                in_flight.entry(bio).or_insert((event.time, event.time)).1 = event.time;
-            }
-            _ => judged.extend(in_flight.remove(bio).map(|(first, last)| (bio, first, last))),
-        }
-    }
-    let twice = judged.iter().filter(|(_, first, last)| first < last).count();
-    let parts = judged.len() as u64;
-    ensure!(parts >= 100, "{parts} bios");
+    // The second call of a bio comes from a function of its own. Told by that, not by times: on
+    // 5.10, ftrace's times of two CPUs can be out of order by a millisecond.
+    let (second, first): (Vec<Event>, Vec<Event>) = ftrace
+        .events()?
+        .into_iter()
+        .partition(|event| event.stack.iter().any(|function| function == "blkg_async_bio_workfn"));
+    let bios = first.len() as u64;
+    ensure!(bios >= 100, "{bios} bios");
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let mut version = release.split('.').map_while(|number| number.parse::<u32>().ok());
     if (version.next(), version.next()) <= (Some(6), Some(3)) {
-        ensure!(twice >= 100, "{twice} of {parts} bios were submitted twice");
+        ensure!(second.len() >= 100, "{} of {bios} bios were submitted twice", second.len());
     }
-    ensure!(left == 0, "{left} entries are left in the maps: {stage06}");
+    ensure!(left == 0, "{left} entries are left in the maps: {}", summary(&stage06));
     for output in [&stage03, &stage06] {
         ensure_none(output, &["in flight", "dropped"])?;
     }
-    ensure!(count(&stage06, "bios completed")? == parts, "{parts} bios: {stage06}");
-    let split = count(&stage03, "split")?;
-    ensure!(count(&stage03, "bios completed")? + split == parts, "{parts} bios: {stage03}");
-    for (bio, start, _) in lives(&stage03)? {
-        let near = judged.iter().filter(|(judged, ..)| *judged == bio);
-        let (_, first, last) = near
-            .min_by_key(|(_, first, _)| first.abs_diff(start))
-            .with_context(|| format!("ftrace has not seen {bio}"))?;
-        ensure!(
-            first == last || first.abs_diff(start) < last.abs_diff(start),
-            "{bio} starts at {first}, and not at {last}; printed: {start}; {:#?}",
-            events
-                .iter()
-                .filter(|event| event.argument == bio)
-                .map(|event| (&event.name, event.time, &event.task))
-                .collect::<Vec<_>>()
-        );
+    ensure!(count(&stage06, "bios completed")? == bios, "{bios} bios: {}", summary(&stage06));
+    let measured = count(&stage03, "bios completed")? + count(&stage03, "split")?;
+    ensure!(measured == bios, "{bios} bios: {}", summary(&stage03));
+    // `kworker/u4:0-7 [000] …: bpf_trace_printk: submit_bio(bio=0x…) called: …`: the task that
+    // called submit_bio() first.
+    let id = |task: &str| task.trim().rsplit('-').next().unwrap_or_default().to_owned();
+    let mut printed = Vec::new();
+    for line in stage03.lines() {
+        if let Ok(bio) = between(line, "printk: submit_bio(bio=", ")") {
+            let (task, _) = line.split_once(" [").context("odd line")?;
+            printed.push((bio.to_owned(), id(task)));
+        }
     }
+    let mut judged: Vec<_> =
+        first.iter().map(|event| (event.argument.clone(), id(&event.task))).collect();
+    printed.sort();
+    judged.sort();
+    ensure!(printed == judged, "bios and their tasks: {printed:?}, by ftrace: {judged:?}");
     // The stack is that of the first call, too.
-    check_stack(&stage06, BIO, &events)?;
+    check_stack(&stage06, BIO, &first)?;
     Ok(())
 }

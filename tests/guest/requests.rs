@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     Test,
-    bios::check_stack,
+    bios::{check_modules, check_stack},
     disks::{self, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
     run::{
@@ -298,6 +298,7 @@ fn stage07_finds_the_slow_request() -> Result<()> {
     ensure!(slowest.latency >= 2_000_000_000, "{output}");
     ensure!(start <= slowest.from && slowest.to <= end, "not from {start} to {end}: {output}");
     check_stack(&output, REQUEST, &ftrace.events()?)?;
+    check_modules(&output)?;
     Ok(())
 }
 
