@@ -50,6 +50,11 @@ pub(crate) fn keep_messages(verbose: bool) {
     }));
 }
 
+/// Whether it was the verifier that refused a program.
+pub(crate) fn by_verifier() -> bool {
+    Refusal::parse(&messages()).is_some()
+}
+
 /// The error that tells why `step` failed. `package` is the directory of the program's sources.
 pub(crate) fn explain(
     step: Step,

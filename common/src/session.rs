@@ -101,11 +101,14 @@ impl Session {
         let skel = open.load().map_err(|error| self.explain(Step::Load, error))?;
         if self.verbose {
             for (name, info) in results::programs(skel.object())? {
+                let verified = match info.verified_insns {
+                    0 => "? (known from 5.16 on)".to_owned(),
+                    known => known.to_string(),
+                };
+                let bytes = info.jited_prog_insns.len();
+                let stage = self.program.name;
                 say(&format!(
-                    "{}: {name}(): {} instructions verified, {} bytes of machine code\n",
-                    self.program.name,
-                    info.verified_insns,
-                    info.jited_prog_insns.len(),
+                    "{stage}: {name}(): {verified} instructions verified, {bytes} bytes of machine code\n"
                 ));
             }
         }
@@ -167,9 +170,12 @@ impl Session {
     }
 
     fn explain(&self, step: Step, error: libbpf_rs::Error) -> anyhow::Error {
-        // Only now: it takes the kernel seconds to list the functions that can be hooked.
-        let mut problems = self.hooks.iter().filter_map(|hook| preflight::hook(hook).err());
-        let missing = problems.find(|problem| problem.is::<crate::Unsupported>());
+        let missing = || {
+            // Only now: it takes the kernel seconds to list the functions that can be hooked.
+            let mut problems = self.hooks.iter().filter_map(|hook| preflight::hook(hook).err());
+            problems.find(|problem| problem.is::<crate::Unsupported>())
+        };
+        let missing = if refusal::by_verifier() { None } else { missing() };
         missing
             .unwrap_or_else(|| refusal::explain(step, &error, self.program.directory, self.verbose))
     }
