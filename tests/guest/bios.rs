@@ -653,7 +653,7 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
     // Up to August 2026, bpf_get_stackid() used a buffer of the CPU with preemption on: from 7.0 on,
     // every kernel is preemptible.
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let rounds = if release.starts_with("7.") { 3 } else { 1 };
+    let rounds = if release.starts_with("7.") { 2 } else { 1 };
     let mounted = Mounted::new()?;
     let disk = format!("/dev/{}", mounted.disk);
     let jobs = [
