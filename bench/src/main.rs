@@ -96,7 +96,8 @@ fn measure(plan: &Plan) -> Result<()> {
 }
 
 fn measure_row(plan: &Plan, row: &Row, dir: &Path) -> Result<Outcome> {
-    let mut outcome = Outcome { name: row.name.clone(), measured: Vec::new(), started: None, note: None };
+    let mut outcome =
+        Outcome { name: row.name.clone(), measured: Vec::new(), started: None, note: None };
     if row.argv.is_empty() {
         for &load in &row.loads {
             outcome.measured.push(runs(plan, load)?);
@@ -110,7 +111,13 @@ fn measure_row(plan: &Plan, row: &Row, dir: &Path) -> Result<Outcome> {
     result.map(|()| outcome)
 }
 
-fn beside_tracer(plan: &Plan, row: &Row, dir: &Path, other: u32, outcome: &mut Outcome) -> Result<()> {
+fn beside_tracer(
+    plan: &Plan,
+    row: &Row,
+    dir: &Path,
+    other: u32,
+    outcome: &mut Outcome,
+) -> Result<()> {
     let mut argv: Vec<String> = row.argv.clone();
     for argument in &mut argv {
         *argument = argument
@@ -136,12 +143,17 @@ fn beside_tracer(plan: &Plan, row: &Row, dir: &Path, other: u32, outcome: &mut O
     let mut done = 0;
     for &load in &row.loads {
         let measured = runs(plan, load)?;
-        done += u64::from(plan.ios) * measured.runs.len() as u64 * u64::from(load != Load::Cached1m);
+        done +=
+            u64::from(plan.ios) * measured.runs.len() as u64 * u64::from(load != Load::Cached1m);
         outcome.measured.push(measured);
     }
     let (started, text) = tracer.end()?;
     outcome.started = Some(started);
-    if row.package.is_none() && let Some(seen) = seen(&text) && seen < done && !text.contains("Filtered") {
+    if row.package.is_none()
+        && let Some(seen) = seen(&text)
+        && seen < done
+        && !text.contains("Filtered")
+    {
         outcome.note = Some(format!("saw {seen} of {done} I/Os"));
     }
     Ok(())
