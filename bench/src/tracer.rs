@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::mem::MaybeUninit;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ pub struct Tracer {
 
 impl Tracer {
     /// Starts a tracer and waits until it is attached. `dir` takes its output.
-    pub fn start(argv: &[String], dir: &std::path::Path) -> Result<Tracer> {
+    pub fn start(argv: &[String], dir: &Path) -> Result<Tracer> {
         let (program, args) = argv.split_first().context("no program")?;
         let before: Vec<u32> = ProgInfoIter::default().map(|info| info.id).collect();
         let out = dir.join("out");
@@ -137,11 +137,12 @@ impl Tracer {
         let _ = self.child.wait();
     }
 
-    /// The last line that it printed, which is an error's message.
+    /// The last two lines that it printed: there is the error.
     fn said(&self) -> String {
         let text = tail(&self.out).unwrap_or_default();
-        let line = text.lines().rev().find(|line| !line.trim().is_empty());
-        line.unwrap_or("it says nothing").trim().to_owned()
+        let mut lines = text.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+        let last = lines.next().unwrap_or("it says nothing");
+        lines.next().map_or(last.to_owned(), |line| format!("{line} / {last}"))
     }
 
     fn status_kib(&self, key: &str) -> Result<u64> {
@@ -152,7 +153,7 @@ impl Tracer {
     }
 }
 
-fn tail(path: &std::path::Path) -> Result<String> {
+fn tail(path: &Path) -> Result<String> {
     use std::os::unix::fs::FileExt;
     let file = File::open(path).with_context(|| path.display().to_string())?;
     let from = file.metadata()?.len().saturating_sub(8192);

@@ -57,6 +57,9 @@ pub struct Bench {
     /// Let fio do the direct reads
     #[arg(long)]
     fio: bool,
+    /// Only check the budgets, with few reads, as cargo vm test does
+    #[arg(long, conflicts_with_all = ["bless", "native", "fio", "from", "json"])]
+    check: bool,
     /// Write bench/budgets.toml: what was measured becomes the budget
     #[arg(long)]
     bless: bool,
@@ -95,6 +98,11 @@ pub fn main(options: &Bench) -> Result<i32> {
     }
     setup::packages(true)?;
     let root = workspace::root()?;
+    if options.check {
+        let exceeded = short(&root, &kernel)?;
+        exceeded.iter().for_each(|line| say!("{line}"));
+        return Ok(i32::from(!exceeded.is_empty()));
+    }
     let outcomes = match &options.from {
         Some(file) => {
             let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
