@@ -68,7 +68,7 @@ impl Reader {
             Reader { file, buffer: Box::new(Buffer([0; 1 << 20])), size, load, random: 1, fio };
         if load != Load::Direct {
             // After a few times, the kernel has each page in its list of active pages.
-            for place in (0..4).flat_map(|_| 0..SPAN / reader.size) {
+            for place in (0..4).flat_map(|_| 0..SPAN / size) {
                 reader.read(place)?;
             }
         }

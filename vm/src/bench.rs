@@ -308,8 +308,9 @@ const PEERS: &[Peer] = &[
         &[
             "bpftrace",
             "-e",
-            "kprobe:blk_mq_start_request { @s[arg0] = nsecs; } \
-             rawtracepoint:block_rq_complete /@s[arg0]/ { @ns = hist(nsecs - @s[arg0]); delete(@s[arg0]); }",
+            "tracepoint:block:block_rq_issue { @s[args->dev, args->sector] = nsecs; } \
+             tracepoint:block:block_rq_complete /@s[args->dev, args->sector]/ \
+             { @ns = hist(nsecs - @s[args->dev, args->sector]); delete(@s[args->dev, args->sector]); }",
         ],
         DIRECT,
     ),
@@ -468,7 +469,8 @@ mod tests {
 
     #[test]
     fn what_is_blessed_is_the_budget() {
-        let results = Results::new(&outcomes(1234.0, 9), false).unwrap();
+        let outcomes = outcomes(1234.0, 9);
+        let results = Results::new(&outcomes, false).unwrap();
         let text = write_budgets(&results, |name| name.starts_with("stage")).unwrap();
         let read: BTreeMap<String, Budget> = toml::from_str(&text).unwrap();
         let budget = Budget { direct: Some(1234), memory_kib: Some(9), ..Budget::default() };
