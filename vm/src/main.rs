@@ -4,6 +4,7 @@
 
 mod agent;
 mod apt;
+mod bench;
 mod cache;
 mod cleanup;
 mod doctor;
@@ -48,6 +49,8 @@ enum Cmd {
     Shell(Guest),
     /// Run the unit tests on the host and the guest tests in one boot per kernel
     Test(Test),
+    /// Measure what the programs cost, in guest instructions per I/O, beside bpftrace and bcc
+    Bench(bench::Bench),
     /// Report what is installed, what is missing, and how long a boot takes
     #[command(mut_arg("kernel", |kernel| kernel.value_name("LINE|all|DIR").help(LINES)))]
     Doctor(Guest),
@@ -204,6 +207,7 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Test(test) => {
             test::main(named(test.kernel).as_deref(), test.filter.as_deref(), test.bless)
         }
+        Cmd::Bench(options) => bench::main(&options),
         Cmd::Doctor(guest) => doctor::main(&guest.options()),
         Cmd::Runner(runner) => cmd_runner(runner),
         Cmd::Agent => agent::main().map(|()| 0),

@@ -20,6 +20,7 @@ use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
+use crate::bench;
 use crate::cache::Cache;
 use crate::cleanup::OWN_FILE;
 use crate::error::fail;
@@ -29,6 +30,8 @@ use crate::say;
 use crate::setup;
 use crate::workspace;
 
+/// The test that programs cost no more than `bench/budgets.toml` says.
+const BENCH: &str = "bench_budgets";
 /// The package of the guest tests, and its test target.
 const GUEST: &str = "guest";
 /// How long one guest test may take where the machine is quick.
@@ -65,7 +68,7 @@ pub fn main(kernel: Option<&str>, filter: Option<&str>, bless: bool) -> Result<i
     setup::packages(true)?;
     let root = workspace::root()?;
 
-    let sum = match Programs::build(&root, filter) {
+    let sum = match Programs::build(&root, filter, &kernels) {
         Ok(programs) if programs.is_empty() => {
             let filter = filter.unwrap_or_default();
             let message = format!(
@@ -103,13 +106,18 @@ struct HostTests {
 struct Programs {
     host: Vec<HostTests>,
     guest: Option<PathBuf>,
+    /// The kernel to measure on what the programs cost.
+    bench: Option<String>,
 }
 
 impl Programs {
     /// Builds all of them, and keeps those that have tests whose names contain `filter`. Where
     /// the guest tests are among them, builds the programs that these test, too.
-    fn build(root: &Path, filter: Option<&str>) -> Result<Programs> {
-        let mut programs = Programs { host: Vec::new(), guest: None };
+    fn build(root: &Path, filter: Option<&str>, kernels: &[String]) -> Result<Programs> {
+        let default = Table::load()?.default_name(&Cache::open()?);
+        let wanted = kernels.contains(&default) && filter.is_none_or(|f| BENCH.contains(f));
+        let bench = wanted.then_some(default);
+        let mut programs = Programs { host: Vec::new(), guest: None, bench };
         for artifact in workspace::artifacts(root, &["test", "--workspace", "--no-run"])? {
             let Some(file) = artifact.executable.filter(|_| artifact.profile.test) else {
                 continue;
@@ -133,7 +141,7 @@ impl Programs {
     }
 
     fn is_empty(&self) -> bool {
-        self.host.is_empty() && self.guest.is_none()
+        self.host.is_empty() && self.guest.is_none() && self.bench.is_none()
     }
 }
 
@@ -156,6 +164,8 @@ enum Job<'a> {
     Host,
     /// The guest tests on a kernel, and which part of them: 0 of 2 is every second one.
     Guest { guest: &'a Path, number: usize, part: usize, parts: usize },
+    /// What the programs cost, on the default kernel.
+    Bench(&'a str),
 }
 
 /// Runs as many jobs at once as there are CPUs, for an emulated guest keeps one busy, and as there
@@ -180,6 +190,8 @@ fn run(
         }
     }
 
+    jobs.extend(programs.bench.as_deref().map(Job::Bench));
+
     let known = match workspace::programs(root) {
         Ok(programs) => programs.into_iter().map(|program| program.name).collect(),
         Err(_) => Vec::new(),
@@ -196,6 +208,9 @@ fn run(
                 while let Some(job) = next() {
                     let (mut report, place, what) = match *job {
                         Job::Host => (Report::new("host", alone), &host, "the host's tests"),
+                        Job::Bench(kernel) => {
+                            (Report::new(&format!("{kernel} (bench)"), alone), &host, "the bench")
+                        }
                         Job::Guest { number, part, parts, .. } => {
                             let kernel = &kernels[number];
                             let label = match parts {
@@ -210,6 +225,7 @@ fn run(
                         Job::Host => {
                             programs.host.iter().try_for_each(|p| p.run(filter, alone, &mut report))
                         }
+                        Job::Bench(kernel) => run_bench(root, kernel, &mut report),
                         Job::Guest { guest, number, part, parts } => {
                             let part = format!("{part}/{parts}");
                             run_guest(root, guest, &kernels[number], &part, filter, &mut report)
@@ -300,10 +316,20 @@ fn run_guest(
     Ok(())
 }
 
+/// Measures what the programs cost: one test.
+fn run_bench(root: &Path, kernel: &str, report: &mut Report) -> Result<()> {
+    say!("what the programs cost, on {kernel}");
+    let exceeded = bench::short(root, kernel)?;
+    let result = if exceeded.is_empty() { "ok" } else { "failed" };
+    report.result(BENCH, result, &exceeded.join("\n"));
+    report.flush();
+    Ok(())
+}
+
 /// Runs a command and hands over each line of its standard output. `on_line` returns how long
 /// the next line may take to come; after that time the command is ended. Returns whether it
 /// succeeded, and how it ended.
-fn follow(
+pub fn follow(
     mut command: Command,
     mut limit: Duration,
     mut on_line: impl FnMut(&str) -> Duration,

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::{Artifact, Message, Metadata, MetadataCommand};
+use serde::Deserialize;
 
 use crate::say;
 
@@ -70,6 +71,18 @@ pub struct Program {
     pub name: String,
     /// The package that builds it.
     pub package: String,
+    /// How `cargo vm bench` measures it.
+    pub bench: BenchForms,
+}
+
+/// `bench` in `[package.metadata.workshop]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BenchForms {
+    /// Measure with reads from the page cache instead of direct ones.
+    pub cached: bool,
+    /// The arguments, a form each. Default: `--quiet` where the program has that option, and none.
+    pub forms: Option<Vec<String>>,
 }
 
 /// The programs of the workshop, sorted by name. Needs no network.
@@ -81,7 +94,7 @@ pub fn programs(root: &Path) -> Result<Vec<Program>> {
         .context("cannot start cargo")?;
     ensure!(output.status.success(), "cargo cannot read the workspace, see above");
     let json = std::str::from_utf8(&output.stdout).context("cargo metadata: not UTF-8")?;
-    Ok(programs_of(&MetadataCommand::parse(json).context("cargo metadata: unexpected output")?))
+    programs_of(&MetadataCommand::parse(json).context("cargo metadata: unexpected output")?)
 }
 
 /// Where the root's compile_flags.txt looks for libbpf's headers, so that clangd, the language server
@@ -110,18 +123,23 @@ pub fn copy_headers(root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn programs_of(metadata: &Metadata) -> Vec<Program> {
-    let mut programs: Vec<Program> = metadata
-        .workspace_packages()
-        .into_iter()
-        .filter(|package| package.metadata.get("workshop").is_some())
-        .flat_map(|package| {
-            let bins = package.targets.iter().filter(|target| target.is_bin());
-            bins.map(|bin| Program { name: bin.name.clone(), package: package.name.clone() })
-        })
-        .collect();
+fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
+    let mut programs = Vec::new();
+    for package in metadata.workspace_packages() {
+        let Some(workshop) = package.metadata.get("workshop") else { continue };
+        let bench = workshop.get("bench").cloned().map(serde_json::from_value::<BenchForms>);
+        let bench = bench.transpose();
+        let bench = bench.with_context(|| format!("{}: `bench`", package.manifest_path))?;
+        for bin in package.targets.iter().filter(|target| target.is_bin()) {
+            programs.push(Program {
+                name: bin.name.clone(),
+                package: package.name.clone(),
+                bench: bench.clone().unwrap_or_default(),
+            });
+        }
+    }
     programs.sort_by(|a, b| a.name.cmp(&b.name));
-    programs
+    Ok(programs)
 }
 
 /// Does a piece of work, and says what it is once it has taken two seconds; on a terminal cargo

@@ -1,0 +1,5 @@
+//! Compiles the empty programs.
+
+fn main() {
+    common_build::skeleton("src/floor.bpf.c");
+}

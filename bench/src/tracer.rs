@@ -1,0 +1,176 @@
+//! A tracer: started, watched until it is attached, ended with SIGINT.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::plan::{BpfProgram, Started};
+
+/// A tracer is attached once it uses no more CPU time than this ...
+const IDLE_CPU: Duration = Duration::from_millis(2);
+/// ... in this time.
+const IDLE: Duration = Duration::from_secs(1);
+/// How long it may take to get there.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often it is looked at.
+const STEP: Duration = Duration::from_millis(5);
+
+/// A tracer that runs.
+pub struct Tracer {
+    child: Child,
+    out: PathBuf,
+    started: Started,
+}
+
+impl Tracer {
+    /// Starts a tracer and waits until it is attached. `dir` takes its output.
+    pub fn start(argv: &[String], dir: &Path) -> Result<Tracer> {
+        let (program, args) = argv.split_first().context("no program")?;
+        let before: Vec<u32> = ProgInfoIter::default().map(|info| info.id).collect();
+        let out = dir.join("out");
+        let file = File::create(&out).with_context(|| out.display().to_string())?;
+        let start = Instant::now();
+        let child = Command::new(program)
+            .args(args)
+            .stdin(Stdio::null())
+            .stderr(file.try_clone()?)
+            .stdout(file)
+            .spawn()
+            .with_context(|| format!("cannot start {program}"))?;
+        let started = Started {
+            attach_ms: 0.0,
+            attach_cpu_ms: 0.0,
+            attached_kib: 0,
+            exit_ms: 0.0,
+            peak_kib: 0,
+            programs: Vec::new(),
+        };
+        let mut tracer = Tracer { child, out, started };
+        if let Err(error) = tracer.await_attached(start) {
+            tracer.kill();
+            return Err(error);
+        }
+        let query = ProgInfoQueryOptions::default().include_jited_prog_insns(true);
+        let new = ProgInfoIter::with_query_opts(query).filter(|info| !before.contains(&info.id));
+        let programs = new.map(|info| BpfProgram {
+            name: info.name.to_string_lossy().into_owned(),
+            verified: info.verified_insns,
+            jited: info.jited_prog_insns.len(),
+        });
+        tracer.started.programs = programs.collect();
+        if tracer.started.programs.is_empty() {
+            let said = tracer.said();
+            tracer.kill();
+            bail!("does not attach: {said}");
+        }
+        Ok(tracer)
+    }
+
+    fn await_attached(&mut self, start: Instant) -> Result<()> {
+        let mut samples = VecDeque::new();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("does not attach: {} ({status})", self.said());
+            }
+            let (now, cpu) = (start.elapsed(), cpu_time(&self.child)?);
+            samples.push_back((now, cpu));
+            while let Some(&(then, before)) = samples.front() {
+                if now - then < IDLE {
+                    break;
+                }
+                if cpu.saturating_sub(before) <= IDLE_CPU {
+                    self.started.attach_ms = then.as_secs_f64() * 1e3;
+                    self.started.attach_cpu_ms = before.as_secs_f64() * 1e3;
+                    self.started.attached_kib = self.status_kib("VmHWM:")?;
+                    return Ok(());
+                }
+                samples.pop_front();
+            }
+            if now > PATIENCE {
+                bail!("is still busy {} s after its start", PATIENCE.as_secs());
+            }
+            sleep(STEP);
+        }
+    }
+
+    /// Ends it as Ctrl-C does. Returns how it started and ended, and what it printed last.
+    pub fn end(mut self) -> Result<(Started, String)> {
+        let start = Instant::now();
+        kill_process(Pid::from_child(&self.child), Signal::INT)?;
+        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+        let mut status = 0;
+        loop {
+            // SAFETY: both pointers are to places of the right type; the child is ours, and has not
+            // been waited for.
+            let pid = unsafe {
+                libc::wait4(self.child.id() as i32, &mut status, libc::WNOHANG, usage.as_mut_ptr())
+            };
+            if pid != 0 {
+                break;
+            }
+            if start.elapsed() > PATIENCE {
+                self.kill();
+                bail!("has not ended {} s after SIGINT", PATIENCE.as_secs());
+            }
+            sleep(Duration::from_millis(2));
+        }
+        self.started.exit_ms = start.elapsed().as_secs_f64() * 1e3;
+        // SAFETY: wait4 has filled it in, or it is all zeros, which is a value of it.
+        let usage = unsafe { usage.assume_init() };
+        self.started.peak_kib = usage.ru_maxrss as u64;
+        // Reading 8 KiB suffices, however much was printed.
+        let text = tail(&self.out)?;
+        Ok((self.started.clone(), text))
+    }
+
+    fn kill(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The last two lines that it printed: there is the error.
+    fn said(&self) -> String {
+        let text = tail(&self.out).unwrap_or_default();
+        let mut lines = text.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+        let last = lines.next().unwrap_or("it says nothing");
+        lines.next().map_or(last.to_owned(), |line| format!("{line} / {last}"))
+    }
+
+    fn status_kib(&self, key: &str) -> Result<u64> {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = text.lines().find_map(|line| line.strip_prefix(key));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+        kib.with_context(|| format!("/proc/PID/status has no {key}"))
+    }
+}
+
+fn tail(path: &Path) -> Result<String> {
+    use std::os::unix::fs::FileExt;
+    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let from = file.metadata()?.len().saturating_sub(8192);
+    let mut bytes = vec![0; 8192];
+    let n = file.read_at(&mut bytes, from)?;
+    Ok(String::from_utf8_lossy(&bytes[..n]).into_owned())
+}
+
+/// The CPU time of all threads of a process.
+fn cpu_time(child: &Child) -> Result<Duration> {
+    let mut clock = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: both pointers are to places of the right type.
+    let done = unsafe {
+        libc::clock_getcpuclockid(child.id() as i32, &mut clock) == 0
+            && libc::clock_gettime(clock, &mut time) == 0
+    };
+    // A process that has just ended has no clock any more; try_wait() sees it next time.
+    Ok(if done { Duration::new(time.tv_sec as u64, time.tv_nsec as u32) } else { Duration::ZERO })
+}

@@ -1,0 +1,338 @@
+//! Figures, tables, the chart, and the figures that READMEs quote.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::plan::{Load, Measured, Outcome};
+
+/// RESULTS.md: the tables stand between these lines, other text around them.
+const MARKS: (&str, &str) =
+    ("<!-- written by: cargo vm bench -->\n", "<!-- end of what it wrote -->");
+/// Runs that differ by more than this are noted.
+const AGREE: f64 = 0.005;
+
+/// What was measured, against what a read costs alone.
+pub struct Results<'a> {
+    outcomes: &'a [Outcome],
+    native: bool,
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    if n == 0 { f64::NAN } else { (values[(n - 1) / 2] + values[n / 2]) / 2.0 }
+}
+
+/// What a read takes, without the tracer's own process; natively, all the time that passes.
+fn thread(measured: &Measured, native: bool) -> f64 {
+    let own = |run: &super::plan::Run| run.thread.filter(|_| !native).unwrap_or(run.elapsed);
+    median(measured.runs.iter().map(own))
+}
+
+fn elapsed(measured: &Measured) -> f64 {
+    median(measured.runs.iter().map(|run| run.elapsed))
+}
+
+/// How far the runs lie apart, as a part of the shortest.
+fn spread(measured: &Measured, native: bool) -> f64 {
+    let own = |run: &super::plan::Run| run.thread.filter(|_| !native).unwrap_or(run.elapsed);
+    let (low, high) = measured
+        .runs
+        .iter()
+        .map(own)
+        .fold((f64::MAX, 0.0_f64), |(low, high), run| (low.min(run), high.max(run)));
+    (high - low) / low
+}
+
+/// Digits in groups of three. Four significant digits are what repeats.
+fn grouped(value: f64) -> String {
+    let mut rest = value.abs().round() as u64;
+    rest = match rest {
+        0..10_000 => rest,
+        10_000..100_000 => rest.div_ceil(10) * 10,
+        _ => rest / 1000 * 1000,
+    };
+    let mut text = String::new();
+    loop {
+        let (high, low) = (rest / 1000, rest % 1000);
+        let sign = if value < -0.5 { "-" } else { "" };
+        text = match (high, text.is_empty()) {
+            (0, true) => return format!("{sign}{low}"),
+            (0, false) => return format!("{sign}{low},{text}"),
+            (_, true) => format!("{low:03}"),
+            (_, false) => format!("{low:03},{text}"),
+        };
+        rest = high;
+    }
+}
+
+impl<'a> Results<'a> {
+    /// Fails where the first row is not `nothing`.
+    pub fn new(outcomes: &'a [Outcome], native: bool) -> Result<Results<'a>> {
+        let first = outcomes.first().filter(|outcome| outcome.name == "nothing");
+        first.context("the first row is not `nothing`: there is nothing to compare with")?;
+        Ok(Results { outcomes, native })
+    }
+
+    /// The names of the rows.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.outcomes.iter().map(|outcome| outcome.name.as_str())
+    }
+
+    fn measured(&self, name: &str, load: Load) -> Option<&'a Measured> {
+        let row = self.outcomes.iter().find(|outcome| outcome.name == name)?;
+        row.measured.iter().find(|measured| measured.load == load)
+    }
+
+    /// What a row adds to a read, beside the tracer's own process.
+    pub fn added(&self, name: &str, load: Load) -> Option<f64> {
+        let base = thread(self.measured("nothing", load)?, self.native);
+        Some(thread(self.measured(name, load)?, self.native) - base)
+    }
+
+    /// A tracer's peak memory until it was attached.
+    pub fn memory_kib(&self, name: &str) -> Option<u64> {
+        let row = self.outcomes.iter().find(|outcome| outcome.name == name)?;
+        row.started.as_ref().map(|started| started.attached_kib)
+    }
+
+    fn base(&self, load: Load) -> Option<f64> {
+        self.measured("nothing", load).map(|measured| thread(measured, self.native))
+    }
+
+    /// The tables, as Markdown.
+    pub fn tables(&self) -> String {
+        let mut text = String::new();
+        self.write_tables(&mut text).unwrap_or_default(); // a String takes everything
+        text
+    }
+
+    fn write_tables(&self, text: &mut String) -> std::fmt::Result {
+        let unit = if self.native { "ns (median; spread of the runs)" } else { "instructions" };
+        let cell = |name: &str, load| match (self.added(name, load), self.measured(name, load)) {
+            (Some(added), Some(measured)) if self.native => {
+                format!("{} ({:.1} %)", grouped(added), 100.0 * spread(measured, true))
+            }
+            (Some(added), _) => grouped(added),
+            _ => "–".into(),
+        };
+        if let Some(base) = self.base(Load::Direct) {
+            writeln!(text, "A direct read of 4 KiB alone: {} {unit}.\n", grouped(base))?;
+            writeln!(text, "| direct 4 KiB reads | added | with its process |\n|---|---:|---:|")?;
+            let alone = self.measured("nothing", Load::Direct).map_or(0.0, elapsed);
+            for row in &self.outcomes[1..] {
+                let Some(measured) = row.measured.iter().find(|m| m.load == Load::Direct) else {
+                    continue;
+                };
+                let added = cell(&row.name, Load::Direct);
+                writeln!(
+                    text,
+                    "| {} | {added} | {} |",
+                    row.name,
+                    grouped(elapsed(measured) - alone)
+                )?;
+            }
+        }
+        if let (Some(small), Some(large)) = (self.base(Load::Cached4k), self.base(Load::Cached1m)) {
+            let (small, large) = (grouped(small), grouped(large));
+            writeln!(
+                text,
+                "\nA read from the page cache alone: {small} {unit} for 4 KiB, {large} for 1 MiB.\n"
+            )?;
+            writeln!(text, "| reads from the page cache | 4 KiB | 1 MiB |\n|---|---:|---:|")?;
+            for row in &self.outcomes[1..] {
+                if row.measured.iter().any(|measured| measured.load != Load::Direct) {
+                    let cells = [Load::Cached4k, Load::Cached1m].map(|load| cell(&row.name, load));
+                    writeln!(text, "| {} | {} | {} |", row.name, cells[0], cells[1])?;
+                }
+            }
+        }
+        writeln!(
+            text,
+            "\n| start and programs | attached ms | CPU ms | memory KiB | exit ms | verified | bytes |\n\
+             |---|---:|---:|---:|---:|---:|---:|"
+        )?;
+        for row in &self.outcomes[1..] {
+            let Some(started) = &row.started else { continue };
+            let verified: u64 = started.programs.iter().map(|p| u64::from(p.verified)).sum();
+            let bytes: usize = started.programs.iter().map(|program| program.jited).sum();
+            writeln!(
+                text,
+                "| {} | {:.0} | {:.0} | {} | {:.0} | {} | {} |",
+                row.name,
+                started.attach_ms,
+                started.attach_cpu_ms,
+                started.attached_kib,
+                started.exit_ms,
+                verified,
+                bytes
+            )?;
+        }
+        self.write_notes(text)
+    }
+
+    fn write_notes(&self, text: &mut String) -> std::fmt::Result {
+        let mut notes = Vec::new();
+        for row in self.outcomes {
+            notes.extend(row.note.as_ref().map(|note| format!("- {}: {note}", row.name)));
+            for measured in row.measured.iter().filter(|_| !self.native) {
+                let spread = spread(measured, false);
+                if spread > AGREE {
+                    let load = match measured.load {
+                        Load::Direct => "direct reads",
+                        Load::Cached4k => "cached reads of 4 KiB",
+                        Load::Cached1m => "cached reads of 1 MiB",
+                    };
+                    notes.push(format!(
+                        "- {}: the runs of {load} differ by {:.1} %",
+                        row.name,
+                        100.0 * spread
+                    ));
+                }
+            }
+        }
+        if !notes.is_empty() {
+            writeln!(text, "\nNotes:\n\n{}", notes.join("\n"))?;
+        }
+        Ok(())
+    }
+
+    /// A bar for what each row adds to a direct read.
+    pub fn chart(&self) -> String {
+        let added =
+            |row: &'a Outcome| Some((row.name.as_str(), self.added(&row.name, Load::Direct)?));
+        let bars: Vec<(&str, f64)> = self.outcomes[1..].iter().filter_map(added).collect();
+        let most = bars.iter().map(|(_, added)| *added).fold(1.0, f64::max);
+        let height = 24 * bars.len() + 44;
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"860\" height=\"{height}\" font-family=\"sans-serif\" \
+             font-size=\"13\">\n<rect width=\"860\" height=\"{height}\" fill=\"#fff\"/>\n\
+             <text x=\"10\" y=\"22\" font-weight=\"bold\">Instructions added to a direct read of 4 KiB</text>\n"
+        );
+        for (n, (name, added)) in bars.iter().enumerate() {
+            let (y, width) = (24 * n + 36, (added.max(0.0) / most * 440.0).round());
+            let color = if name.starts_with("stage") { "#2b6cb0" } else { "#a0aec0" };
+            let row = format!(
+                "<text x=\"290\" y=\"{0}\" text-anchor=\"end\">{name}</text>\
+                 <rect x=\"300\" y=\"{y}\" width=\"{width}\" height=\"18\" fill=\"{color}\"/>\
+                 <text x=\"{1}\" y=\"{0}\">{2}</text>\n",
+                y + 14,
+                width + 306.0,
+                grouped(*added)
+            );
+            svg += &row;
+        }
+        svg + "</svg>\n"
+    }
+}
+
+/// Replaces the tables in RESULTS.md; the text around them stays.
+pub fn write(file: &Path, tables: &str) -> Result<()> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let (before, rest) =
+        text.split_once(MARKS.0).context("RESULTS.md has no place for the tables")?;
+    let (_, after) = rest.split_once(MARKS.1).context("RESULTS.md has no end of the tables")?;
+    fs::write(file, [before, MARKS.0, "\n", tables, "\n", MARKS.1, after].concat())?;
+    Ok(())
+}
+
+/// A figure of the tables: row and column.
+#[cfg(test)]
+fn figure<'t>(results: &'t str, row: &str, column: &str) -> Option<&'t str> {
+    let cells = |line: &'t str| line.split('|').map(str::trim).collect::<Vec<_>>();
+    let mut head: Vec<&str> = Vec::new();
+    for line in results.lines() {
+        let line_cells = cells(line);
+        if !line.starts_with('|') {
+            head.clear();
+        } else if head.is_empty() {
+            head = line_cells;
+        } else if line_cells[1] == row
+            && let Some(n) = head.iter().skip(2).position(|name| *name == column)
+        {
+            return line_cells.get(n + 2).copied();
+        }
+    }
+    None
+}
+
+/// The figures of a README that are not those of RESULTS.md. Such a figure stands right before
+/// `<!-- bench: ROW, COLUMN -->`.
+#[cfg(test)]
+fn wrong_figures(readme: &str, results: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut rest = readme;
+    while let Some((before, mark)) = rest.split_once("<!-- bench: ") {
+        let (mark, after) = mark.split_once("-->").unwrap_or((mark, ""));
+        rest = after;
+        let (row, column) = mark.trim().rsplit_once(", ").unwrap_or((mark.trim(), "added"));
+        let before = before.trim_end();
+        let digits = before.rfind(|c: char| !c.is_ascii_digit() && c != ',' && c != '.');
+        let quoted = &before
+            [digits.map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8))..];
+        match figure(results, row, column) {
+            Some(figure) if figure == quoted => {}
+            Some(figure) => wrong.push(format!("{row}, {column}: {quoted}, measured: {figure}")),
+            None => wrong.push(format!("{row}, {column}: RESULTS.md has no such figure")),
+        }
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace;
+
+    #[test]
+    fn numbers_in_groups() {
+        let texts = [0.2, 999.0, 1000.0, 1705.4, 12_345.0, 1_125_662.0, -20.0].map(grouped);
+        assert_eq!(texts, ["0", "999", "1,000", "1,705", "12,350", "1,125,000", "-20"]);
+    }
+
+    #[test]
+    fn tables_hold_what_readmes_quote() {
+        let outcomes = super::super::tests::outcomes(1704.0, 12_152);
+        let results = Results::new(&outcomes, false).unwrap();
+        let text = results.tables();
+        assert_eq!(figure(&text, "stage04 quiet", "added"), Some("1,704"));
+        assert_eq!(figure(&text, "stage04 quiet", "memory KiB"), Some("12152"));
+        let readme = "It adds 1,704<!-- bench: stage04 quiet --> and takes\n12152 <!-- bench: stage04 quiet, memory KiB -->";
+        assert!(wrong_figures(readme, &text).is_empty());
+        let wrong = wrong_figures(&readme.replace("1,704", "–1,604"), &text);
+        assert_eq!(wrong, ["stage04 quiet, added: 1,604, measured: 1,704"]);
+        assert_eq!(wrong_figures("5<!-- bench: stage99 -->", &text).len(), 1);
+        assert!(results.chart().contains(">1,704</text>"));
+    }
+
+    #[test]
+    fn runs_that_differ_are_noted() {
+        let mut outcomes = super::super::tests::outcomes(1704.0, 1);
+        outcomes[1].measured[0].runs[1].thread = Some(7000.0);
+        let text = Results::new(&outcomes, false).unwrap().tables();
+        assert!(text.contains("stage04 quiet: the runs of direct reads differ by 4."), "{text}");
+    }
+
+    #[test]
+    fn figures_in_readmes_are_those_of_the_bench() {
+        let root = workspace::root().unwrap();
+        let results = fs::read_to_string(root.join(super::super::RESULTS)).unwrap();
+        let hidden = |name: &str| name.starts_with('.') || name == "target";
+        let files = walkdir::WalkDir::new(&root).into_iter();
+        let files =
+            files.filter_entry(|e| e.depth() == 0 || !hidden(&e.file_name().to_string_lossy()));
+        let mut wrong = Vec::new();
+        for entry in files.map(Result::unwrap).filter(|entry| entry.file_name() == "README.md") {
+            let text = fs::read_to_string(entry.path()).unwrap();
+            let place = entry.path().display();
+            wrong.extend(
+                wrong_figures(&text, &results).iter().map(|line| format!("{place}: {line}")),
+            );
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
