@@ -93,7 +93,7 @@ impl TracePipe {
                 Ok(0) => return Ok(false),
                 Ok(n) => {
                     done += n;
-                    self.print_lines(&bytes[..n])?;
+                    self.print_lines(&bytes[..n], &mut io::stdout().lock())?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -103,7 +103,7 @@ impl TracePipe {
         Ok(true)
     }
 
-    fn print_lines(&mut self, bytes: &[u8]) -> Result<()> {
+    fn print_lines(&mut self, bytes: &[u8], out: &mut impl Write) -> Result<()> {
         self.rest.extend_from_slice(bytes);
         let Some(end) = self.rest.iter().rposition(|&byte| byte == b'\n') else {
             return Ok(());
@@ -115,7 +115,6 @@ impl TracePipe {
                 None => self.lines += 1,
             }
         }
-        let mut out = io::stdout().lock();
         out.write_all(&whole).and_then(|()| out.flush()).context("stdout")
     }
 
@@ -193,9 +192,11 @@ mod tests {
             lines: 0,
             lost: 0,
         };
-        pipe.print_lines(b"one\ntw").unwrap();
+        let mut out = Vec::new();
+        pipe.print_lines(b"one\ntw", &mut out).unwrap();
         assert_eq!((pipe.lines, pipe.lost), (1, 0));
-        pipe.print_lines(b"o\nCPU:0 [LOST 7 EVENTS]\n").unwrap();
+        pipe.print_lines(b"o\nCPU:0 [LOST 7 EVENTS]\n", &mut out).unwrap();
         assert_eq!((pipe.lines, pipe.lost, pipe.rest.len()), (2, 7, 0));
+        assert_eq!(out, b"one\ntwo\nCPU:0 [LOST 7 EVENTS]\n");
     }
 }
