@@ -1,0 +1,5 @@
+//! Stage 10: the life of a kernel struct.
+
+mod model;
+
+fn main() {}
