@@ -250,7 +250,7 @@ impl<'btf> Builder<'btf> {
             let offset = base + offset as usize;
             match own.and_then(|own| self.flags(owner, &own)) {
                 Some(shape) => {
-                    let bits = bits.map_or_else(|| size_of(&ty), |bits| Ok(bits))?;
+                    let bits = bits.map_or_else(|| size_of(&ty), Ok)?;
                     self.fields.push(Field { name, offset, bits, shape });
                 }
                 None => self.field(&ty, owner, name, offset, bits)?,
@@ -298,7 +298,7 @@ impl<'btf> Builder<'btf> {
             BtfKind::Ptr | BtfKind::Float => Shape::Hex,
             other => bail!("BTF has a member {name} of the unexpected kind {other:?}"),
         };
-        let bits = width.map_or_else(|| size_of(&ty), |bits| Ok(bits))?;
+        let bits = width.map_or_else(|| size_of(&ty), Ok)?;
         self.fields.push(Field { name, offset, bits, shape });
         Ok(())
     }
@@ -396,4 +396,4 @@ fn size_of(ty: &BtfType) -> Result<usize> {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

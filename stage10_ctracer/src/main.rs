@@ -2,7 +2,10 @@
 
 #![allow(dead_code)]
 
+mod calls;
 mod decode;
+mod folded;
+mod json;
 mod model;
 
 fn main() {}

@@ -103,7 +103,7 @@ fn a_bio_has_named_fields() {
 #[test]
 fn every_shape_is_read() {
     let layout = layout("mixed");
-    let mut bytes = vec![0xfd, 1, 0b10110_101, 0b1110];
+    let mut bytes = vec![0xfd, 1, 0b1011_0101, 0b1110];
     bytes.extend((-1_i32).to_le_bytes());
     bytes.extend(5_u32.to_le_bytes());
     bytes.extend(b"kworker\0");
@@ -149,7 +149,7 @@ fn only_what_differs_is_a_change() {
     assert_eq!(layout.changes(&bio(0), &bio(2048)), [change]);
     let mixed = super::tests::layout("mixed");
     let (before, mut after) = (vec![0; mixed.size()], vec![0; mixed.size()]);
-    after[2] = 0b00001_000;
+    after[2] = 0b0000_1000;
     let names: Vec<String> = mixed.changes(&before, &after).into_iter().map(|c| c.field).collect();
     assert_eq!(names, ["five"]);
 }
