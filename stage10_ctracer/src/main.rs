@@ -7,5 +7,6 @@ mod decode;
 mod folded;
 mod json;
 mod model;
+mod perfetto;
 
 fn main() {}

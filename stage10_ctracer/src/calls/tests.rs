@@ -44,7 +44,7 @@ pub fn trace(rows: &[Row]) -> Trace {
         trace.lives.push(Life {
             address: 0xffff_8881_0000_1000 + life as u64 * 256,
             begin,
-            end: times.last(),
+            end: times.next_back(),
             ..Life::default()
         });
     }
