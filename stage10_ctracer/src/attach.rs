@@ -17,12 +17,13 @@ use anyhow::{Context, Result, bail, ensure};
 use common::{Session, Unsupported};
 use libbpf_rs::{
     AsRawLibbpf, Link, Program, ProgramAttachType, ProgramMut, TracepointCategory, libbpf_sys as sys,
-    link::LinkTypeInfo, query::ProgInfoIter,
+    query::{LinkTypeInfo, ProgInfoIter},
 };
 
 use crate::{
-    discovery::{Traceable, tracefs},
-    trace::{OpenTraceSkel, TraceSkel},
+    discovery::{Discovery, Traceable, tracefs},
+    lives::Rules,
+    trace::{OpenTraceSkel, TraceProgs},
 };
 
 /// How many calls of one function may be waiting for their return, where the kernel wants to know.
@@ -87,9 +88,15 @@ impl Tier {
     }
 }
 
+/// The cookies of all functions.
+pub fn cookies(functions: &[Traceable], rules: &Rules) -> Vec<u64> {
+    let begins = |f: &Traceable| rules.begins.contains(&f.function.name.as_str());
+    functions.iter().enumerate().map(|(number, f)| cookie(number, f, begins(f))).collect()
+}
+
 /// What the BPF program learns about a call: number of the function, whether it initialises its
 /// object, registers with objects. See `call_begins()` in `trace.bpf.c`.
-pub fn cookie(number: usize, function: &Traceable, begins: bool) -> u64 {
+fn cookie(number: usize, function: &Traceable, begins: bool) -> u64 {
     let registers = function.registers.iter().rev().fold(0, |all, &r| all << 4 | u64::from(r));
     registers << 32 | u64::from(begins) << 31 | number as u64
 }
@@ -98,6 +105,8 @@ pub fn cookie(number: usize, function: &Traceable, begins: bool) -> u64 {
 pub struct Attached {
     links: Vec<Link>,
     events: Option<KprobeEvents>,
+    /// Functions that the kernel refuses in spite of its own list: number and reason.
+    refused: Vec<(usize, String)>,
 }
 
 /// What the kernel has counted, since the programs were loaded.
@@ -112,29 +121,29 @@ pub struct KernelCounts {
 }
 
 impl Attached {
-    /// Attaches to all functions. Those that the kernel refuses in spite of its own list are returned
-    /// with the reason.
+    /// Attaches to all functions that the kernel lets it.
     pub fn attach(
         tier: Tier,
-        skel: &TraceSkel,
+        progs: &TraceProgs,
         functions: &[Traceable],
         cookies: &[u64],
         session: &Session,
-    ) -> Result<(Attached, Vec<(usize, String)>)> {
-        let mut attached = Attached { links: Vec::new(), events: None };
-        let mut refused = Vec::new();
+    ) -> Result<Attached> {
+        let mut attached = Attached { links: Vec::new(), events: None, refused: Vec::new() };
         let all: Vec<usize> = (0..functions.len()).collect();
         let names = |numbers: &[usize]| -> Vec<&str> {
             numbers.iter().map(|&number| functions[number].function.name.as_str()).collect()
         };
-        let mut multi = |program: &ProgramMut, how: How| -> Result<()> {
-            // Of a list with one bad function the kernel refuses all. Halve the list until it is found.
+        let multi = |attached: &mut Attached, program: &ProgramMut, how: How| -> Result<()> {
+            // The kernel refuses a list with one bad function: halve it until that one is found.
             let mut lists = vec![all.clone()];
             while let Some(list) = lists.pop() {
                 let cookies: Vec<u64> = list.iter().map(|&number| cookies[number]).collect();
                 match attach_multi(program, &names(&list), &cookies, how) {
                     Ok(link) => attached.links.push(link),
-                    Err(error) if list.len() == 1 => refused.push((list[0], format!("{error:#}"))),
+                    Err(error) if list.len() == 1 => {
+                        attached.refused.push((list[0], format!("{error:#}")));
+                    }
                     Err(_) => {
                         let (left, right) = list.split_at(list.len() / 2);
                         lists.extend([right.to_vec(), left.to_vec()]);
@@ -145,34 +154,46 @@ impl Attached {
             Ok(())
         };
         match tier {
-            Tier::Session => multi(&skel.progs.session, How::Session)?,
+            Tier::Session => multi(&mut attached, &progs.session, How::Session)?,
             Tier::Multi => {
-                multi(&skel.progs.leave, How::Return)?;
-                multi(&skel.progs.enter, How::Entry)?;
+                multi(&mut attached, &progs.leave, How::Return)?;
+                multi(&mut attached, &progs.enter, How::Entry)?;
             }
             Tier::Single => {
                 let mut events = KprobeEvents::new()?;
                 for (number, traceable) in functions.iter().enumerate() {
                     if let Err(error) = events.add(&traceable.function) {
-                        refused.push((number, format!("{error:#}")));
+                        attached.refused.push((number, format!("{error:#}")));
                     }
                     ensure!(!session.is_over(), "interrupted while attaching");
                 }
-                attached.links.push(events.attach(&skel.progs.leave, "leave")?);
+                attached.links.push(events.attach(&progs.leave, "leave")?);
                 ensure!(!session.is_over(), "interrupted while attaching");
-                attached.links.push(events.attach(&skel.progs.enter, "enter")?);
+                attached.links.push(events.attach(&progs.enter, "enter")?);
                 attached.events = Some(events);
             }
         }
-        refused.sort();
-        refused.dedup_by_key(|(number, _)| *number);
-        Ok((attached, refused))
+        attached.refused.sort();
+        attached.refused.dedup_by_key(|(number, _)| *number);
+        ensure!(!attached.links.is_empty(), "the kernel refuses a probe at every function");
+        Ok(attached)
+    }
+
+    /// How many functions are traced, by which means, and which are not.
+    pub fn describe(&self, tier: Tier, found: &Discovery) -> String {
+        let traced = found.functions.len() - self.refused.len();
+        let mut text = format!("stage10: {traced} functions traced with {}\n", tier.name());
+        for (number, why) in &self.refused {
+            let name = &found.functions[*number].function.name;
+            text += &format!("stage10: {name}() is not traced: {why}\n");
+        }
+        text
     }
 
     /// Reads the kernel's counters.
-    pub fn counts(&self, skel: &TraceSkel) -> Result<KernelCounts> {
+    pub fn counts(&self, progs: &TraceProgs) -> Result<KernelCounts> {
         let mut counts = KernelCounts::default();
-        for program in [&skel.progs.enter, &skel.progs.leave, &skel.progs.session] {
+        for program in [&progs.enter, &progs.leave, &progs.session] {
             if !program.autoload() {
                 continue;
             }

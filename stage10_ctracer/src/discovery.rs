@@ -12,7 +12,7 @@ use glob::Pattern;
 use crate::{
     btf::{Btf, Type},
     cli::Ctracer,
-    model::Function,
+    model::{Function, Trace},
 };
 
 /// How many integer arguments both calling conventions, x86-64's and arm64's, pass in registers.
@@ -245,19 +245,28 @@ impl Kernel {
     }
 }
 
-/// Prints what `--list` promises.
-pub fn print(found: &Discovery) {
-    let place =
-        |function: &Function| function.module.as_ref().map_or(String::new(), |m| format!(" [{m}]"));
-    for Traceable { function, .. } in &found.functions {
-        println!("{}{}", function.prototype, place(function));
+impl Discovery {
+    /// Prints what `--list` promises.
+    pub fn print(&self) {
+        let place = |f: &Function| f.module.as_ref().map_or(String::new(), |m| format!(" [{m}]"));
+        for Traceable { function, .. } in &self.functions {
+            println!("{}{}", function.prototype, place(function));
+        }
+        println!("\nLeft out:");
+        for (function, why) in &self.left_out {
+            println!("{}{}: {why}", function.prototype, place(function));
+        }
+        let count = self.functions.len();
+        println!("\n{count:>8} functions can be traced, {} are left out", self.left_out.len());
     }
-    println!("\nLeft out:");
-    for (function, why) in &found.left_out {
-        println!("{}{}: {why}", function.prototype, place(function));
+
+    /// A trace of these functions, without events.
+    pub fn into_trace(self, type_name: &str) -> Result<Trace> {
+        let path = "/proc/sys/kernel/osrelease";
+        let release = fs::read_to_string(path).context(path)?.trim().to_owned();
+        let functions = self.functions.into_iter().map(|found| found.function).collect();
+        Ok(Trace { type_name: type_name.to_owned(), release, functions, ..Trace::default() })
     }
-    let count = found.functions.len();
-    println!("\n{count:>8} functions can be traced, {} are left out", found.left_out.len());
 }
 
 #[cfg(test)]

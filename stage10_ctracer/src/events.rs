@@ -141,8 +141,8 @@ pub struct Open {
     function: usize,
     /// When it was called.
     pub time: u64,
-    /// The life of each of its objects.
-    pub lives: Vec<(u64, usize)>,
+    /// Address and life of each of its objects.
+    pub objects: Vec<(u64, usize)>,
     returned: usize,
 }
 
@@ -156,12 +156,13 @@ pub struct Calls {
 const STACK_SIZE: u64 = 16 << 10;
 
 impl Calls {
-    /// A call: returns its depth. A second object belongs to the call of the first.
-    pub fn enter(&mut self, event: &Raw, life: usize) -> u32 {
+    /// A call: returns its depth, and its objects so far. A second object belongs to the call of the
+    /// first.
+    pub fn enter(&mut self, event: &Raw, life: usize) -> (u32, &[(u64, usize)]) {
         let calls = self.threads.entry(event.thread()).or_default();
         let object = (event.address, life);
         if let Some(same) = calls.last_mut().filter(|call| event.object > 0 && call.is(event)) {
-            same.lives.push(object);
+            same.objects.push(object);
         } else {
             // What lies as deep in the same stack has returned, and the return was lost.
             let gone = |call: &Open| {
@@ -171,9 +172,9 @@ impl Calls {
                 calls.pop();
             }
             let (stack, function, time) = (event.stack, event.function, event.time);
-            calls.push(Open { stack, function, time, lives: vec![object], returned: 0 });
+            calls.push(Open { stack, function, time, objects: vec![object], returned: 0 });
         }
-        calls.len() as u32 - 1
+        (calls.len() as u32 - 1, calls.last().map_or(&[], |call| &call.objects))
     }
 
     /// A return: its call, and the depth of it. The call is over when all its objects have returned.
@@ -182,7 +183,7 @@ impl Calls {
         let found = calls.iter().rposition(|call| call.is(event))?;
         calls[found].returned += 1;
         let call = calls[found].clone();
-        calls.truncate(found + usize::from(call.returned < call.lives.len()));
+        calls.truncate(found + usize::from(call.returned < call.objects.len()));
         if calls.is_empty() {
             self.threads.remove(&event.thread());
         }
