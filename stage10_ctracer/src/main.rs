@@ -52,7 +52,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let layout = decode::Layout::new(&vmlinux, &cli.type_name)?;
 
     let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.object_size = found.size as u64;
+    constants.object_size = layout.size() as u64;
     constants.by_address = tier == Tier::Single;
     constants.pid = cli.pid.unwrap_or(0);
     constants.pid_namespace = common::pid_namespace()?;
