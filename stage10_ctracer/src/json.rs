@@ -123,7 +123,8 @@ fn life_line(index: usize, life: &Life) -> Value {
     })
 }
 
-fn ledger_line(ledger: &Ledger) -> Value {
+/// The line that comes last.
+pub fn ledger_line(ledger: &Ledger) -> Value {
     json!({
         "line": "ledger",
         "hits": ledger.hits,

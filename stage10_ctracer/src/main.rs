@@ -5,6 +5,7 @@
 mod calls;
 mod decode;
 mod folded;
+mod html;
 mod json;
 mod model;
 mod perfetto;

@@ -1,0 +1,393 @@
+"use strict";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const { lives, events, calls, functions, threads, names, strings } = data;
+const total = { lives: lives.begin.length, events: events.time.length };
+const last = total.events ? events.time[total.events - 1] : 0;
+const $ = (id) => document.getElementById(id);
+
+function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+/** A duration for reading. The exact one is in the element's title. */
+function time(ns) {
+  for (const [unit, size] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]])
+    if (ns >= size) return `${(ns / size).toFixed(3)} ${unit}`;
+  return `${ns} ns`;
+}
+
+function timed(tag, ns, prefix = "") {
+  return make(tag, { className: "number", title: `${ns} ns`, textContent: prefix + time(ns) });
+}
+
+// ---- What belongs together -------------------------------------------------------------------
+
+const eventsOf = Array.from({ length: total.lives }, () => []);
+events.life.forEach((life, event) => eventsOf[life].push(event));
+const childrenOf = Array.from({ length: total.lives }, () => []);
+lives.parent.forEach((parent, life) => parent !== null && childrenOf[parent].push(life));
+const endOf = (life) => lives.end[life] ?? Math.max(lives.begin[life], last);
+const duration = (life) => endOf(life) - lives.begin[life];
+const nameOf = (life) => `${data.type} ${lives.address[life]} #${lives.generation[life]}`;
+
+/** The fields of a life at each of its events: [Map of the values, Set of those that changed]. */
+function statesOf(life) {
+  let state = new Map();
+  return eventsOf[life].map((event) => {
+    const now = new Set();
+    const pairs = data.fields[event] ?? data.changes[event] ?? [];
+    if (pairs.length) state = new Map(state);
+    for (let i = 0; i < pairs.length; i += 2) {
+      if (!data.fields[event]) now.add(pairs[i]);
+      state.set(pairs[i], pairs[i + 1]);
+    }
+    return [state, now];
+  });
+}
+
+/** What an I/O is about, in a few words: its operation, sector and size, once they are set. */
+const ABOUT = {
+  bio: ["bi_opf", "bi_iter.bi_sector", "bi_iter.bi_size"],
+  request: ["cmd_flags", "__sector", "__data_len"],
+};
+const about = (ABOUT[data.type] ?? []).map((name) => names.indexOf(name));
+const described = new Map();
+function describe(life) {
+  if (!described.has(life)) {
+    const found = about.map(() => "");
+    for (const event of eventsOf[life]) {
+      const pairs = data.fields[event] ?? data.changes[event] ?? [];
+      for (let i = 0; i < pairs.length; i += 2) {
+        const at = about.indexOf(pairs[i]);
+        const value = strings[pairs[i + 1]];
+        if (at >= 0 && (!found[at] || found[at] === "0")) found[at] = value;
+      }
+    }
+    const [operation, sector, bytes] = found;
+    const first = eventsOf[life].length ? functions[events.function[eventsOf[life][0]]][0] : "";
+    described.set(life, operation
+      ? `${operation.split("|")[0].replace("REQ_OP_", "")} ${sector}+${bytes / 512}` : first);
+  }
+  return described.get(life);
+}
+
+// ---- A list of many rows, of which only the visible ones exist ----------------------------------
+
+const ROW = 22;
+function list(box, render) {
+  const inner = make("div");
+  box.replaceChildren(inner);
+  let rows = [];
+  const draw = () => {
+    const from = Math.max(0, Math.floor(box.scrollTop / ROW) - 10);
+    const shown = rows.slice(from, from + Math.ceil(box.clientHeight / ROW) + 20);
+    inner.replaceChildren(...shown.map((row, i) => {
+      const element = render(row, from + i);
+      element.style.top = `${(from + i) * ROW}px`;
+      return element;
+    }));
+  };
+  box.addEventListener("scroll", () => requestAnimationFrame(draw));
+  new ResizeObserver(draw).observe(box);
+  return {
+    draw,
+    set(next) { rows = next; inner.style.height = `${rows.length * ROW}px`; draw(); },
+    show(i) {
+      const top = i * ROW;
+      if (top < box.scrollTop || top + ROW > box.scrollTop + box.clientHeight)
+        box.scrollTop = top - box.clientHeight / 2;
+      draw();
+    },
+  };
+}
+
+/** Up and down pick the neighbouring row. */
+function arrows(box, move) {
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    move(step);
+  });
+}
+
+// ---- Filters and the list of objects --------------------------------------------------------------
+
+let picked = -1, hop = 0, found = [], order = "duration";
+const filters = { text: $("text"), cpu: $("cpu"), function: $("function") };
+let matches = () => true;
+
+/** A test for events: of this CPU, of this function, with this text in what is known about it. */
+function matcher() {
+  const cpu = filters.cpu.value, wanted = filters.function.value;
+  const text = filters.text.value.trim().toLowerCase();
+  const having = (texts) => new Set(texts.flatMap((t, i) => t.toLowerCase().includes(text) ? [i] : []));
+  const by = text && {
+    life: having(total.lives ? lives.address : []), thread: having(threads),
+    function: having(functions.map(([name]) => name)), value: having(strings),
+  };
+  const hasValue = (pairs) => pairs?.some((position, i) => i % 2 === 1 && by.value.has(position));
+  return (event) =>
+    (cpu === "" || events.cpu[event] === +cpu)
+    && (wanted === "" || events.function[event] === +wanted)
+    && (!text || by.life.has(events.life[event]) || by.thread.has(events.thread[event])
+      || by.function.has(events.function[event])
+      || hasValue(data.fields[event]) || hasValue(data.changes[event]));
+}
+
+const objects = list($("list"), (life) => make("div", {
+  className: `row${life === picked ? " picked" : ""}`, onclick: () => pick(life),
+}, timed("span", duration(life), lives.end[life] === null ? "≥ " : ""),
+timed("span", lives.begin[life]),
+make("span", { className: "number", textContent: eventsOf[life].length }),
+make("span", { className: "name", title: nameOf(life),
+  textContent: `${lives.parent[life] === null ? "" : `↳ ${lives.link[life]} `}${describe(life)}  ${lives.address[life]}` })));
+arrows($("list"), (step) => {
+  const at = found.indexOf(picked) + step;
+  if (found[at] !== undefined) pick(found[at]);
+});
+
+function filter() {
+  matches = matcher();
+  const all = !filters.text.value.trim() && !filters.cpu.value && !filters.function.value;
+  const key = { duration, begin: (life) => -lives.begin[life], count: (life) => eventsOf[life].length }[order];
+  found = eventsOf.map((_, life) => life).filter((life) => all || eventsOf[life].some(matches));
+  found.sort((a, b) => key(b) - key(a) || a - b);
+  for (const button of document.querySelectorAll("[data-key]"))
+    button.toggleAttribute("aria-sort", button.dataset.key === order);
+  $("found").textContent = `${found.length} of ${total.lives} objects`;
+  objects.set(found);
+  hops.draw();
+}
+
+// ---- One object -------------------------------------------------------------------------------------
+
+let states = [], view = [0, 1];
+
+const hops = list($("calls"), (event, i) => {
+  const life = picked, call = events.call[event], isReturn = events.isReturn[event];
+  const [name, prototype, parameters] = functions[events.function[event]];
+  const own = eventsOf[life];
+  const parameter = parameters[events.argument[event]] || `argument ${events.argument[event] + 1}`;
+  const text = isReturn
+    ? `} ${name}${data.values[event] === undefined ? "" : ` = ${data.values[event]}`}`
+    : `${name}(${parameter}) {`;
+  const line = make("span", { title: prototype }, "  ".repeat(events.depth[event]) + text);
+  line.style.whiteSpace = "pre";
+  if (!events.readable[event]) line.append(make("mark", { textContent: "could not be read" }));
+  const before = i > 0 ? states[i - 1][0] : new Map();
+  for (const field of states[i][1])
+    line.append(make("mark", { textContent:
+      `${names[field]} ${strings[before.get(field)] ?? "?"} → ${strings[states[i][0].get(field)]}` }));
+  const next = own[i + 1];
+  const lasted = call !== null && !isReturn;
+  return make("div", {
+    className: `row call${i === hop ? " picked" : ""}${matches(event) ? "" : " other"}`,
+    onclick: () => pickHop(i),
+  }, timed("span", events.time[event] - lives.begin[life]),
+  next === undefined ? make("span") : timed("span", events.time[next] - events.time[event]),
+  make("span", { className: "number", textContent: events.cpu[event] }),
+  make("span", { textContent: threads[events.thread[event]], title: threads[events.thread[event]] }),
+  lasted ? timed("span", calls.end[call] - calls.begin[call], calls.returned[call] ? "" : "≥ ") : make("span"),
+  line);
+});
+arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), states.length - 1)));
+
+function pick(life, at = 0) {
+  picked = life;
+  states = statesOf(life);
+  $("name").textContent = `${nameOf(life)} — ${describe(life)}`;
+  const ended = lives.end[life] !== null;
+  $("prose").textContent = `${ended ? "" : "at least "}${time(duration(life))} (${duration(life)} ns), `
+    + `${eventsOf[life].length} events, begins ${time(lives.begin[life])} after the first event of the trace`
+    + (ended ? "" : "; its end was not seen");
+  const link = (to, text) => make("button", { className: "link", textContent: text, onclick: () => pick(to) });
+  const parent = lives.parent[life];
+  $("relatives").replaceChildren(
+    ...(parent === null ? [] : [`${lives.link[life]} of `, link(parent, nameOf(parent))]),
+    ...childrenOf[life].map((child) => link(child, `→ ${lives.link[child]} ${lives.address[child]}`)));
+  const lastCall = Math.max(...callsOf(life).map((call) => calls.end[call]), endOf(life));
+  view = [lives.begin[life], Math.max(lastCall, lives.begin[life] + 1)];
+  $("calls").scrollTop = 0;
+  hops.set(eventsOf[life]);
+  spent(life);
+  const row = found.indexOf(life);
+  if (row >= 0) objects.show(row); else objects.draw();
+  pickHop(at);
+}
+
+function pickHop(at) {
+  hop = at;
+  history.replaceState(null, "", `#${picked}.${hop}`);
+  hops.show(hop);
+  showFields();
+  drawTimeline();
+}
+
+const callsOf = (life) => [...new Set(eventsOf[life].map((event) => events.call[event]))].filter((call) => call !== null);
+const functionOf = new Map();
+const threadOf = new Map();
+const depthOf = new Map();
+const cpuOf = new Map();
+events.call.forEach((call, event) => {
+  if (call === null || functionOf.has(call)) return;
+  functionOf.set(call, events.function[event]);
+  threadOf.set(call, events.thread[event]);
+  depthOf.set(call, events.depth[event]);
+  cpuOf.set(call, events.cpu[event]);
+});
+
+/** The time in each function while the object lived, and the time in none of them. */
+function spent(life) {
+  const rows = new Map();
+  let busy = 0, until = lives.begin[life];
+  for (const call of callsOf(life)) {
+    const row = rows.get(functionOf.get(call)) ?? [0, 0, 0];
+    rows.set(functionOf.get(call), [row[0] + 1, row[1] + calls.end[call] - calls.begin[call], row[2] + calls.own[call]]);
+    const end = Math.min(calls.end[call], endOf(life));
+    busy += Math.max(0, end - Math.max(calls.begin[call], until));
+    until = Math.max(until, end);
+  }
+  const table = [...rows].map(([f, row]) => [functions[f][0], ...row]).sort((a, b) => b[3] - a[3]);
+  table.push(["(in none of them)", "", "", duration(life) - busy]);
+  const most = Math.max(...table.map((row) => row[3]), 1);
+  $("functions").replaceChildren(
+    make("tr", {}, ...["Function", "Calls", "Total", "Own", ""].map((text) => make("th", { textContent: text }))),
+    ...table.map(([name, count, all, own]) => {
+      const bar = make("span", { className: "bar" });
+      bar.style.width = `${Math.round(160 * own / most)}px`;
+      return make("tr", {}, make("td", { textContent: name }), make("td", { className: "number", textContent: count }),
+        all === "" ? make("td") : timed("td", all), timed("td", own), make("td", {}, bar));
+    }));
+}
+
+/** All fields at the hop, and for each the values that it has had. */
+function showFields() {
+  const own = eventsOf[picked];
+  if (!own.length) return $("fields").replaceChildren();
+  const [state, now] = states[hop];
+  const history = new Map();
+  states.forEach(([values, changed], i) => changed.forEach((field) =>
+    history.set(field, [...(history.get(field) ?? []), [i, values.get(field)]])));
+  const first = data.fields[own.find((event) => data.fields[event])] ?? [];
+  const initial = new Map();
+  for (let i = 0; i < first.length; i += 2) initial.set(first[i], first[i + 1]);
+  const event = own[hop];
+  $("hop").textContent = `${events.isReturn[event] ? "when" : "at the call of"} ${functions[events.function[event]][0]}()`
+    + `${events.isReturn[event] ? " returned" : ""}, ${time(events.time[event] - lives.begin[picked])}`;
+  const step = (i, value) => make("button", { className: "link", onclick: () => pickHop(i),
+    title: functions[events.function[own[i]]][0], textContent: strings[value] });
+  const rows = [...state].filter(([field]) => !$("changed").checked || history.has(field)).map(([field, value]) => {
+    const past = (history.get(field) ?? []).flatMap(([i, changed]) => ["→ ", step(i, changed)]);
+    return make("tr", { className: now.has(field) ? "now" : "" }, make("td", { textContent: names[field] }),
+      make("td", { textContent: strings[value] }),
+      make("td", { className: "quiet" }, ...(past.length ? [step(0, initial.get(field)), ...past] : [])));
+  });
+  $("fields").replaceChildren(make("tr", {}, ...["Field", "Value", "All its values"].map((text) => make("th", { textContent: text }))), ...rows);
+}
+
+// ---- The timeline -----------------------------------------------------------------------------------
+
+const canvas = $("timeline");
+let boxes = [];
+
+function drawTimeline() {
+  const width = canvas.clientWidth, style = getComputedStyle(document.body);
+  const lanes = new Map();
+  const own = picked < 0 ? [] : callsOf(picked);
+  for (const call of own) {
+    const lane = lanes.get(threadOf.get(call)) ?? { from: Infinity, to: 0 };
+    lane.from = Math.min(lane.from, depthOf.get(call));
+    lane.to = Math.max(lane.to, depthOf.get(call));
+    lanes.set(threadOf.get(call), lane);
+  }
+  let y = 22;
+  for (const lane of lanes.values()) { lane.y = y + 16; y = lane.y + (lane.to - lane.from + 1) * 17 + 6; }
+  canvas.style.height = `${y + 2}px`;
+  canvas.width = width * devicePixelRatio;
+  canvas.height = (y + 2) * devicePixelRatio;
+  const draw = canvas.getContext("2d");
+  draw.scale(devicePixelRatio, devicePixelRatio);
+  draw.font = "11px system-ui, sans-serif";
+  const x = (t) => (t - view[0]) / (view[1] - view[0]) * width;
+  draw.fillStyle = style.color;
+  draw.globalAlpha = 0.6;
+  const raw = (view[1] - view[0]) / Math.max(width / 110, 1), power = 10 ** Math.floor(Math.log10(raw));
+  const tick = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= raw);
+  const start = picked < 0 ? 0 : lives.begin[picked];
+  for (let t = Math.ceil((view[0] - start) / tick) * tick; t + start < view[1]; t += tick) {
+    draw.fillRect(x(t + start), 0, 1, y);
+    draw.fillText(time(Math.round(t)), x(t + start) + 3, 11);
+  }
+  for (const [thread, lane] of lanes) draw.fillText(threads[thread], 3, lane.y - 4);
+  draw.globalAlpha = 1;
+  boxes = [];
+  for (const call of own) {
+    const lane = lanes.get(threadOf.get(call)), left = Math.max(x(calls.begin[call]), -1);
+    const right = Math.min(x(calls.end[call]), width + 1);
+    if (right < 0 || left > width) continue;
+    const box = { call, left, top: lane.y + (depthOf.get(call) - lane.from) * 17, width: Math.max(right - left, 2) };
+    boxes.push(box);
+    draw.fillStyle = `hsl(${(functionOf.get(call) * 47) % 360} 55% 62%)`;
+    draw.fillRect(box.left, box.top, box.width, 16);
+    draw.fillStyle = "#111";
+    const name = functions[functionOf.get(call)][0];
+    if (box.width > 24) draw.fillText(clip(draw, name, box.width - 6), box.left + 3, box.top + 12);
+  }
+  if (picked >= 0 && eventsOf[picked].length) {
+    draw.fillStyle = "#e02020";
+    draw.fillRect(x(events.time[eventsOf[picked][hop]]), 0, 1.5, y);
+  }
+}
+
+function clip(draw, text, width) {
+  while (text && draw.measureText(text).width > width) text = text.slice(0, -1);
+  return text;
+}
+
+const under = (event) => boxes.findLast((box) => event.offsetX >= box.left && event.offsetX <= box.left + box.width
+  && event.offsetY >= box.top && event.offsetY < box.top + 16);
+canvas.addEventListener("mousemove", (event) => {
+  if (event.buttons) {
+    const moved = event.movementX / canvas.clientWidth * (view[1] - view[0]);
+    view = view.map((t) => t - moved);
+    return drawTimeline();
+  }
+  const box = under(event);
+  canvas.title = box ? `${functions[functionOf.get(box.call)][1]}\n${time(calls.end[box.call] - calls.begin[box.call])} on CPU ${cpuOf.get(box.call)}` : "";
+});
+canvas.addEventListener("click", (event) => {
+  const box = under(event);
+  if (box) pickHop(eventsOf[picked].findIndex((found) => events.call[found] === box.call));
+});
+canvas.addEventListener("wheel", (event) => {
+  event.preventDefault();
+  const at = view[0] + event.offsetX / canvas.clientWidth * (view[1] - view[0]);
+  const factor = event.deltaY < 0 ? 0.8 : 1.25;
+  if ((view[1] - view[0]) * factor >= 10) view = view.map((t) => at + (t - at) * factor);
+  drawTimeline();
+}, { passive: false });
+canvas.addEventListener("dblclick", () => pick(picked, hop));
+addEventListener("resize", drawTimeline);
+
+// ---- Start -------------------------------------------------------------------------------------------
+
+$("totals").textContent = `${total.lives} objects, ${total.events} events, ${time(last)}`;
+$("ledger").replaceChildren(...Object.entries(data.ledger).filter(([name]) => name !== "line").map(([name, count]) =>
+  make("tr", {}, make("td", { className: "number", textContent: count }), make("td", { textContent: name }))));
+for (const cpu of [...new Set(events.cpu)].sort((a, b) => a - b)) $("cpu").add(new Option(cpu, cpu));
+const used = new Set(events.function);
+functions.map(([name], i) => [name, i]).filter(([, i]) => used.has(i)).sort()
+  .forEach(([name, i]) => $("function").add(new Option(name, i)));
+for (const control of Object.values(filters)) control.addEventListener("input", filter);
+$("filters").addEventListener("submit", (event) => event.preventDefault());
+$("changed").addEventListener("input", showFields);
+for (const button of document.querySelectorAll("[data-key]"))
+  button.addEventListener("click", () => { order = button.dataset.key; filter(); });
+filter();
+const [, life, at] = location.hash.match(/^#(\d+)\.(\d+)$/) ?? [];
+if (+life < total.lives) pick(+life, Math.min(+at, Math.max(eventsOf[life].length - 1, 0)));
+else if (found.length) pick(found[0]);
