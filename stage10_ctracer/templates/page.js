@@ -33,19 +33,28 @@ const endOf = (life) => lives.end[life] ?? Math.max(lives.begin[life], last);
 const duration = (life) => endOf(life) - lives.begin[life];
 const nameOf = (life) => `${data.type} ${lives.address[life]} #${lives.generation[life]}`;
 
-/** The fields of a life at each of its events: [Map of the values, Set of those that changed]. */
-function statesOf(life) {
-  let state = new Map();
+/** What each event of a life changed: for each a list of [field, value before, value after]. */
+function stepsOf(life) {
+  const state = new Map();
   return eventsOf[life].map((event) => {
-    const now = new Set();
+    const step = [];
     const pairs = data.fields[event] ?? data.changes[event] ?? [];
-    if (pairs.length) state = new Map(state);
     for (let i = 0; i < pairs.length; i += 2) {
-      if (!data.fields[event]) now.add(pairs[i]);
+      if (!data.fields[event]) step.push([pairs[i], state.get(pairs[i]), pairs[i + 1]]);
       state.set(pairs[i], pairs[i + 1]);
     }
-    return [state, now];
+    return step;
   });
+}
+
+/** The fields of a life after its event number `hop`: a Map from the name to the value. */
+function stateAt(life, hop) {
+  const state = new Map();
+  for (const event of eventsOf[life].slice(0, hop + 1)) {
+    const pairs = data.fields[event] ?? data.changes[event] ?? [];
+    for (let i = 0; i < pairs.length; i += 2) state.set(pairs[i], pairs[i + 1]);
+  }
+  return state;
 }
 
 /** What an I/O is about, in a few words: its operation, sector and size, once they are set. */
@@ -165,7 +174,7 @@ function filter() {
 
 // ---- One object -------------------------------------------------------------------------------------
 
-let states = [], view = [0, 1];
+let steps = [], past = new Map(), view = [0, 1];
 
 const hops = list($("calls"), (event, i) => {
   const life = picked, call = events.call[event], isReturn = events.isReturn[event];
@@ -178,38 +187,43 @@ const hops = list($("calls"), (event, i) => {
   const line = make("span", { title: prototype }, "  ".repeat(events.depth[event]) + text);
   line.style.whiteSpace = "pre";
   if (!events.readable[event]) line.append(make("mark", { textContent: "could not be read" }));
-  const before = i > 0 ? states[i - 1][0] : new Map();
-  for (const field of states[i][1])
-    line.append(make("mark", { textContent:
-      `${names[field]} ${strings[before.get(field)] ?? "?"} → ${strings[states[i][0].get(field)]}` }));
+  for (const [field, before, after] of steps[i])
+    line.append(make("mark", { textContent: `${names[field]} ${strings[before] ?? "?"} → ${strings[after]}` }));
   const next = own[i + 1];
   const lasted = call !== null && !isReturn;
+  const wait = next === undefined ? make("span") : timed("span", events.time[next] - events.time[event]);
+  const share = next === undefined ? 0 : 100 * (events.time[next] - events.time[event]) / Math.max(duration(life), 1);
+  wait.style.background = `linear-gradient(to left, var(--pick) ${share}%, transparent ${share}%)`;
   return make("div", {
     className: `row call${i === hop ? " picked" : ""}${matches(event) ? "" : " other"}`,
     onclick: () => pickHop(i),
   }, timed("span", events.time[event] - lives.begin[life]),
-  next === undefined ? make("span") : timed("span", events.time[next] - events.time[event]),
-  make("span", { className: "number", textContent: events.cpu[event] }),
+  wait, make("span", { className: "number", textContent: events.cpu[event] }),
   make("span", { textContent: threads[events.thread[event]], title: threads[events.thread[event]] }),
   lasted ? timed("span", calls.end[call] - calls.begin[call], calls.returned[call] ? "" : "≥ ") : make("span"),
   line);
 });
-arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), states.length - 1)));
+arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), steps.length - 1)));
 
 function pick(life, at = 0) {
   picked = life;
-  states = statesOf(life);
-  $("name").textContent = `${nameOf(life)} — ${describe(life)}`;
+  steps = stepsOf(life);
+  past = new Map();
+  steps.forEach((step, i) => step.forEach(([field, before, after]) => {
+    if (!past.has(field)) past.set(field, [[0, before]]);
+    past.get(field).push([i, after]);
+  }));
+  $("name").textContent = `${nameOf(life)}: ${describe(life)}, ${time(duration(life))}`;
   const ended = lives.end[life] !== null;
-  $("prose").textContent = `${ended ? "" : "at least "}${time(duration(life))} (${duration(life)} ns), `
-    + `${eventsOf[life].length} events, begins ${time(lives.begin[life])} after the first event of the trace`
+  $("prose").textContent = `${ended ? "" : "at least "}${duration(life)} ns, ${eventsOf[life].length} events, `
+    + `begins ${time(lives.begin[life])} after the first event of the trace`
     + (ended ? "" : "; its end was not seen");
   const link = (to, text) => make("button", { className: "link", textContent: text, onclick: () => pick(to) });
   const parent = lives.parent[life];
   $("relatives").replaceChildren(
     ...(parent === null ? [] : [`${lives.link[life]} of `, link(parent, nameOf(parent))]),
     ...childrenOf[life].map((child) => link(child, `→ ${lives.link[child]} ${lives.address[child]}`)));
-  const lastCall = Math.max(...callsOf(life).map((call) => calls.end[call]), endOf(life));
+  const lastCall = callsOf(life).reduce((end, call) => Math.max(end, calls.end[call]), endOf(life));
   view = [lives.begin[life], Math.max(lastCall, lives.begin[life] + 1)];
   $("calls").scrollTop = 0;
   hops.set(eventsOf[life]);
@@ -268,25 +282,27 @@ function spent(life) {
 function showFields() {
   const own = eventsOf[picked];
   if (!own.length) return $("fields").replaceChildren();
-  const [state, now] = states[hop];
-  const history = new Map();
-  states.forEach(([values, changed], i) => changed.forEach((field) =>
-    history.set(field, [...(history.get(field) ?? []), [i, values.get(field)]])));
-  const first = data.fields[own.find((event) => data.fields[event])] ?? [];
-  const initial = new Map();
-  for (let i = 0; i < first.length; i += 2) initial.set(first[i], first[i + 1]);
+  const now = new Set(steps[hop].map(([field]) => field));
   const event = own[hop];
   $("hop").textContent = `${events.isReturn[event] ? "when" : "at the call of"} ${functions[events.function[event]][0]}()`
     + `${events.isReturn[event] ? " returned" : ""}, ${time(events.time[event] - lives.begin[picked])}`;
-  const step = (i, value) => make("button", { className: "link", onclick: () => pickHop(i),
-    title: functions[events.function[own[i]]][0], textContent: strings[value] });
-  const rows = [...state].filter(([field]) => !$("changed").checked || history.has(field)).map(([field, value]) => {
-    const past = (history.get(field) ?? []).flatMap(([i, changed]) => ["→ ", step(i, changed)]);
-    return make("tr", { className: now.has(field) ? "now" : "" }, make("td", { textContent: names[field] }),
-      make("td", { textContent: strings[value] }),
-      make("td", { className: "quiet" }, ...(past.length ? [step(0, initial.get(field)), ...past] : [])));
-  });
-  $("fields").replaceChildren(make("tr", {}, ...["Field", "Value", "All its values"].map((text) => make("th", { textContent: text }))), ...rows);
+  const rows = [...stateAt(picked, hop)].filter(([field]) => !$("changed").checked || past.has(field));
+  $("fields").replaceChildren(
+    make("tr", {}, ...["Field", "Value", "All its values"].map((text) => make("th", { textContent: text }))),
+    ...rows.map(([field, value]) => make("tr", { className: now.has(field) ? "now" : "" },
+      make("td", { textContent: names[field] }), make("td", { textContent: strings[value] }),
+      make("td", { className: "quiet" }, ...pastOf(field)))));
+}
+
+/** The values of a field, in order, each a button that leads to its hop; of many, those near by. */
+function pastOf(field) {
+  const all = past.get(field) ?? [];
+  const at = all.findLastIndex(([i]) => i <= hop);
+  const from = Math.max(0, at - 3), near = all.slice(from, at + 6);
+  const buttons = near.map(([i, value]) => make("button", { className: "link", onclick: () => pickHop(i),
+    title: functions[events.function[eventsOf[picked][i]]][0], textContent: strings[value] ?? "?" }));
+  const arrowed = buttons.flatMap((button, i) => i ? ["→ ", button] : [button]);
+  return [from ? "… → " : "", ...arrowed, from + near.length < all.length ? "→ …" : ""];
 }
 
 // ---- The timeline -----------------------------------------------------------------------------------
