@@ -27,6 +27,11 @@ pub fn write(w: &mut dyn Write, trace: &Trace, layout: &Layout) -> Result<()> {
         let begin = call.map(|call| calls.calls[call].begin);
         writeln!(w, "{}", event_line(trace, event, layout, is_first, begin))?;
     }
+    end(w, trace)
+}
+
+/// Writes the lines that come last.
+pub fn end(w: &mut dyn Write, trace: &Trace) -> Result<()> {
     for (index, life) in trace.lives.iter().enumerate() {
         writeln!(w, "{}", life_line(index, life))?;
     }
@@ -137,6 +142,7 @@ pub fn ledger_line(ledger: &Ledger) -> Value {
         "null": ledger.null,
         "unmatched": ledger.unmatched,
         "outside": ledger.outside,
+        "objects_lost": ledger.objects_lost,
     })
 }
 

@@ -100,8 +100,8 @@ pub struct Life {
     pub end: Option<u64>,
 }
 
-/// Where every hit of every probe went, entries and returns together. All fields below `hits` add up
-/// to it.
+/// Where every hit of every probe went, entries and returns together. The fields from
+/// `entries` to `outside` add up to `hits`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ledger {
     /// How often the kernel came to a probe, by the kernel's own counters.
@@ -114,7 +114,8 @@ pub struct Ledger {
     pub lost: u64,
     /// Not recorded: the kernel skipped the program, because another one was running on the CPU.
     pub recursion: u64,
-    /// Not recorded: the kernel had no memory left to remember the call until its return.
+    /// Not recorded: the kernel had no room to remember the call until its return, or another
+    /// probe was running on the CPU.
     pub instances: u64,
     /// Not recorded: `--pid`, `--dev` or `--sample` leaves the object out.
     pub filtered: u64,
@@ -124,6 +125,9 @@ pub struct Ledger {
     pub unmatched: u64,
     /// Not recorded: before the start or after the end of the trace.
     pub outside: u64,
+    /// Objects of calls that are recorded without them, because the ring buffer was full: not part
+    /// of the sum.
+    pub objects_lost: u64,
 }
 
 /// Everything that was seen.
