@@ -2,7 +2,7 @@
 //!
 //! The trace is in the page as JSON, in columns: the first number of every column belongs to the
 //! first event, and so on. Texts that come often are listed once and named by their position. The
-//! script in `templates/page.js` draws from it.
+//! scripts in `templates/` draw from it.
 
 use std::{collections::HashMap, io::Write};
 
@@ -31,7 +31,11 @@ pub fn write(w: &mut dyn Write, trace: &Trace, layout: &Layout) -> Result<()> {
     let page = Page {
         title: format!("struct {} on Linux {}", trace.type_name, trace.release),
         style: include_str!("../templates/page.css"),
-        script: include_str!("../templates/page.js"),
+        script: concat!(
+            include_str!("../templates/data.js"),
+            include_str!("../templates/timeline.js"),
+            include_str!("../templates/page.js"),
+        ),
         // `</script>` in a thread's name would end the script.
         data: data(trace, layout).to_string().replace('<', "\\u003c"),
     };

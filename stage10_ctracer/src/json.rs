@@ -9,13 +9,15 @@ use std::io::Write;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
+#[cfg(test)]
+use crate::calls::Calls;
 use crate::{
-    calls::Calls,
     decode::Layout,
     model::{Event, Kind, Ledger, Life, Link, Trace},
 };
 
-/// Writes a whole trace.
+/// Writes a whole trace, as the program does event by event.
+#[cfg(test)]
 pub fn write(w: &mut dyn Write, trace: &Trace, layout: &Layout) -> Result<()> {
     let calls = Calls::new(trace);
     writeln!(w, "{}", trace_line(trace))?;

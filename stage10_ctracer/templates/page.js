@@ -1,9 +1,4 @@
-"use strict";
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const { lives, events, calls, functions, threads, names, strings } = data;
-const total = { lives: lives.begin.length, events: events.time.length };
-const last = total.events ? events.time[total.events - 1] : 0;
 const $ = (id) => document.getElementById(id);
 
 function make(tag, properties = {}, ...children) {
@@ -21,66 +16,6 @@ function time(ns) {
 
 function timed(tag, ns, prefix = "") {
   return make(tag, { className: "number", title: `${ns} ns`, textContent: prefix + time(ns) });
-}
-
-// ---- What belongs together -------------------------------------------------------------------
-
-const eventsOf = Array.from({ length: total.lives }, () => []);
-events.life.forEach((life, event) => eventsOf[life].push(event));
-const childrenOf = Array.from({ length: total.lives }, () => []);
-lives.parent.forEach((parent, life) => parent !== null && childrenOf[parent].push(life));
-const endOf = (life) => lives.end[life] ?? Math.max(lives.begin[life], last);
-const duration = (life) => endOf(life) - lives.begin[life];
-const nameOf = (life) => `${data.type} ${lives.address[life]} #${lives.generation[life]}`;
-
-/** What each event of a life changed: for each a list of [field, value before, value after]. */
-function stepsOf(life) {
-  const state = new Map();
-  return eventsOf[life].map((event) => {
-    const step = [];
-    const pairs = data.fields[event] ?? data.changes[event] ?? [];
-    for (let i = 0; i < pairs.length; i += 2) {
-      if (!data.fields[event]) step.push([pairs[i], state.get(pairs[i]), pairs[i + 1]]);
-      state.set(pairs[i], pairs[i + 1]);
-    }
-    return step;
-  });
-}
-
-/** The fields of a life after its event number `hop`: a Map from the name to the value. */
-function stateAt(life, hop) {
-  const state = new Map();
-  for (const event of eventsOf[life].slice(0, hop + 1)) {
-    const pairs = data.fields[event] ?? data.changes[event] ?? [];
-    for (let i = 0; i < pairs.length; i += 2) state.set(pairs[i], pairs[i + 1]);
-  }
-  return state;
-}
-
-/** What an I/O is about, in a few words: its operation, sector and size, once they are set. */
-const ABOUT = {
-  bio: ["bi_opf", "bi_iter.bi_sector", "bi_iter.bi_size"],
-  request: ["cmd_flags", "__sector", "__data_len"],
-};
-const about = (ABOUT[data.type] ?? []).map((name) => names.indexOf(name));
-const described = new Map();
-function describe(life) {
-  if (!described.has(life)) {
-    const found = about.map(() => "");
-    for (const event of eventsOf[life]) {
-      const pairs = data.fields[event] ?? data.changes[event] ?? [];
-      for (let i = 0; i < pairs.length; i += 2) {
-        const at = about.indexOf(pairs[i]);
-        const value = strings[pairs[i + 1]];
-        if (at >= 0 && (!found[at] || found[at] === "0")) found[at] = value;
-      }
-    }
-    const [operation, sector, bytes] = found;
-    const first = eventsOf[life].length ? functions[events.function[eventsOf[life][0]]][0] : "";
-    described.set(life, operation
-      ? `${operation.split("|")[0].replace("REQ_OP_", "")} ${sector}+${bytes / 512}` : first);
-  }
-  return described.get(life);
 }
 
 // ---- A list of many rows, of which only the visible ones exist ----------------------------------
@@ -186,7 +121,7 @@ const hops = list($("calls"), (event, i) => {
     : `${name}(${parameter}) {`;
   const line = make("span", { title: prototype }, "  ".repeat(events.depth[event]) + text);
   line.style.whiteSpace = "pre";
-  if (!events.readable[event]) line.append(make("mark", { textContent: "could not be read" }));
+  if (!events.readable[event]) line.append(make("span", { className: "quiet", textContent: "  no copy: freed or unreadable" }));
   for (const [field, before, after] of steps[i])
     line.append(make("mark", { textContent: `${names[field]} ${strings[before] ?? "?"} → ${strings[after]}` }));
   const next = own[i + 1];
@@ -305,95 +240,18 @@ function pastOf(field) {
   return [from ? "… → " : "", ...arrowed, from + near.length < all.length ? "→ …" : ""];
 }
 
-// ---- The timeline -----------------------------------------------------------------------------------
-
-const canvas = $("timeline");
-let boxes = [];
-
-function drawTimeline() {
-  const width = canvas.clientWidth, style = getComputedStyle(document.body);
-  const lanes = new Map();
-  const own = picked < 0 ? [] : callsOf(picked);
-  for (const call of own) {
-    const lane = lanes.get(threadOf.get(call)) ?? { from: Infinity, to: 0 };
-    lane.from = Math.min(lane.from, depthOf.get(call));
-    lane.to = Math.max(lane.to, depthOf.get(call));
-    lanes.set(threadOf.get(call), lane);
-  }
-  let y = 22;
-  for (const lane of lanes.values()) { lane.y = y + 16; y = lane.y + (lane.to - lane.from + 1) * 17 + 6; }
-  canvas.style.height = `${y + 2}px`;
-  canvas.width = width * devicePixelRatio;
-  canvas.height = (y + 2) * devicePixelRatio;
-  const draw = canvas.getContext("2d");
-  draw.scale(devicePixelRatio, devicePixelRatio);
-  draw.font = "11px system-ui, sans-serif";
-  const x = (t) => (t - view[0]) / (view[1] - view[0]) * width;
-  draw.fillStyle = style.color;
-  draw.globalAlpha = 0.6;
-  const raw = (view[1] - view[0]) / Math.max(width / 110, 1), power = 10 ** Math.floor(Math.log10(raw));
-  const tick = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= raw);
-  const start = picked < 0 ? 0 : lives.begin[picked];
-  for (let t = Math.ceil((view[0] - start) / tick) * tick; t + start < view[1]; t += tick) {
-    draw.fillRect(x(t + start), 0, 1, y);
-    draw.fillText(time(Math.round(t)), x(t + start) + 3, 11);
-  }
-  for (const [thread, lane] of lanes) draw.fillText(threads[thread], 3, lane.y - 4);
-  draw.globalAlpha = 1;
-  boxes = [];
-  for (const call of own) {
-    const lane = lanes.get(threadOf.get(call)), left = Math.max(x(calls.begin[call]), -1);
-    const right = Math.min(x(calls.end[call]), width + 1);
-    if (right < 0 || left > width) continue;
-    const box = { call, left, top: lane.y + (depthOf.get(call) - lane.from) * 17, width: Math.max(right - left, 2) };
-    boxes.push(box);
-    draw.fillStyle = `hsl(${(functionOf.get(call) * 47) % 360} 55% 62%)`;
-    draw.fillRect(box.left, box.top, box.width, 16);
-    draw.fillStyle = "#111";
-    const name = functions[functionOf.get(call)][0];
-    if (box.width > 24) draw.fillText(clip(draw, name, box.width - 6), box.left + 3, box.top + 12);
-  }
-  if (picked >= 0 && eventsOf[picked].length) {
-    draw.fillStyle = "#e02020";
-    draw.fillRect(x(events.time[eventsOf[picked][hop]]), 0, 1.5, y);
-  }
-}
-
-function clip(draw, text, width) {
-  while (text && draw.measureText(text).width > width) text = text.slice(0, -1);
-  return text;
-}
-
-const under = (event) => boxes.findLast((box) => event.offsetX >= box.left && event.offsetX <= box.left + box.width
-  && event.offsetY >= box.top && event.offsetY < box.top + 16);
-canvas.addEventListener("mousemove", (event) => {
-  if (event.buttons) {
-    const moved = event.movementX / canvas.clientWidth * (view[1] - view[0]);
-    view = view.map((t) => t - moved);
-    return drawTimeline();
-  }
-  const box = under(event);
-  canvas.title = box ? `${functions[functionOf.get(box.call)][1]}\n${time(calls.end[box.call] - calls.begin[box.call])} on CPU ${cpuOf.get(box.call)}` : "";
-});
-canvas.addEventListener("click", (event) => {
-  const box = under(event);
-  if (box) pickHop(eventsOf[picked].findIndex((found) => events.call[found] === box.call));
-});
-canvas.addEventListener("wheel", (event) => {
-  event.preventDefault();
-  const at = view[0] + event.offsetX / canvas.clientWidth * (view[1] - view[0]);
-  const factor = event.deltaY < 0 ? 0.8 : 1.25;
-  if ((view[1] - view[0]) * factor >= 10) view = view.map((t) => at + (t - at) * factor);
-  drawTimeline();
-}, { passive: false });
-canvas.addEventListener("dblclick", () => pick(picked, hop));
-addEventListener("resize", drawTimeline);
-
 // ---- Start -------------------------------------------------------------------------------------------
 
 $("totals").textContent = `${total.lives} objects, ${total.events} events, ${time(last)}`;
-$("ledger").replaceChildren(...Object.entries(data.ledger).filter(([name]) => name !== "line").map(([name, count]) =>
-  make("tr", {}, make("td", { className: "number", textContent: count }), make("td", { textContent: name }))));
+const LEDGER = {
+  hits: "hits of the probes, counted by the kernel", entries: "calls recorded", returns: "returns recorded",
+  lost: "lost (ring buffer or table of open calls full)", recursion: "missed (another BPF program was running on the CPU)",
+  instances: "missed (no room to remember the call, or inside another probe)", filtered: "filtered",
+  null: "without an object (NULL)", unmatched: "returns of calls that were not recorded",
+  outside: "before the start or after the end", objects_lost: "second objects of recorded calls lost (not part of the sum)",
+};
+$("ledger").replaceChildren(...Object.entries(LEDGER).map(([name, meaning]) =>
+  make("tr", {}, make("td", { className: "number", textContent: data.ledger[name] }), make("td", { textContent: meaning }))));
 for (const cpu of [...new Set(events.cpu)].sort((a, b) => a - b)) $("cpu").add(new Option(cpu, cpu));
 const used = new Set(events.function);
 functions.map(([name], i) => [name, i]).filter(([, i]) => used.has(i)).sort()
