@@ -16,7 +16,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use common::{Session, Unsupported};
 use libbpf_rs::{
-    AsRawLibbpf, Link, Program, ProgramAttachType, ProgramMut, TracepointCategory, libbpf_sys as sys,
+    AsRawLibbpf, Link, Program, ProgramAttachType, ProgramMut, TracepointCategory,
+    libbpf_sys as sys,
     query::{LinkTypeInfo, ProgInfoIter},
 };
 

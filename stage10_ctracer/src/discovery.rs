@@ -135,8 +135,7 @@ fn candidate(
         parameters.iter().map(|(name, kind)| kind.declaration() + name).collect();
     let declared = declared.iter().map(|parameter| parameter.trim_end()).collect::<Vec<_>>();
     let result = function.result();
-    let prototype =
-        format!("{}{}({})", result.declaration(), function.name(), declared.join(", "));
+    let prototype = format!("{}{}({})", result.declaration(), function.name(), declared.join(", "));
     let positions = positions.into_iter().take(OBJECTS);
     Candidate {
         function: Function {

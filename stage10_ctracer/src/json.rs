@@ -9,13 +9,15 @@ use std::io::Write;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
+#[cfg(test)]
+use crate::calls::Calls;
 use crate::{
-    calls::Calls,
     decode::Layout,
     model::{Event, Kind, Ledger, Life, Link, Trace},
 };
 
-/// Writes a whole trace.
+/// Writes a whole trace, as the program does event by event.
+#[cfg(test)]
 pub fn write(w: &mut dyn Write, trace: &Trace, layout: &Layout) -> Result<()> {
     let calls = Calls::new(trace);
     writeln!(w, "{}", trace_line(trace))?;
@@ -128,7 +130,8 @@ fn life_line(index: usize, life: &Life) -> Value {
     })
 }
 
-fn ledger_line(ledger: &Ledger) -> Value {
+/// The line that comes last.
+pub fn ledger_line(ledger: &Ledger) -> Value {
     json!({
         "line": "ledger",
         "hits": ledger.hits,
@@ -141,6 +144,7 @@ fn ledger_line(ledger: &Ledger) -> Value {
         "null": ledger.null,
         "unmatched": ledger.unmatched,
         "outside": ledger.outside,
+        "objects_lost": ledger.objects_lost,
     })
 }
 

@@ -247,7 +247,10 @@ mod tests {
         assert_eq!([call(0, 11), call(1, 13)], [1; 2], "freed before");
         assert_eq!([call(0, 21), call(2, 23)], [2; 2], "completed before");
         assert_eq!(lives.lives[0].end, Some(8));
-        assert_eq!(lives.lives[1], Life { address: A, generation: 1, begin: 11, end: Some(13), parent: None });
+        assert_eq!(
+            lives.lives[1],
+            Life { address: A, generation: 1, begin: 11, end: Some(13), parent: None }
+        );
         assert_eq!((lives.lives[2].generation, lives.lives[2].end), (2, None));
     }
 

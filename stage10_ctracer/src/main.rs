@@ -15,6 +15,7 @@ mod discovery;
 mod events;
 mod folded;
 mod follow;
+mod html;
 mod json;
 mod ledger;
 mod lives;

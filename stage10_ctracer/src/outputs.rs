@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{cli::Ctracer, decode::Layout, folded, model::Trace, perfetto};
+use crate::{cli::Ctracer, decode::Layout, folded, html, model::Trace, perfetto};
 
 type WriteTrace = fn(&mut dyn Write, &Trace, &Layout) -> Result<()>;
 
@@ -20,8 +20,9 @@ pub struct Outputs {
 impl Outputs {
     /// Creates the files that the command line asks for.
     pub fn create(cli: &Ctracer) -> Result<Outputs> {
-        let outputs: [(&Option<PathBuf>, WriteTrace); 2] = [
+        let outputs: [(&Option<PathBuf>, WriteTrace); 3] = [
             (&cli.perfetto, perfetto::write),
+            (&cli.html, html::write),
             (&cli.folded, |w, trace, _| folded::write(w, trace)),
         ];
         let mut files = Vec::new();

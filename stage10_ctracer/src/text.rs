@@ -42,11 +42,17 @@ impl Text {
             (Kind::Return { value }, Some(pending)) if is_return(&pending.call, event) => {
                 let duration = event.time - pending.call.time;
                 let result = result(function, value);
-                let line = line(&pending.call, Some(duration), &(call(trace, &pending.call) + &result + ";"));
+                let line = line(
+                    &pending.call,
+                    Some(duration),
+                    &(call(trace, &pending.call) + &result + ";"),
+                );
                 line + &pending.notes + &notes
             }
             // The return of a call's second object says nothing new.
-            (Kind::Return { .. }, pending) if function.arguments.first() != Some(&event.argument) => {
+            (Kind::Return { .. }, pending)
+                if function.arguments.first() != Some(&event.argument) =>
+            {
                 let before = pending.map(|pending| open(trace, pending));
                 before.unwrap_or_default() + &notes
             }
@@ -136,7 +142,8 @@ fn line(event: &Event, duration: Option<u64>, text: &str) -> String {
         0 => "idle".to_owned(),
         tid => format!("{}-{tid}", event.comm),
     };
-    let duration = duration.map_or(String::new(), |ns| format!("{}.{:03} us", ns / 1000, ns % 1000));
+    let duration =
+        duration.map_or(String::new(), |ns| format!("{}.{:03} us", ns / 1000, ns % 1000));
     let (seconds, ns) = (event.time / 1_000_000_000, event.time % 1_000_000_000);
     let indent = "  ".repeat(event.depth as usize);
     format!("{seconds:>6}.{ns:09} {:>3} {thread:<16} {duration:>14} | {indent}{text}\n", event.cpu)
@@ -201,8 +208,7 @@ mod tests {
         .iter()
         .map(|(event, began)| text.event(&trace, event, *began))
         .collect();
-        let graph: Vec<&str> =
-            lines.lines().map(|line| line.split_once("| ").unwrap().1).collect();
+        let graph: Vec<&str> = lines.lines().map(|line| line.split_once("| ").unwrap().1).collect();
         assert_eq!(
             graph,
             [

@@ -1,11 +1,12 @@
 use super::*;
 use crate::{calls::tests::sample, decode::tests::layout, model::Event};
 
+type Rows = HashMap<u64, TrackDescriptor>;
+/// Time, event and name.
+type Events = Vec<(u64, TrackEvent, String)>;
+
 /// What was written, read back: the descriptors by track, and the events with their names.
-fn read_back(
-    trace: &Trace,
-    layout: &Layout,
-) -> (HashMap<u64, TrackDescriptor>, Vec<(u64, TrackEvent, String)>) {
+fn read_back(trace: &Trace, layout: &Layout) -> (Rows, Events) {
     let mut written = Vec::new();
     write(&mut written, trace, layout).unwrap();
     let packets = messages::Trace::decode(written.as_slice()).unwrap().packet;

@@ -1,0 +1,66 @@
+"use strict";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const { lives, events, calls, functions, threads, names, strings } = data;
+const total = { lives: lives.begin.length, events: events.time.length };
+const last = total.events ? events.time[total.events - 1] : 0;
+
+// ---- What belongs together -------------------------------------------------------------------
+
+const eventsOf = Array.from({ length: total.lives }, () => []);
+events.life.forEach((life, event) => eventsOf[life].push(event));
+const childrenOf = Array.from({ length: total.lives }, () => []);
+lives.parent.forEach((parent, life) => parent !== null && childrenOf[parent].push(life));
+const endOf = (life) => lives.end[life] ?? Math.max(lives.begin[life], last);
+const duration = (life) => endOf(life) - lives.begin[life];
+const nameOf = (life) => `${data.type} ${lives.address[life]} #${lives.generation[life]}`;
+
+/** What each event of a life changed: for each a list of [field, value before, value after]. */
+function stepsOf(life) {
+  const state = new Map();
+  return eventsOf[life].map((event) => {
+    const step = [];
+    const pairs = data.fields[event] ?? data.changes[event] ?? [];
+    for (let i = 0; i < pairs.length; i += 2) {
+      if (!data.fields[event]) step.push([pairs[i], state.get(pairs[i]), pairs[i + 1]]);
+      state.set(pairs[i], pairs[i + 1]);
+    }
+    return step;
+  });
+}
+
+/** The fields of a life after its event number `hop`: a Map from the name to the value. */
+function stateAt(life, hop) {
+  const state = new Map();
+  for (const event of eventsOf[life].slice(0, hop + 1)) {
+    const pairs = data.fields[event] ?? data.changes[event] ?? [];
+    for (let i = 0; i < pairs.length; i += 2) state.set(pairs[i], pairs[i + 1]);
+  }
+  return state;
+}
+
+/** What an I/O is about, in a few words: its operation, sector and size, once they are set. */
+const ABOUT = {
+  bio: ["bi_opf", "bi_iter.bi_sector", "bi_iter.bi_size"],
+  request: ["cmd_flags", "__sector", "__data_len"],
+};
+const about = (ABOUT[data.type] ?? []).map((name) => names.indexOf(name));
+const described = new Map();
+function describe(life) {
+  if (!described.has(life)) {
+    const found = about.map(() => "");
+    for (const event of eventsOf[life]) {
+      const pairs = data.fields[event] ?? data.changes[event] ?? [];
+      for (let i = 0; i < pairs.length; i += 2) {
+        const at = about.indexOf(pairs[i]);
+        const value = strings[pairs[i + 1]];
+        if (at >= 0 && (!found[at] || found[at] === "0")) found[at] = value;
+      }
+    }
+    const [operation, sector, bytes] = found;
+    const first = eventsOf[life].length ? functions[events.function[eventsOf[life][0]]][0] : "";
+    described.set(life, operation
+      ? `${operation.split("|")[0].replace("REQ_OP_", "")} ${sector}+${bytes / 512}` : first);
+  }
+  return described.get(life);
+}
