@@ -42,8 +42,9 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let cli = &cli.own;
-    let tier = Tier::choose()?;
-    let found = discovery::discover(cli)?;
+    let types = btf::Btf::read("vmlinux", None)?;
+    let tier = Tier::choose(&types)?;
+    let found = discovery::discover(cli, &types)?;
     if cli.list {
         found.print();
         return Ok(());
