@@ -92,17 +92,16 @@ impl Tier {
     }
 }
 
-/// The cookies of all functions.
+/// What the BPF program learns about a call of each function: its number, whether it frees or
+/// initialises its object, and the registers with objects. See `call_begins()` in `trace.bpf.c`.
 pub fn cookies(functions: &[Traceable], rules: &Rules) -> Vec<u64> {
-    let begins = |f: &Traceable| rules.begins.contains(&f.function.name.as_str());
-    functions.iter().enumerate().map(|(number, f)| cookie(number, f, begins(f))).collect()
-}
-
-/// What the BPF program learns about a call: number of the function, whether it initialises its
-/// object, registers with objects. See `call_begins()` in `trace.bpf.c`.
-fn cookie(number: usize, function: &Traceable, begins: bool) -> u64 {
-    let registers = function.registers.iter().rev().fold(0, |all, &r| all << 4 | u64::from(r));
-    registers << 32 | u64::from(begins) << 31 | number as u64
+    let cookie = |(number, traceable): (usize, &Traceable)| {
+        let name = traceable.function.name.as_str();
+        let registers = traceable.registers.iter().rev().fold(0, |all, &r| all << 4 | u64::from(r));
+        let is_in = |names: &[&str]| u64::from(names.contains(&name));
+        registers << 32 | is_in(rules.begins) << 31 | is_in(rules.frees) << 30 | number as u64
+    };
+    functions.iter().enumerate().map(cookie).collect()
 }
 
 /// Probes in the kernel. Dropped, they are gone.
@@ -366,14 +365,22 @@ fn parse_profile(text: &str, names: &[String]) -> Result<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Function;
+    use crate::{lives, model::Function};
 
     #[test]
     fn a_cookie_holds_the_registers() {
-        let function =
-            Traceable { function: Function::default(), address: 0, registers: vec![2, 5] };
-        assert_eq!(cookie(7, &function, false), 0x52_0000_0007);
-        assert_eq!(cookie(7, &function, true), 0x52_8000_0007);
+        let function = |name: &str, registers: &[u8]| Traceable {
+            function: Function { name: name.to_owned(), ..Function::default() },
+            address: 0,
+            registers: registers.to_vec(),
+        };
+        let functions = [
+            function("submit_bio", &[1]),
+            function("bio_init", &[2, 5]),
+            function("bio_free", &[1]),
+        ];
+        let expected = [0x1_0000_0000, 0x52_8000_0001, 0x1_4000_0002];
+        assert_eq!(cookies(&functions, lives::rules("bio")), expected);
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub fn tracefs() -> PathBuf {
 /// Fails where the kernel has no such struct, or no function that takes it can be traced.
 pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
     let name = &cli.type_name;
+    if cli.dev.is_some() && name != "bio" {
+        bail!("--dev needs bios, and a struct {name} is none: leave it out");
+    }
     if vmlinux.structure(name).is_none() {
         bail!(
             "this kernel has no struct {name}: give the name of a struct without the word struct, \

@@ -15,7 +15,7 @@ pub struct Rules {
     /// Complete an object; its owner may still look at it.
     completes: &'static [&'static str],
     /// Free it: what comes at this address afterwards is a new life.
-    frees: &'static [&'static str],
+    pub frees: &'static [&'static str],
     /// Make another object of it, which they return.
     makes: &'static [(&'static str, Link)],
     /// Tie two of their arguments: positions of child and parent.

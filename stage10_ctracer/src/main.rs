@@ -1,6 +1,11 @@
 //! Stage 10: the life of a kernel struct.
 
-use std::{cell::RefCell, mem::MaybeUninit, process::ExitCode};
+use std::{
+    cell::RefCell,
+    mem::MaybeUninit,
+    process::ExitCode,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use anyhow::{Context, Result};
 use common::{Cli, Session};
@@ -80,12 +85,15 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let read = || Reading::take(|| attached.counts(&skel.progs), &skel.maps.counters);
     let before = read()?;
     let variables = skel.maps.bss_data.as_deref_mut().context("the program has no variables")?;
-    variables.recording = 1;
+    // SAFETY: the variable is aligned, and mapped as long as the programs are loaded. Not a plain
+    // write: the compiler does not know that the kernel reads it.
+    let recording = unsafe { AtomicU64::from_ptr(&raw mut variables.recording) };
+    recording.store(1, Ordering::SeqCst);
     session.attach([])?;
     while !session.is_over() && !follower.is_full() {
         follower.take(reader.poll()?)?;
     }
-    variables.recording = 0;
+    recording.store(0, Ordering::SeqCst);
     session.detach()?;
     let ledger = read()?.since(&before);
     follower.take(reader.rest()?)?;

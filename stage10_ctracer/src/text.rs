@@ -1,8 +1,8 @@
 //! The call graph on the terminal.
 //!
 //! ```text
-//!  time (s)       CPU thread          duration  function
-//!  137.330123456    0 dd-1234        61.904 us | submit_bio(struct bio *bio) #3 {
+//!    time (s)      CPU thread                 duration   function
+//!   137.330123456   0 dd-1234                          | submit_bio(struct bio *bio) #3 {
 //! ```
 
 use crate::model::{Event, Function, Kind, Life, Link, Trace};
@@ -21,7 +21,7 @@ struct Pending {
 }
 
 /// The heading of the columns.
-pub const HEADING: &str = "time (s)         CPU thread                duration   function";
+pub const HEADING: &str = "   time (s)      CPU thread                 duration   function";
 
 impl Text {
     /// The lines that can be printed now. `began`: when the call began whose return this is.
@@ -151,7 +151,7 @@ fn line(event: &Event, duration: Option<u64>, text: &str) -> String {
 
 /// A line that belongs to the one above.
 fn line_at(event: &Event, text: &str) -> String {
-    format!("{:52}| {}{text}\n", "", "  ".repeat(event.depth as usize))
+    format!("{:53}| {}{text}\n", "", "  ".repeat(event.depth as usize))
 }
 
 #[cfg(test)]
@@ -220,7 +220,7 @@ mod tests {
             ]
         );
         assert!(lines.contains("1.500 us | "), "{lines}");
-        assert!(lines.lines().all(|line| line.find('|') == Some(52)), "{lines}");
+        assert!(lines.lines().all(|line| line.find('|') == Some(53)), "{lines}");
         assert_eq!(text.rest(&trace), "");
     }
 }

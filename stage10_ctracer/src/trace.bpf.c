@@ -10,6 +10,7 @@
 #define OBJECTS 3 /* of a call, at most so many are recorded */
 #define MAX_ERRNO 4095
 #define BEGINS (1UL << 31) /* in a cookie: the function initialises its object */
+#define FREES (1UL << 30) /* it frees it */
 #ifdef __TARGET_ARCH_x86
 #define RETURN_ADDRESS 8 /* bytes on the stack, which the return has removed */
 #else
@@ -59,6 +60,8 @@ static __always_inline bool is_wanted(u64 object, u64 cookie, struct counts *cou
 {
 	u64 wanted, *known;
 
+	if (!pid && !dev && sample <= 1)
+		return true;
 	if (cookie & BEGINS)
 		bpf_map_delete_elem(&followed, &object);
 	known = bpf_map_lookup_elem(&followed, &object);
@@ -195,6 +198,8 @@ static __always_inline void call_returns(struct pt_regs *ctx, u64 key, struct co
 		counts->returns++;
 	else
 		counts->lost++;
+	if (call && call->cookie & FREES)
+		bpf_map_delete_elem(&followed, &call->objects[0]);
 	bpf_map_delete_elem(&calls, &key);
 }
 

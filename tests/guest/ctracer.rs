@@ -19,6 +19,7 @@ pub const TESTS: &[Test] = &[
     ("stage10_finds_the_functions", finds_the_functions),
     ("stage10_follows_a_bio", follows_a_bio),
     ("stage10_balances_its_ledger", balances_its_ledger),
+    ("stage10_filters_objects", filters_objects),
     ("stage10_leaves_nothing", leaves_nothing),
     ("stage10_says_what_is_wrong", says_what_is_wrong),
 ];
@@ -317,6 +318,52 @@ fn balances_its_ledger() -> Result<()> {
     Ok(())
 }
 
+/// Of two processes that read two disks, the bios of one process and one disk.
+fn filters_objects() -> Result<()> {
+    if !supported()? {
+        return Ok(());
+    }
+    let (disk, nvme) = (disks::virtio()?, disks::nvme()?);
+    let read =
+        |device: &str| format!("dd if=/dev/{device} of=/dev/null bs=4k count=5 iflag=direct");
+    // exec keeps the number of the process.
+    let both = format!(
+        "while [ ! -e /run/go ]; do sleep 0.1; done
+         exec fio --thread --direct=1 --rw=read --bs=4k --number_ios=5 --ioengine=psync \
+             --output-format=terse --name=t --filename=/dev/{disk} --name=u --filename=/dev/{nvme}"
+    );
+    fs::remove_file("/run/go").ok();
+    let process = Running::bash(&both)?;
+    let (pid, dev) = (process.id().to_string(), disks::numbers(&disk)?);
+    let functions = ["--only=submit_bio", "--only=bio_endio", "--only=bio_init"];
+    let filters = ["--json", "--pid", &pid, "--dev", &dev];
+    let mut command = std::process::Command::new(program("stage10"));
+    let mut running = Running::spawn(command.args(functions).args(filters))?;
+    running.wait_for("tracing")?;
+    shell(&read(&disk))?;
+    fs::write("/run/go", "")?;
+    ensure!(process.end()?.code == Some(0), "fio failed");
+    shell(&read(&nvme))?;
+    running.signal(Signal::INT)?;
+    let ended = running.end()?;
+    let all = ended.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let count_of = |function: &str| {
+        let is_call = |event: &&Value| event["function"] == function && event["kind"] == "entry";
+        lines(&all, "event").filter(is_call).count()
+    };
+    ensure!(count_of("submit_bio") == 5, "{ended:?}");
+    // On 6.1, a completion that interrupts a probe is missed.
+    let missed = count(&ended.stderr, "missed (no room")? as usize;
+    ensure!((5 - missed.min(5)..=5).contains(&count_of("bio_endio")), "{ended:?}");
+    let submits = lines(&all, "event").filter(|event| event["function"] == "submit_bio");
+    for event in submits {
+        ensure!(event["tgid"].as_u64() == pid.parse().ok(), "{event}");
+    }
+    ensure!(count(&ended.stderr, "filtered")? >= 30, "{ended:?}");
+    ensure!(ended.stderr.contains("the ledger balances"), "{ended:?}");
+    Ok(())
+}
+
 fn programs_left() -> Result<bool> {
     let programs = shell("bpftool prog show")?;
     let names = ["name enter", "name leave", "name session"];
@@ -350,8 +397,9 @@ fn says_what_is_wrong() -> Result<()> {
     if !supported()? {
         return Ok(());
     }
-    let wrong: [(&[&str], i32, &str); 5] = [
+    let wrong: [(&[&str], i32, &str); 6] = [
         (&["--type=nonesuch"], 1, "this kernel has no struct nonesuch"),
+        (&["--type=inode", "--dev=254:0"], 1, "--dev needs bios"),
         (&["--sample=0"], 2, "--sample"),
         (&["--dev=sda"], 2, "lsblk"),
         (&["--only=submit_bio", "--html=/no/such/x.html"], 1, "give another path"),
