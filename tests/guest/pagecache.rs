@@ -313,7 +313,7 @@ fn same(what: &str, judged: &[Read], printed: &[Read]) -> Result<()> {
 
 /// The total is the sum of the lines, and nothing was lost.
 fn totals(output: &str) -> Result<()> {
-    sums(output, events(output)?.len())?;
+    sums(output, events(output)?.iter().filter(|event| !was_refused(event)).count())?;
     ensure_none(output, &["dropped", "in flight"])
 }
 
