@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     io::{BufRead, BufReader, Read},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{self, Receiver},
@@ -12,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::{
-    process::{Pid, Signal, kill_process},
+    process::{Pid, Signal, kill_process, kill_process_group},
     time::{ClockId, clock_gettime},
 };
 use serde_json::Value;
@@ -79,6 +80,7 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            .process_group(0)
             .spawn()
             .with_context(|| format!("{name} does not start"))?;
         let stdout = lines(child.stdout.take().context("no stdout")?);
@@ -100,7 +102,7 @@ impl Running {
                 return Ok(());
             }
         }
-        self.child.kill().ok();
+        kill(&self.child);
         bail!("{} never said {text:?}: {:?}", self.name, self.said)
     }
 
@@ -123,7 +125,7 @@ impl Running {
                 return Ok(());
             }
             if start.elapsed() > limit {
-                self.child.kill().ok();
+                kill(&self.child);
                 bail!("{}: not done after {limit:?}", self.name);
             }
             thread::sleep(Duration::from_millis(100));
@@ -147,12 +149,19 @@ impl Running {
     }
 }
 
-/// What a test that failed has left running must not disturb the next one.
+/// What a test that failed has left running must not disturb the next one: not fio's processes, either.
 impl Drop for Running {
     fn drop(&mut self) {
-        self.child.kill().ok();
-        wait(&mut self.child).ok();
+        if matches!(self.child.try_wait(), Ok(None)) {
+            kill(&self.child);
+            wait(&mut self.child).ok();
+        }
     }
+}
+
+/// Kills a program and those that it has started: each program here leads a process group.
+fn kill(child: &Child) {
+    kill_process_group(Pid::from_child(child), Signal::KILL).ok();
 }
 
 fn wait(child: &mut Child) -> Result<ExitStatus> {
@@ -162,7 +171,7 @@ fn wait(child: &mut Child) -> Result<ExitStatus> {
         Ok(status.is_some())
     });
     if ended.is_err() {
-        child.kill().ok();
+        kill(child);
     }
     ended.and(status.context("no status"))
 }
