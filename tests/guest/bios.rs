@@ -387,7 +387,7 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
     let load = |cpu, disk: &str| {
         format!(
             "fio --name=load{cpu} --filename={disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
-             --cpus_allowed={cpu} --rate_iops=200 --time_based --runtime=600 --size=32M --output-format=terse"
+             --cpus_allowed={cpu} --rate_iops=200 --thread --time_based --runtime=600 --size=32M --output-format=terse"
         )
     };
     let loads = [load(0, &slow.path()), load(1, &format!("/dev/{virtio}"))]
@@ -666,7 +666,7 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
     )?;
     let jobs = jobs.map(|job| format!(" --name={job} --bs=4k --size=8M"));
     let load = Running::bash(&format!(
-        "exec fio --cpus_allowed=0 --time_based --runtime=600 --rate_iops=30 --output-format=terse{} >/dev/null",
+        "exec fio --thread --cpus_allowed=0 --time_based --runtime=600 --rate_iops=30 --output-format=terse{} >/dev/null",
         jobs.concat()
     ))?;
     let before = disks::bios(&mounted.disk)?;

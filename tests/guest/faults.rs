@@ -73,7 +73,7 @@ impl Load {
     fn on(disk: &str) -> Result<Load> {
         let load = format!(
             "fio --name=load --filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
-             --rate_iops=300 --time_based --runtime=100 --size=64M --output-format=terse >/dev/null 2>&1"
+             --rate_iops=300 --thread --time_based --runtime=100 --size=64M --output-format=terse >/dev/null 2>&1"
         );
         Ok(Load(Running::bash(&format!("exec {load}"))?))
     }

@@ -149,7 +149,8 @@ impl Running {
     }
 }
 
-/// What a test that failed has left running must not disturb the next one: not fio's processes, either.
+/// What a test that failed has left running must not disturb the next one. Of fio, only --thread keeps
+/// all of it in its process group.
 impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
