@@ -11,12 +11,14 @@
 static __always_inline dev_t bio_dev(struct bio *bio)
 {
 	struct bio___old *old = (void *)bio;
+	struct disk_part_tbl___old *table;
+	struct hd_struct___old *part;
+	u8 number;
 
 	if (!bpf_core_field_exists(old->bi_disk))
 		return BPF_CORE_READ(bio, bi_bdev, bd_dev);
-	struct disk_part_tbl___old *table = BPF_CORE_READ(old, bi_disk, part_tbl);
-	struct hd_struct___old *part;
-	u8 number = BPF_CORE_READ(old, bi_partno);
+	table = BPF_CORE_READ(old, bi_disk, part_tbl);
+	number = BPF_CORE_READ(old, bi_partno);
 	bpf_core_read(&part, sizeof(part), &table->part[number]);
 	return BPF_CORE_READ(part, __dev.devt);
 }
@@ -28,14 +30,8 @@ static __always_inline sector_t bio_sector(struct bio *bio)
 	return iter.bi_size ? iter.bi_sector : -1;
 }
 
-/* The address as a number. The verifier lets no kernel pointer be passed to a global function. */
-static __always_inline u64 bio_number(struct bio *bio)
-{
-	asm("%0 = -%0; %0 = -%0" : "+r"(bio)); /* to the verifier, a negated pointer is a number */
-	return (u64)bio;
-}
-
-#define DIRECT(bio, field) ((bio)->field) /* for an fentry program's argument: no helper is called */
+/* A way to READ the argument of an fentry program, cheaper than BPF_CORE_READ. */
+#define DIRECT(bio, field) ((bio)->field)
 
 /* Whether the bio stays in flight after this call of bio_endio(): some of its parts have not
  * completed, or checksums of what it read are verified first. A later call completes it. */

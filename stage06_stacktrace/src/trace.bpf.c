@@ -52,11 +52,14 @@ SEC("kprobe/submit_bio")
 int BPF_KPROBE(submit_bio_entry, struct bio *bio)
 {
 	u64 io = (u64)bio;
-	struct start start = { .time = bpf_ktime_get_ns(), .punted = bio_is_punted(bio) };
+	struct start start = {
+		.time = bpf_ktime_get_ns(),
+		.sector = bio_sector(bio),
+		.dev = bio_dev(bio),
+		.punted = bio_is_punted(bio),
+		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
+	};
 
-	start.sector = bio_sector(bio);
-	start.dev = bio_dev(bio);
-	start.stack_id = bpf_get_stackid(ctx, &stacks, 0);
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
 		struct start *before = bpf_map_lookup_elem(&starts, &io);
 		if (before && before->punted && !start.punted)
@@ -70,8 +73,9 @@ int BPF_KPROBE(submit_bio_entry, struct bio *bio)
 	return 0;
 }
 
-__noinline int completes(u64 io, bool is_part) /* not static: verified once, not 64 times */
+static __noinline int completes(struct bio *bio, bool is_part)
 {
+	u64 io = (u64)bio;
 	struct start *found = bpf_map_lookup_elem(&starts, &io);
 
 	if (!found) {
@@ -104,11 +108,11 @@ int BPF_PROG(bio_endio_entry, struct bio *bio)
 
 	if (bio_goes_on(DIRECT, bio))
 		return 0;
-	completes(bio_number(bio), whole);
+	completes(bio, whole);
 	for (int i = 0; i < 64 && whole && !bio_goes_on(BPF_CORE_READ, whole); i++) {
 		bio = whole;
 		whole = bio_whole(BPF_CORE_READ, bio);
-		completes(bio_number(bio), whole);
+		completes(bio, whole);
 	}
 	return 0;
 }

@@ -56,10 +56,13 @@ SEC("kprobe/blk_mq_start_request")
 int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
 {
 	u64 io = (u64)rq;
-	struct start start = { .time = bpf_ktime_get_ns(), .allocated = BPF_CORE_READ(rq, start_time_ns) };
+	struct start start = {
+		.time = bpf_ktime_get_ns(),
+		.allocated = BPF_CORE_READ(rq, start_time_ns),
+		.sector = BPF_CORE_READ(rq, __sector),
+		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
+	};
 
-	start.sector = BPF_CORE_READ(rq, __sector);
-	start.stack_id = bpf_get_stackid(ctx, &stacks, 0);
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
 		struct start *before = bpf_map_lookup_elem(&starts, &io);
 		if (before && before->allocated == start.allocated)
