@@ -3,6 +3,7 @@
 //! Runs as root in the VM (`cargo vm test`), one test after the other: the block layer's counters
 //! are everybody's. Takes libtest's arguments: a filter, `--list`, `--exact`.
 
+mod appendix;
 mod bios;
 mod commands;
 mod disks;
@@ -33,6 +34,7 @@ fn main() {
         pagecache::TESTS,
         faults::TESTS,
         load::TESTS,
+        appendix::TESTS,
     ]
     .concat();
     let (part, parts) = part(&env::var("VM_TESTS_PART").unwrap_or_default()).unwrap_or((0, 1));

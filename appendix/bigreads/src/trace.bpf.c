@@ -39,7 +39,8 @@ static __always_inline int read_returns(struct file *file, ssize_t ret)
 	event->mode = BPF_CORE_READ(file, f_inode, i_mode);
 	bpf_get_current_comm(event->comm, sizeof(event->comm));
 	event->file[0] = '\0';
-	BPF_CORE_READ_STR_INTO(&event->file, file, f_path.dentry, d_name.name);
+	bpf_probe_read_kernel_str(event->file, sizeof(event->file),
+				  BPF_CORE_READ(file, f_path.dentry, d_name.name));
 	bpf_ringbuf_submit(event, 0);
 	return 0;
 }

@@ -1,6 +1,11 @@
 //! How large block I/Os are, as a histogram.
 
-use std::{mem::MaybeUninit, process::ExitCode, thread, time::Duration};
+use std::{
+    mem::MaybeUninit,
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -54,19 +59,16 @@ fn run(cli: &Cli<HistogramOptions>, session: &mut Session) -> Result<()> {
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.block_rq_complete, &skel.progs.blk_mq_start_request_entry])?;
     let now = || histograms(&skel.maps.histograms, cli.own.per_disk);
-    let (mut before, start) = (Histograms::default(), std::time::Instant::now());
-    for number in 1.. {
-        let end = cli.own.interval.map(|interval| interval.saturating_mul(number));
-        while !session.is_over() && end.is_none_or(|end| start.elapsed() < end) {
-            thread::sleep(Duration::from_millis(50));
+    let (start, mut before, mut from) = (Instant::now(), Histograms::default(), Duration::ZERO);
+    while !session.is_over() {
+        thread::sleep(Duration::from_millis(50));
+        let to = start.elapsed();
+        if cli.own.interval.is_some_and(|interval| to >= from + interval) && !session.is_over() {
+            let total = now()?;
+            println!("from {:.1} s to {:.1} s:", from.as_secs_f64(), to.as_secs_f64());
+            println!("{}", total.since(&before).text());
+            (before, from) = (total, to);
         }
-        if session.is_over() {
-            break;
-        }
-        let total = now()?;
-        println!("after {:.1} s, in the last interval:", start.elapsed().as_secs_f64());
-        println!("{}", total.since(&before).text());
-        before = total;
     }
     session.detach()?;
     let counts = common::counters(&skel.maps.bss_data)?;

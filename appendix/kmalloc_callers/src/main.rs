@@ -63,23 +63,20 @@ fn run(cli: &Cli<TableOptions>, session: &mut Session) -> Result<()> {
     session.attach(wanted.map(|(hook, _)| hook))?;
 
     let mut names = Names::default();
-    let (mut before, start) = (Sites::new(), Instant::now());
-    for number in 1.. {
-        let end = cli.own.interval.saturating_mul(number);
-        while !session.is_over() && start.elapsed() < end {
-            thread::sleep(Duration::from_millis(50));
+    let (start, mut before, mut from) = (Instant::now(), Sites::new(), Duration::ZERO);
+    while !session.is_over() {
+        thread::sleep(Duration::from_millis(50));
+        let to = start.elapsed();
+        if to >= from + cli.own.interval && !session.is_over() {
+            let now = read(&skel.maps.sites)?;
+            println!("from {:.1} s to {:.1} s:", from.as_secs_f64(), to.as_secs_f64());
+            println!("{}", names.table(&since(&now, &before), cli.own.top)?);
+            (before, from) = (now, to);
         }
-        if session.is_over() {
-            break;
-        }
-        let now = read(&skel.maps.sites)?;
-        println!("after {:.1} s, in the last interval:", start.elapsed().as_secs_f64());
-        println!("{}", names.table(&since(&now, &before), cli.own.top)?);
-        before = now;
     }
     session.detach()?;
     let all = read(&skel.maps.sites)?;
-    println!("in {:.1} s:", start.elapsed().as_secs_f64());
+    println!("from 0.0 s to {:.1} s:", start.elapsed().as_secs_f64());
     print!("{}", names.table(&all, cli.own.top)?);
     let counts = common::counters(&skel.maps.bss_data)?;
     println!("{:>10} dropped (no room in the map for another caller)", counts.dropped);
