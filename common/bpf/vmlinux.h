@@ -236,6 +236,11 @@ struct trace_event_raw_kmalloc {
 	size_t bytes_alloc; /* given */
 };
 
+/* Up to 6.0, the same for kmalloc and kmem_cache_alloc. */
+struct trace_event_raw_kmem_alloc {
+	bool accounted; /* 5.19 and 6.0 */
+};
+
 /* include/linux/ns_common.h, pid_namespace.h, pid.h, sched.h: a process and its numbers. */
 struct ns_common {
 	unsigned int inum;
