@@ -1,9 +1,6 @@
 //! The programs of the appendix: hello_world, bigreads, bitehist, kmalloc_callers.
 
-use std::{
-    collections::BTreeMap, fs, io::Write, os::unix::process::CommandExt, path::Path,
-    process::Command,
-};
+use std::{collections::BTreeMap, fs, os::unix::process::CommandExt, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -30,6 +27,8 @@ pub const TESTS: &[Test] = &[
 
 const ALL: [&str; 4] = ["hello_world", "bigreads", "bitehist", "kmalloc_callers"];
 const DIRECTORY: &str = "/run/appendix";
+/// What hello_world says on Debian's 5.10.
+const NO_EXECVEAT: &str = "failures of execveat() are not shown";
 
 /// Exit codes, the help, and what is left in the kernel.
 fn appendix_programs_behave_as_stages() -> Result<()> {
@@ -134,6 +133,7 @@ fn hello_world_shows_every_exec() -> Result<()> {
         .filter_map(call)
         .map(|(pid, file, result)| (pid, file, result == 0))
         .chain([(at, "/run/missing/at".into(), false), (at, "/bin/true".into(), true)])
+        .filter(|(_, file, _)| !(file == "/run/missing/at" && output.contains(NO_EXECVEAT)))
         .collect();
     let traced: Vec<u32> = expected.iter().map(|(pid, ..)| *pid).collect();
     let mut shown = Vec::new();
@@ -153,7 +153,7 @@ fn hello_world_shows_every_exec() -> Result<()> {
     expected.sort();
     shown.sort();
     let failed = expected.iter().filter(|(.., ok)| !ok).count();
-    ensure!(expected.len() >= 18 && failed >= 5, "strace saw too few: {log}");
+    ensure!(expected.len() >= 18 && failed >= 4, "strace saw too few: {log}");
     ensure!(shown == expected, "strace saw {expected:?}, hello_world {shown:?}: {output}");
     let cut = format!("{}…  failed: ", &long[..255]);
     ensure!(output.contains(&cut), "{output}");
@@ -384,53 +384,39 @@ fn kmalloc_callers_counts_a_modules_calls() -> Result<()> {
     ensure_none(&output, &["dropped"])
 }
 
-/// A histogram of ftrace's: how often the kernel has called kmalloc() since it was made.
+/// A tracefs instance: how often the kernel has called kmalloc() since it was made.
 struct Hits(&'static str);
 
 impl Hits {
     fn new(name: &'static str) -> Result<Hits> {
         let hits = Hits(name);
         fs::create_dir(hits.path(""))?;
-        hits.trigger("", "").map(|()| hits)
+        for event in ["kmalloc", "kmalloc_node"] {
+            let event = hits.path(&format!("events/kmem/{event}/enable"));
+            if Path::new(&event).exists() {
+                fs::write(event, "1")?;
+            }
+        }
+        Ok(hits)
     }
 
     fn path(&self, what: &str) -> String {
         format!("/sys/kernel/tracing/instances/{}/{what}", self.0)
     }
 
-    fn events(&self) -> impl Iterator<Item = String> {
-        let events = ["kmalloc", "kmalloc_node"].map(|event| format!("events/kmem/{event}"));
-        events.into_iter().filter(|event| Path::new(&self.path(event)).exists())
-    }
-
-    fn trigger(&self, before: &str, after: &str) -> Result<()> {
-        for event in self.events() {
-            let mut file =
-                fs::File::options().append(true).open(self.path(&format!("{event}/trigger")))?;
-            // In one piece: each write is a trigger.
-            file.write_all(format!("{before}hist:keys=call_site:size=2048{after}").as_bytes())?;
-        }
-        Ok(())
-    }
-
-    /// Stops counting, and returns the hits.
+    /// Stops recording; the number of events recorded, of which old ones are overwritten.
     fn end(self) -> Result<u64> {
-        self.trigger("", ":pause")?;
-        let mut hits = 0;
-        for event in self.events() {
-            let text = fs::read_to_string(self.path(&format!("{event}/hist")))?;
-            for what in ["Hits: ", "Dropped: "] {
-                let line = text.lines().find_map(|line| line.trim().strip_prefix(what));
-                hits += line.context("no hits")?.parse::<u64>()?;
-            }
-        }
-        Ok(hits)
+        fs::write(self.path("tracing_on"), "0")?;
+        let text = shell(&format!("cat {}", self.path("per_cpu/cpu*/stats")))?;
+        let wanted = ["entries: ", "overrun: ", "dropped events: "];
+        let counts =
+            wanted.map(|what| text.lines().filter_map(move |line| line.strip_prefix(what)));
+        counts.into_iter().flatten().map(|count| Ok(count.parse::<u64>()?)).sum()
     }
 }
 
 impl Drop for Hits {
     fn drop(&mut self) {
-        self.trigger("!", "").ok();
         fs::remove_dir(self.path("")).ok();
     }
 }
