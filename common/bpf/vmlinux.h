@@ -49,6 +49,7 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_STACK_TRACE = 7,
 	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
 /* For bpf_core_enum_value(): the running kernel's number, or whether it has one. */
@@ -201,6 +202,11 @@ struct trace_event_raw_mm_filemap_op_page_cache {
 	unsigned long index; /* of the first page, in the file */
 	dev_t s_dev;
 	u8 order; /* 1 << order pages were added; before 5.16, one */
+};
+
+/* include/trace/events/sched.h: what the tracepoint sched_process_exec records. */
+struct trace_event_raw_sched_process_exec {
+	u32 __data_loc_filename; /* its offset in the record; in the upper 16 bits, its length */
 };
 
 /* include/linux/ns_common.h, pid_namespace.h, pid.h, sched.h: a process and its numbers. */

@@ -1,0 +1,91 @@
+//! Every program that is executed, and every attempt that fails.
+
+use std::{io::Error, mem::MaybeUninit, process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use common::{Cli, Options, Session};
+use libbpf_rs::{RingBufferBuilder, skel::Skel};
+
+mod trace {
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+use trace::{TraceSkelBuilder, types::event as Event};
+
+// SAFETY: the C struct holds integers only: any bytes are a value of it.
+unsafe impl plain::Plain for Event {}
+
+/// No options of its own, and no lines of `bpf_printk()`.
+#[derive(Args, Debug)]
+struct NoLines {}
+
+impl Options for NoLines {
+    fn prints_events(&self) -> bool {
+        false
+    }
+}
+
+fn main() -> ExitCode {
+    common::main(common::program!(), run)
+}
+
+fn run(_: &Cli<NoLines>, session: &mut Session) -> Result<()> {
+    let mut object = MaybeUninit::uninit();
+    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let skel = session.load(open)?;
+    let mut ring = RingBufferBuilder::new();
+    ring.add(&skel.maps.events, print_event)?;
+    let ring = ring.build()?;
+    println!("{:>8} {:<16} FILE", "PID", "COMM");
+    let progs = &skel.progs;
+    session.attach([&progs.process_exec, &progs.execve_exit, &progs.execveat_exit])?;
+    while !session.is_over() {
+        match ring.poll(Duration::from_millis(100)) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
+                return Err(error).context("the ring buffer could not be read");
+            }
+            _ => {}
+        }
+    }
+    session.detach()?;
+    ring.consume()?;
+    let counts = common::counters(&skel.maps.bss_data)?;
+    println!("{:>8} programs executed", counts.executed);
+    println!("{:>8} attempts failed", counts.failed);
+    println!("{:>8} lines lost (ring buffer full)", counts.lost);
+    common::print_skipped(skel.object())
+}
+
+fn print_event(bytes: &[u8]) -> i32 {
+    let Ok(event) = plain::from_bytes::<Event>(bytes) else {
+        return -1; // never: the BPF program writes nothing else
+    };
+    let file = match text(&event.file) {
+        // The kernel has cut it: the last byte is the 0 that ends it.
+        file if file.len() == event.file.len() - 1 => file + "…",
+        file => file,
+    };
+    print!("{:>8} {:<16} {file}", event.pid, text(&event.comm));
+    match event.error {
+        0 => println!(),
+        error => println!("  failed: {}", Error::from_raw_os_error(-error)),
+    }
+    0
+}
+
+/// A string of C. Control characters would change more than their line: they are replaced.
+fn text(string: &[i8]) -> String {
+    let bytes: Vec<u8> = string.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+    String::from_utf8_lossy(&bytes).replace(char::is_control, "?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stays_in_its_line() {
+        let name = b"a b\nc\0d".map(|c| c as i8);
+        assert_eq!(text(&name), "a b?c");
+    }
+}
