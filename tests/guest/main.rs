@@ -84,22 +84,13 @@ fn part(text: &str) -> Option<(usize, usize)> {
     (part < parts).then_some((part, parts))
 }
 
-/// Leaves the data disk alone: its journal would submit bios of its own. And the programs, configfs
-/// and the modules that the tests need.
+/// Leaves the data disk alone: its journal would submit bios of its own. And configfs and the
+/// modules that the tests need.
 fn prepare() {
     assert!(Path::new("/run/bpf-vm").exists(), "the guest tests run in the VM only: cargo vm test");
     assert!(rustix::process::geteuid().is_root(), "the guest tests run as root");
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     println!("kernel {}", release.trim());
-    // The workspace is shared without a cache: a stage started from it takes twice as long.
-    let copied = run::PROGRAMS;
-    fs::create_dir_all(copied).expect(copied);
-    for stage in run::stages().expect("the workspace's stages") {
-        let stage = stage.split('_').next().unwrap_or(&stage);
-        let from = run::built().join(stage);
-        fs::copy(&from, Path::new(copied).join(stage))
-            .unwrap_or_else(|error| panic!("{}: {error}", from.display()));
-    }
     for command in [
         "umount /mnt/data",
         "modprobe -a nvme virtio_scsi sd_mod dm_mod dm_delay configfs",

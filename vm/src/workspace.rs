@@ -248,15 +248,20 @@ mod tests {
     fn every_stage_is_a_program() {
         let root = root().unwrap();
         let programs = programs(&root).unwrap();
-        let mut directories: Vec<String> = std::fs::read_dir(&root)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-            .filter_map(|name| Some(name.split_once('_')?.0.to_owned()))
-            .filter(|name| name.starts_with("stage"))
-            .collect();
-        directories.sort();
-        let names: Vec<&str> = programs.iter().map(|program| program.name.as_str()).collect();
-        assert!(directories.iter().all(|name| names.contains(&name.as_str())), "{programs:?}");
-        assert!(!names.contains(&"vm"));
+        let packages: Vec<&str> = programs.iter().map(|p| p.package.as_str()).collect();
+        let names = |directory: &Path| {
+            let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
+            let directories = entries.filter(|entry| entry.path().is_dir());
+            let names = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            names.collect::<Vec<String>>()
+        };
+        for name in names(&root).iter().filter(|name| name.starts_with("stage")) {
+            let stage = name.split('_').next().unwrap();
+            assert!(packages.contains(&stage), "{stage}: {programs:?}");
+        }
+        for name in names(&root.join("appendix")) {
+            assert!(packages.contains(&name.as_str()), "{name}: {programs:?}");
+        }
+        assert!(!packages.contains(&"vm"));
     }
 }
