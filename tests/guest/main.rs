@@ -4,6 +4,8 @@
 //! are everybody's. Takes libtest's arguments: a filter, `--list`, `--exact`.
 
 mod bios;
+mod by_hand;
+mod cachetop;
 mod commands;
 mod disks;
 mod faults;
@@ -58,6 +60,8 @@ fn main() {
         pagecache::TESTS,
         faults::TESTS,
         load::TESTS,
+        cachetop::TESTS,
+        by_hand::TESTS,
     ]
     .concat();
     let (part, parts) = part(&env::var("VM_TESTS_PART").unwrap_or_default()).unwrap_or((0, 1));
