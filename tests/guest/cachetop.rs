@@ -160,7 +160,7 @@ fn cachetop_restores_the_terminal() -> Result<()> {
         };
         let top = program("cachetop");
         let script = format!(
-            "modes=$(stty -g); {}; echo code=$?; \
+            "stty rows 24 cols 80; modes=$(stty -g); {}; echo code=$?; \
              until [ \"$(stty -g)\" = \"$modes\" ]; do sleep 0.1; done; echo modes restored",
             top.display()
         );

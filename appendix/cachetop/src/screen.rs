@@ -11,10 +11,7 @@ use ratatui::{
     widgets::{Cell, Row as Cells, Table},
 };
 
-use crate::{
-    counts::{Column, Counts, Row, sort},
-    ratio,
-};
+use crate::counts::{Column, Counts, Row, sort};
 
 /// The narrowest that the column COMM gets.
 const SHORTEST_COMM: usize = 7;
@@ -71,19 +68,17 @@ impl View {
         let lines = [Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)];
         let [top, middle, bottom] = Layout::vertical(lines).areas(frame.area());
         let total: Counts = self.rows.iter().map(|row| row.counts).sum();
-        let order = if self.reverse { "reversed" } else { "first" };
         let title = format!(
-            "cachetop  {} s, every {}  {} {order}",
+            "cachetop  {} s, every {}, by {}{}",
             self.time.as_secs(),
             humantime::format_duration(self.interval),
             self.sort.title(),
+            if self.reverse { " ↑" } else { "" },
         );
+        let percent = total.hit_percent().map_or("-".into(), |percent| format!("{percent:.1} %"));
         let sums = format!(
-            "{} hits, {} misses, {}, {} dirtied",
-            total.hits,
-            total.misses,
-            ratio(&total),
-            total.dirtied
+            "{} hits, {} misses ({percent}), {} dirtied",
+            total.hits, total.misses, total.dirtied
         );
         frame.render_widget(Text::from(vec![Line::from(title), Line::from(sums)]), top);
 
@@ -181,8 +176,8 @@ mod tests {
     #[test]
     fn eighty_columns_show_everything() {
         let expected = "\
-cachetop  12 s, every 1s  MISSES first
-98765432 hits, 257 misses, 100.0 % hits, 4099 dirtied
+cachetop  12 s, every 1s, by MISSES
+98765432 hits, 257 misses (100.0 %), 4099 dirtied
     PID COMM               READS     HITS   MISSES   HIT% READAHEAD  DIRTIED
      77 dd                    16        0      256    0.0       128     4096
 4194303 postgres            1200 98765432        1  100.0         0        0
@@ -196,8 +191,8 @@ q quit  ←→ sort  r reverse
     #[test]
     fn forty_columns_show_what_matters() {
         let expected = "\
-cachetop  12 s, every 1s  MISSES first
-98765432 hits, 257 misses, 100.0 % hits,
+cachetop  12 s, every 1s, by MISSES
+98765432 hits, 257 misses (100.0 %), 409
     PID COMM        HITS   MISSES   HIT%
      77 dd             0      256    0.0
 4194303 postgre 98765432        1  100.0
