@@ -5,6 +5,8 @@
 
 mod appendix;
 mod bios;
+mod by_hand;
+mod cachetop;
 mod commands;
 mod disks;
 mod faults;
@@ -46,6 +48,9 @@ const ONCE: &[&str] = &[
     "stage09_random_reads",
     "stage09_odd_ranges",
     "stage09_block_device",
+    "by_hand_refusals",
+    "cachetop_prints_tables",
+    "cachetop_restores_the_terminal",
 ];
 
 fn main() {
@@ -60,6 +65,8 @@ fn main() {
         faults::TESTS,
         load::TESTS,
         appendix::TESTS,
+        cachetop::TESTS,
+        by_hand::TESTS,
     ]
     .concat();
     let (part, parts) = part(&env::var("VM_TESTS_PART").unwrap_or_default()).unwrap_or((0, 1));

@@ -59,22 +59,22 @@ const MIB: u64 = 1 << 20;
 /// A read, as it was asked for, its pages that were resident and those that were not, and what it
 /// returned.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
-struct Read {
+pub struct Read {
     offset: u64,
     bytes: u64,
-    hit: u64,
-    miss: u64,
+    pub hit: u64,
+    pub miss: u64,
     got: i64,
 }
 
 /// A file whose pages in memory can be counted.
-struct Watched {
+pub struct Watched {
     file: File,
     map: *mut libc::c_void,
-    size: u64,
+    pub size: u64,
     /// Of the disk below: how many requests are on their way.
     inflight: File,
-    path: String,
+    pub path: String,
     inode: u64,
     /// `254:0`
     device: String,
@@ -134,7 +134,7 @@ impl Watched {
     }
 
     /// How many pages of the range are resident: mincore().
-    fn resident(&self, offset: u64, bytes: u64) -> Result<u64> {
+    pub fn resident(&self, offset: u64, bytes: u64) -> Result<u64> {
         let first = offset / PAGE;
         let all = pages(offset, bytes, self.size);
         if all == 0 {
@@ -151,7 +151,7 @@ impl Watched {
     }
 
     /// Waits until no page of the range is on its way from the disk; how many are resident then.
-    fn settled(&self, offset: u64, bytes: u64) -> Result<u64> {
+    pub fn settled(&self, offset: u64, bytes: u64) -> Result<u64> {
         let all = pages(offset, bytes, self.size);
         let mut before = u64::MAX;
         let start = Instant::now();
@@ -183,7 +183,7 @@ impl Watched {
     }
 
     /// Reads the whole file and once more at its end, as `cat` does.
-    fn read_all(&self, bytes: u64) -> Result<Vec<Read>> {
+    pub fn read_all(&self, bytes: u64) -> Result<Vec<Read>> {
         (0..=self.size / bytes).map(|n| self.read(n * bytes, bytes)).collect()
     }
 }
@@ -202,7 +202,7 @@ fn pages(offset: u64, bytes: u64, size: u64) -> u64 {
 }
 
 /// A new file on the data disk, no page of which is in memory.
-fn new_file(mounted: &Mounted, name: &str, size: u64) -> Result<Watched> {
+pub fn new_file(mounted: &Mounted, name: &str, size: u64) -> Result<Watched> {
     let path = format!("/mnt/data/pagecache-{name}");
     fs::write(&path, vec![1; size as usize])?;
     Watched::cold(&path, &mounted.disk)

@@ -228,7 +228,10 @@ fn cmd_run(run: Run) -> Result<i32> {
     let name = argv[0].to_string_lossy().into_owned();
     let is_path = name.contains('/');
     let programs = if is_path { Vec::new() } else { workspace::programs(&root)? };
-    let Some(program) = programs.iter().find(|program| program.name == name) else {
+    let is_meant = |program: &&workspace::Program| {
+        program.name == name || program.is_default && program.package == name
+    };
+    let Some(program) = programs.iter().find(is_meant) else {
         if name.starts_with("stage") && !is_path {
             let names: Vec<&str> = programs.iter().map(|p| p.name.as_str()).collect();
             return Err(fail(
@@ -252,8 +255,8 @@ fn cmd_run(run: Run) -> Result<i32> {
     if !help {
         launch::prepare(&options)?;
     }
-    let file =
-        workspace::build(&root, &["build", "--package", &program.package, "--bin", &name], &name)?;
+    let built = ["build", "--package", &program.package, "--bin", &program.name];
+    let file = workspace::build(&root, &built, &program.name)?;
     if help {
         return here(file, &args);
     }
