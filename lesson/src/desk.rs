@@ -190,6 +190,7 @@ clap.workspace = true
 common.workspace = true
 libbpf-rs.workspace = true
 plain.workspace = true
+rustix.workspace = true
 
 [build-dependencies]
 common-build.workspace = true

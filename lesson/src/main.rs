@@ -8,6 +8,7 @@ mod exercise;
 mod explain;
 mod guest;
 mod judges;
+mod prove;
 
 use std::{
     collections::BTreeMap,
@@ -91,6 +92,19 @@ enum Cmd {
     },
     /// End the virtual machine that `check` keeps
     Stop,
+    /// Prove that every exercise can be failed and passed, and every README's experiment too
+    #[command(hide = true)]
+    Prove {
+        /// Kernel line
+        #[arg(long, default_value = "6.1")]
+        kernel: String,
+        /// Run the judges on the stages, too, as `cargo vm test` does
+        #[arg(long)]
+        all: bool,
+        /// Prove only what contains this
+        #[arg(default_value = "")]
+        filter: String,
+    },
 }
 
 #[derive(Args)]
@@ -185,6 +199,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 desk.start(&exercise)?;
             }
             println!("{} starts from {} again.", mine.display(), exercise.start.display());
+        }
+        Some(Cmd::Prove { kernel, all, filter }) => {
+            let wrong = prove::prove(&root, &kernel, all, &filter)?;
+            return Ok(if wrong.is_empty() { done } else { ExitCode::from(NOT_YET) });
         }
         Some(Cmd::Stop) => match Guest::of(&root, "").stop()? {
             true => println!("The virtual machine has ended."),
