@@ -159,11 +159,13 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
             let lines = experiment.promised.lines().filter(|line| line.contains(text));
             lines.map(|line| line.trim().to_owned()).collect()
         };
-        let rejected = lines("the verifier rejects").into_iter().chain(lines(".bpf.c:"));
-        let rejected: Vec<String> = rejected.collect();
+        let stage = stage_of(Path::new(&experiment.stage)).context("odd stage")?;
+        let mut refused = lines(&format!("{stage}: "));
+        refused.retain(|line| !line.contains(": tracing"));
         let mut tests = vec![STARTS.to_owned()];
-        let expected = if experiment.promised.contains("the verifier rejects") {
-            Expected::Refused(rejected)
+        let expected = if !refused.is_empty() {
+            refused.extend(lines(".bpf.c:"));
+            Expected::Refused(refused)
         } else if !lines(" error: ").is_empty() {
             Expected::NotCompiled(lines(" error: "))
         } else {
@@ -182,7 +184,7 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
         let last = experiment.edits.lines().last().unwrap_or_default().trim();
         claims.push(Claim {
             what: format!("{}: {last}", experiment.stage),
-            judged_as: stage_of(Path::new(&experiment.stage)).context("odd stage")?,
+            judged_as: stage,
             program: Program::Mutant(experiment),
             tests,
             expected,
