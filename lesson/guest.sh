@@ -12,8 +12,8 @@ while [ ! -e "$dir/stop" ] && ((SECONDS - last < idle)); do
 		mv "$dir/request" "$dir/running"
 		bash "$dir/running" >"$dir/output" 2>"$dir/errors"
 		echo $? >"$dir/result"
-		mv "$dir/result" "$dir/status"
 		rm "$dir/running"
+		mv "$dir/result" "$dir/status"
 		last=$SECONDS
 	else
 		# A pause without a new process: nobody writes to this pipe.
