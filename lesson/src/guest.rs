@@ -63,6 +63,19 @@ impl Guest {
             return Ok(());
         }
         self.stop()?;
+        let own = env::current_exe().context("cannot find this program")?;
+        let launcher = own.with_file_name("vm");
+        // Here, where it can ask for a password: the guest's launcher has no terminal.
+        let setup = Command::new(&launcher).args(["setup", "--kernel", &self.kernel]).status();
+        match setup.context("cannot start the launcher")?.code() {
+            Some(0) => {}
+            code => {
+                return Err(fail(
+                    code.map_or(1, |code| code as u8),
+                    "cargo vm setup failed, see above",
+                ));
+            }
+        }
         fs::create_dir_all(&self.dir).with_context(|| self.dir.display().to_string())?;
         self.forget(&["ready", "request", "running", "status", "stop"]);
         fs::write(self.file("kernel"), &self.kernel)?;
@@ -72,13 +85,12 @@ impl Guest {
         rustix::fs::flock(&stdin, FlockOperation::NonBlockingLockExclusive)
             .context("another check is starting the guest: try again")?;
         let log = File::create(self.file("log"))?;
-        let own = env::current_exe().context("cannot find this program")?;
         eprintln!(
             "booting kernel {}; the guest stays for the next check, and ends after 15 minutes \
              without one, or with `cargo lesson stop`",
             self.kernel
         );
-        let mut command = Command::new(own.with_file_name("vm"));
+        let mut command = Command::new(launcher);
         command.args(["run", "--kernel", &self.kernel, "--idle", "--cpus", "2"]);
         command.args(["--disk", "virtio", "--disk", "nvme", "--disk", "scsi", "bash"]);
         command.arg(root.join("lesson/guest.sh")).arg(&self.dir).arg(IDLE);
