@@ -26,13 +26,21 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A guest with the disks that the guest tests need.
 pub struct Guest {
     dir: PathBuf,
-    kernel: String,
+    kernel: Option<String>,
 }
 
 impl Guest {
-    /// The guest of this workspace, whether it runs or not. `kernel`: as `--kernel` names it.
-    pub fn of(root: &Path, kernel: &str) -> Guest {
-        Guest { dir: root.join(STATE).join("guest"), kernel: kernel.to_owned() }
+    /// The guest of this workspace, whether it runs or not. `kernel`: as `--kernel` names it, or
+    /// the launcher's default.
+    pub fn of(root: &Path, kernel: Option<&str>) -> Guest {
+        let kernel = kernel.filter(|kernel| !kernel.is_empty()).map(str::to_owned);
+        Guest { dir: root.join(STATE).join("guest"), kernel }
+    }
+
+    /// The kernel, to be shown: `kernel 6.1`.
+    pub fn kernel(&self) -> String {
+        let named = self.kernel.as_ref().map(|kernel| format!("kernel {kernel}"));
+        named.unwrap_or_else(|| "the default kernel".to_owned())
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -59,14 +67,15 @@ impl Guest {
     /// Starts the guest if it does not run, or runs another kernel.
     pub fn start(&self, root: &Path) -> Result<()> {
         let runs = fs::read_to_string(self.file("kernel")).unwrap_or_default();
-        if self.is_running() && runs == self.kernel {
+        if self.is_running() && runs == self.kernel() {
             return Ok(());
         }
         self.stop()?;
         let own = env::current_exe().context("cannot find this program")?;
         let launcher = own.with_file_name("vm");
         // Here, where it can ask for a password: the guest's launcher has no terminal.
-        let setup = Command::new(&launcher).args(["setup", "--kernel", &self.kernel]).status();
+        let kernel = self.kernel.iter().flat_map(|kernel| ["--kernel", kernel]);
+        let setup = Command::new(&launcher).arg("setup").args(kernel.clone()).status();
         match setup.context("cannot start the launcher")?.code() {
             Some(0) => {}
             code => {
@@ -78,7 +87,7 @@ impl Guest {
         }
         fs::create_dir_all(&self.dir).with_context(|| self.dir.display().to_string())?;
         self.forget(&["ready", "request", "running", "status", "stop"]);
-        fs::write(self.file("kernel"), &self.kernel)?;
+        fs::write(self.file("kernel"), self.kernel())?;
         // Empty, for it is the launcher's standard input. Whoever has it open has it locked.
         File::create(self.file("lock"))?;
         let stdin = File::open(self.file("lock"))?;
@@ -86,12 +95,12 @@ impl Guest {
             .context("another check is starting the guest: try again")?;
         let log = File::create(self.file("log"))?;
         eprintln!(
-            "booting kernel {}; the guest stays for the next check, and ends after 15 minutes \
+            "booting {}; the guest stays for the next check, and ends after 15 minutes \
              without one, or with `cargo lesson stop`",
-            self.kernel
+            self.kernel()
         );
         let mut command = Command::new(launcher);
-        command.args(["run", "--kernel", &self.kernel, "--idle", "--cpus", "2"]);
+        command.arg("run").args(kernel).args(["--idle", "--cpus", "2"]);
         command.args(["--disk", "virtio", "--disk", "nvme", "--disk", "scsi", "bash"]);
         command.arg(root.join("lesson/guest.sh")).arg(&self.dir).arg(IDLE);
         command.current_dir(root).stdin(stdin).stdout(log.try_clone()?).stderr(log);

@@ -95,9 +95,9 @@ enum Cmd {
     /// Prove that every exercise can be failed and passed, and every README's experiment too
     #[command(hide = true)]
     Prove {
-        /// Kernel line
-        #[arg(long, default_value = "6.1")]
-        kernel: String,
+        /// Kernel line [default: 6.1]
+        #[arg(long, env = "VM_KERNEL", value_name = "LINE")]
+        kernel: Option<String>,
         /// Run the judges on the stages, too, as `cargo vm test` does
         #[arg(long)]
         all: bool,
@@ -112,9 +112,9 @@ struct Check {
     /// Check again whenever you save a file, until all judges agree
     #[arg(long)]
     watch: bool,
-    /// Kernel line: 5.10, 6.1, 6.1-rt, 6.12, 7.2
-    #[arg(long, env = "VM_KERNEL", default_value = "6.1")]
-    kernel: String,
+    /// Kernel line: 5.10, 6.1, 6.1-rt, 6.12, 7.2 [default: 6.1]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE")]
+    kernel: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -201,10 +201,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
             println!("{} starts from {} again.", mine.display(), exercise.start.display());
         }
         Some(Cmd::Prove { kernel, all, filter }) => {
-            let wrong = prove::prove(&root, &kernel, all, &filter)?;
+            let wrong = prove::prove(&root, kernel.as_deref(), all, &filter)?;
             return Ok(if wrong.is_empty() { done } else { ExitCode::from(NOT_YET) });
         }
-        Some(Cmd::Stop) => match Guest::of(&root, "").stop()? {
+        Some(Cmd::Stop) => match Guest::of(&root, None).stop()? {
             true => println!("The virtual machine has ended."),
             false => println!("No virtual machine is running."),
         },
@@ -319,11 +319,11 @@ impl Check {
                 return Ok(false);
             }
         };
-        let guest = Guest::of(root, &self.kernel);
+        let guest = Guest::of(root, self.kernel.as_deref());
         guest.start(root)?;
         let number = exercise.judges.len();
         let s = if number == 1 { "" } else { "s" };
-        println!("exercise {}, {number} judge{s}, kernel {}", exercise.id, self.kernel);
+        println!("exercise {}, {number} judge{s}, {}", exercise.id, guest.kernel());
         let log = root.join(STATE).join("log");
         fs::write(&log, "")?;
         let tests: Vec<&str> = exercise.judges.iter().map(|judge| judge.test.as_str()).collect();
