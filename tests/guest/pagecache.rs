@@ -17,6 +17,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     Test,
     disks::{self, Mapped, Mounted, NullBlk},
+    exercises::EXERCISE,
     run::{
         LIMIT, Running, between, count, ensure_none, fio_command, fio_report, program, shell,
         stage, wait_until,
@@ -938,6 +939,27 @@ fn stage09_leaves_other_processes_out() -> Result<()> {
     ensure!(output.contains(&format!("Filtered PID : {}\n", std::process::id())), "{output}");
     ensure!(count(&output, "unmatched")? == 0, "{output}");
     totals(&output)
+}
+
+/// Judges the exercise with a filter by file, for `cargo lesson`.
+pub fn exercise_inode() -> Result<()> {
+    let mounted = Mounted::new()?;
+    let (this, other) = (new_file(&mounted, "this", MIB)?, new_file(&mounted, "other", MIB)?);
+    let running = Running::stage(EXERCISE, &[&this.path])?;
+    shell(&format!("dd if={} of=/dev/null bs=64k status=none", other.path))?;
+    let mut judged = this.read_all(5 * PAGE)?;
+    shell(&format!("dd if={} of=/dev/null bs=512k status=none", this.path))?;
+    // dd's reads: all of it is there by now, and it asks once more at the end.
+    for (n, got) in [512 << 10, 512 << 10, 0].into_iter().enumerate() {
+        let (offset, hit) = (n as u64 * (512 << 10), got as u64 / PAGE);
+        judged.push(Read { offset, bytes: 512 << 10, hit, miss: 0, got });
+    }
+    let output = running.interrupt()?;
+    same("the file", &judged, &printed(&output, &this)?.0).with_context(|| output.clone())?;
+    let (reads, _) = printed(&output, &other)?;
+    ensure!(reads.is_empty(), "reads of another file: {reads:?}");
+    sums(&output, judged.len())?;
+    ensure_none(&output, &["dropped", "in flight", "unmatched"])
 }
 
 /// 1 MiB of a file on the data disk, 64 KiB at a time, by a process that waits for the file /run/go,
