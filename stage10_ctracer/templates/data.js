@@ -11,7 +11,12 @@ const eventsOf = Array.from({ length: total.lives }, () => []);
 events.life.forEach((life, event) => eventsOf[life].push(event));
 const childrenOf = Array.from({ length: total.lives }, () => []);
 lives.parent.forEach((parent, life) => parent !== null && childrenOf[parent].push(life));
-const endOf = (life) => lives.end[life] ?? Math.max(lives.begin[life], last);
+
+/** Where no life of the type has a known end, a life lasts up to its last event; else, one that has
+ *  not ended lasts up to the end of the trace. */
+const haveEnds = lives.end.some((end) => end !== null);
+const lastOf = (life) => events.time[eventsOf[life].at(-1)] ?? lives.begin[life];
+const endOf = (life) => lives.end[life] ?? (haveEnds ? Math.max(lives.begin[life], last) : lastOf(life));
 const duration = (life) => endOf(life) - lives.begin[life];
 const nameOf = (life) => `${data.type} ${lives.address[life]} #${lives.generation[life]}`;
 

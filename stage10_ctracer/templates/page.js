@@ -109,7 +109,7 @@ function filter() {
 
 // ---- One object -------------------------------------------------------------------------------------
 
-let steps = [], past = new Map(), view = [0, 1];
+let shallowest = 0, steps = [], past = new Map(), view = [0, 1];
 
 const hops = list($("calls"), (event, i) => {
   const life = picked, call = events.call[event], isReturn = events.isReturn[event];
@@ -119,7 +119,7 @@ const hops = list($("calls"), (event, i) => {
   const text = isReturn
     ? `} ${name}${data.values[event] === undefined ? "" : ` = ${data.values[event]}`}`
     : `${name}(${parameter}) {`;
-  const line = make("span", { title: prototype }, "  ".repeat(events.depth[event]) + text);
+  const line = make("span", { title: prototype }, "  ".repeat(events.depth[event] - shallowest) + text);
   line.style.whiteSpace = "pre";
   if (!events.readable[event]) line.append(make("span", { className: "quiet", textContent: "  no copy: freed or unreadable" }));
   for (const [field, before, after] of steps[i])
@@ -143,6 +143,7 @@ arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), steps.len
 function pick(life, at = 0) {
   picked = life;
   steps = stepsOf(life);
+  shallowest = eventsOf[life].reduce((depth, event) => Math.min(depth, events.depth[event]), Infinity);
   past = new Map();
   steps.forEach((step, i) => step.forEach(([field, before, after]) => {
     if (!past.has(field)) past.set(field, [[0, before]]);
@@ -158,7 +159,7 @@ function pick(life, at = 0) {
   $("relatives").replaceChildren(
     ...(parent === null ? [] : [`${lives.link[life]} of `, link(parent, nameOf(parent))]),
     ...childrenOf[life].map((child) => link(child, `→ ${lives.link[child]} ${lives.address[child]}`)));
-  const lastCall = callsOf(life).reduce((end, call) => Math.max(end, calls.end[call]), endOf(life));
+  const lastCall = callsOf(life).reduce((end, call) => Math.max(end, calls.end[call]), lives.end[life] ?? lastOf(life));
   view = [lives.begin[life], Math.max(lastCall, lives.begin[life] + 1)];
   $("calls").scrollTop = 0;
   hops.set(eventsOf[life]);
