@@ -22,6 +22,7 @@ use libbpf_rs::{
 };
 
 use crate::{
+    btf::Btf,
     discovery::{Discovery, Traceable, tracefs},
     lives::Rules,
     trace::{OpenTraceSkel, TraceProgs},
@@ -42,8 +43,8 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// The best one of this kernel.
-    pub fn choose() -> Result<Tier> {
+    /// The best one of this kernel, which has these types.
+    pub fn choose(vmlinux: &Btf) -> Result<Tier> {
         let helper = sys::BPF_FUNC_get_func_ip;
         // SAFETY: it takes two numbers and no options.
         let known = unsafe {
@@ -58,9 +59,11 @@ impl Tier {
             )
             .into());
         }
-        Ok(if common::has_sessions()? {
+        // Before 7.0, where it takes no argument, sessions miss returns: see common::has_sessions().
+        let cookie = vmlinux.function("bpf_session_cookie");
+        Ok(if cookie.is_some_and(|cookie| cookie.parameters().len() == 1) {
             Tier::Session
-        } else if common::has_function("register_fprobe_ips")? {
+        } else if vmlinux.function("register_fprobe_ips").is_some() {
             Tier::Multi
         } else {
             Tier::Single

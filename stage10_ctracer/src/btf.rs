@@ -64,10 +64,19 @@ impl<'base> Btf<'base> {
 
     /// The struct of this name.
     pub fn structure(&self, name: &str) -> Option<Type<'_>> {
+        self.find(name, BTF_KIND_STRUCT)
+    }
+
+    /// The function of this name.
+    pub fn function(&self, name: &str) -> Option<Type<'_>> {
+        self.find(name, BTF_KIND_FUNC)
+    }
+
+    fn find(&self, name: &str, kind: u32) -> Option<Type<'_>> {
         let name = CString::new(name).ok()?;
         let pointer = self.pointer.as_ptr();
         // SAFETY: both pointers are valid during the call.
-        let id = unsafe { sys::btf__find_by_name_kind(pointer, name.as_ptr(), BTF_KIND_STRUCT) };
+        let id = unsafe { sys::btf__find_by_name_kind(pointer, name.as_ptr(), kind) };
         Some(self.get(u32::try_from(id).ok()?))
     }
 }

@@ -3,7 +3,9 @@
 use std::{
     collections::{HashMap, HashSet},
     fs,
+    panic::resume_unwind,
     path::{Path, PathBuf},
+    thread,
 };
 
 use anyhow::{Context, Result, bail};
@@ -27,8 +29,6 @@ pub struct Discovery {
     pub functions: Vec<Traceable>,
     /// The others, and why.
     pub left_out: Vec<(Function, String)>,
-    /// The bytes of the struct.
-    pub size: usize,
 }
 
 /// A function to trace.
@@ -53,25 +53,25 @@ pub fn tracefs() -> PathBuf {
 /// Asks the BTF of vmlinux and of all loaded modules.
 ///
 /// Fails where the kernel has no such struct, or no function that takes it can be traced.
-pub fn discover(cli: &Ctracer) -> Result<Discovery> {
+pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
     let name = &cli.type_name;
-    let vmlinux = Btf::read("vmlinux", None)?;
-    let Some(structure) = vmlinux.structure(name) else {
+    if vmlinux.structure(name).is_none() {
         bail!(
             "this kernel has no struct {name}: give the name of a struct without the word struct, \
              for example --type request"
         );
-    };
-    let mut found = Discovery { size: structure.size(), ..Discovery::default() };
-    let kernel = Kernel::read()?;
-    let mut candidates = taking(&vmlinux, name, None);
+    }
+    let mut found = Discovery::default();
+    let mut candidates = taking(vmlinux, name, None);
     for module in modules()? {
-        let btf = Btf::read(&module, Some(&vmlinux))?;
+        let btf = Btf::read(&module, Some(vmlinux))?;
         candidates.extend(taking(&btf, name, Some(&module)));
     }
     if candidates.is_empty() {
         bail!("no function of this kernel takes a struct {name} *: there is nothing to trace");
     }
+    let names = candidates.iter().map(|candidate| candidate.function.name.clone()).collect();
+    let kernel = Kernel::read(&names)?;
     for Candidate { function, registers } in candidates {
         let why = unwanted(&function, cli).or_else(|| kernel.refuses(&function));
         match (why, registers) {
@@ -181,7 +181,7 @@ fn unwanted(function: &Function, cli: &Ctracer) -> Option<String> {
     }
 }
 
-/// What the kernel says about its functions.
+/// What the kernel says about its functions; only about those that are asked for.
 struct Kernel {
     /// Those that can be traced, and the module they belong to.
     traceable: HashSet<(String, Option<String>)>,
@@ -191,15 +191,21 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn read() -> Result<Kernel> {
-        let list = tracefs().join("available_filter_functions");
-        let traceable = fs::read_to_string(&list)
-            .with_context(|| format!("{} could not be read", list.display()))?;
-        let symbols = fs::read_to_string("/proc/kallsyms").context("/proc/kallsyms")?;
-        Ok(Kernel::parse(&traceable, &symbols))
+    /// Both lists take the kernel seconds to write: on two CPUs at a time.
+    fn read(names: &HashSet<String>) -> Result<Kernel> {
+        let read = |path: PathBuf| {
+            fs::read_to_string(&path)
+                .with_context(|| format!("{} could not be read", path.display()))
+        };
+        let (traceable, symbols) = thread::scope(|scope| {
+            let symbols = scope.spawn(|| read("/proc/kallsyms".into()));
+            let traceable = read(tracefs().join("available_filter_functions"));
+            (traceable, symbols.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        Ok(Kernel::parse(names, &traceable?, &symbols?))
     }
 
-    fn parse(traceable: &str, symbols: &str) -> Kernel {
+    fn parse(names: &HashSet<String>, traceable: &str, symbols: &str) -> Kernel {
         let mut kernel = Kernel {
             traceable: HashSet::new(),
             addresses: HashMap::new(),
@@ -207,6 +213,9 @@ impl Kernel {
         };
         for line in traceable.lines() {
             let (name, module) = line.split_once(' ').unwrap_or((line, ""));
+            if !names.contains(name) {
+                continue;
+            }
             let module = module.trim().trim_matches(['[', ']']);
             let module = (!module.is_empty()).then(|| module.to_owned());
             kernel.traceable.insert((name.to_owned(), module));
@@ -218,11 +227,12 @@ impl Kernel {
             else {
                 continue;
             };
-            if !["t", "T", "w", "W"].contains(&kind) {
+            let base = name.split('.').next().unwrap_or(name);
+            if !names.contains(base) || !["t", "T", "w", "W"].contains(&kind) {
                 continue;
             }
-            if let Some((before, _)) = name.split_once('.') {
-                kernel.changed.insert(before.to_owned(), name.to_owned());
+            if base != name {
+                kernel.changed.insert(base.to_owned(), name.to_owned());
             }
             let address = u64::from_str_radix(address, 16).unwrap_or(0);
             kernel.addresses.entry(name.to_owned()).or_default().push(address);
@@ -282,7 +292,8 @@ mod tests {
         let traceable = "submit_bio\nmpage_end_io\nclone_bio [dm_mod]\n";
         let symbols = "ff1 T submit_bio\nff2 t mpage_end_io\nff3 t mpage_end_io\n\
             ff4 t clone_bio\t[dm_mod]\nff5 t helper.isra.0\nff6 t hidden\nff7 D bio_data\n";
-        let kernel = Kernel::parse(traceable, symbols);
+        let names = ["submit_bio", "mpage_end_io", "clone_bio", "helper", "hidden", "bio_data"];
+        let kernel = Kernel::parse(&names.map(str::to_owned).into(), traceable, symbols);
         assert_eq!(kernel.refuses(&function("submit_bio", None)), None);
         assert_eq!(kernel.refuses(&function("clone_bio", Some("dm_mod"))), None);
         let why = |name, module| kernel.refuses(&function(name, module)).unwrap();

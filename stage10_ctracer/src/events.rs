@@ -36,7 +36,8 @@ pub struct Raw {
     pub time: u64,
     /// The object's address.
     pub address: u64,
-    /// The stack pointer at the entry: it names the call as long as it has not returned.
+    /// Identifies the call as long as it has not returned: the stack pointer at the entry, and in the
+    /// lowest bits, how many of the calls before had the same one.
     pub stack: u64,
     /// Number of the function.
     pub function: usize,
@@ -164,9 +165,12 @@ impl Calls {
         if let Some(same) = calls.last_mut().filter(|call| event.object > 0 && call.is(event)) {
             same.objects.push(object);
         } else {
-            // What lies as deep in the same stack has returned, and the return was lost.
+            // What lies deeper in the same stack has returned, and the return was lost.
             let gone = |call: &Open| {
-                call.stack / STACK_SIZE == event.stack / STACK_SIZE && call.stack <= event.stack
+                let (pointer, level) = (call.stack / 8, call.stack % 8);
+                call.stack / STACK_SIZE == event.stack / STACK_SIZE
+                    && (pointer < event.stack / 8
+                        || (pointer == event.stack / 8 && level >= event.stack % 8))
             };
             while calls.last().is_some_and(gone) {
                 calls.pop();

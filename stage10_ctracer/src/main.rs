@@ -42,8 +42,9 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let cli = &cli.own;
-    let tier = Tier::choose()?;
-    let found = discovery::discover(cli)?;
+    let types = btf::Btf::read("vmlinux", None)?;
+    let tier = Tier::choose(&types)?;
+    let found = discovery::discover(cli, &types)?;
     if cli.list {
         found.print();
         return Ok(());
@@ -54,7 +55,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let layout = decode::Layout::new(&vmlinux, &cli.type_name)?.with_functions(&kallsyms);
 
     let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.object_size = found.size as u64;
+    constants.object_size = layout.size() as u64;
     constants.by_address = tier == Tier::Single;
     constants.pid = cli.pid.unwrap_or(0);
     constants.pid_namespace = common::pid_namespace()?;

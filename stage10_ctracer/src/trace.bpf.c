@@ -6,6 +6,7 @@
 #include <bpf/bpf_tracing.h>
 
 #define BPF_MAP_TYPE_RINGBUF 27
+#define LEVELS 8
 #define OBJECTS 3 /* of a call, at most so many are recorded */
 #define MAX_ERRNO 4095
 #define BEGINS (1UL << 31) /* in a cookie: the function initialises its object */
@@ -46,7 +47,7 @@ struct counts {
 	} name SEC(".maps")
 
 MAP(functions, HASH, 16384, u64, u64); /* address to cookie */
-MAP(calls, HASH, 65536, u64, struct call); /* not returned yet; by stack pointer, which no two share */
+MAP(calls, HASH, 65536, u64, struct call); /* not returned yet; see place_of_call() */
 MAP(followed, LRU_HASH, 65536, u64, u64); /* objects that the filters let through (1) or not (0) */
 MAP(counters, PERCPU_ARRAY, 1, u32, struct counts);
 struct {
@@ -102,11 +103,53 @@ static __always_inline bool record(const struct call *call, u64 stack, u32 is_re
 		bpf_ringbuf_submit(event, 0);
 		written = true;
 	}
-	counts->lost += !written;
 	return written;
 }
 
-static __always_inline int call_begins(struct pt_regs *ctx, struct counts *counts)
+static __always_inline u64 cookie_of(struct pt_regs *ctx)
+{
+	u64 address, *cookie;
+
+	if (!by_address)
+		return bpf_get_attach_cookie(ctx);
+	address = bpf_get_func_ip(ctx);
+	cookie = bpf_map_lookup_elem(&functions, &address);
+	return cookie ? *cookie : 0;
+}
+
+/* Remembers a call by its stack pointer. A function that ends by jumping to another one (a tail call)
+ * shares the stack pointer with it: the lowest bits, which are 0 in a stack pointer, tell them apart.
+ * Returns the key, or 0 where the map is full. */
+static __always_inline u64 remember(u64 stack, const struct call *call)
+{
+	u64 key = stack;
+
+	for (u32 level = 0; level < LEVELS; level++) {
+		key = stack | level;
+		if (!bpf_map_update_elem(&calls, &key, call, BPF_NOEXIST))
+			return key;
+	}
+	/* Calls whose return was missed, or the map is full. */
+	return bpf_map_update_elem(&calls, &key, call, BPF_EXIST) ? 0 : key;
+}
+
+/* Finds the call that returns: of those that share the stack pointer, the last one began last. */
+static __always_inline u64 recall(u64 stack, u64 cookie)
+{
+	u64 found = 0;
+
+	for (u32 level = 0; level < LEVELS; level++) {
+		u64 key = stack | level;
+		struct call *call = bpf_map_lookup_elem(&calls, &key);
+		if (!call)
+			break;
+		if (call->cookie == cookie)
+			found = key;
+	}
+	return found;
+}
+
+static __always_inline u64 call_begins(struct pt_regs *ctx, struct counts *counts)
 {
 	u64 registers[8] = { 0,
 			     PT_REGS_PARM1(ctx),
@@ -115,10 +158,9 @@ static __always_inline int call_begins(struct pt_regs *ctx, struct counts *count
 			     PT_REGS_PARM4(ctx),
 			     PT_REGS_PARM5(ctx),
 			     PT_REGS_PARM6(ctx) };
-	u64 stack = PT_REGS_SP(ctx), address = by_address ? bpf_get_func_ip(ctx) : 0;
-	u64 *found = by_address ? bpf_map_lookup_elem(&functions, &address) : NULL;
-	struct call call = { .cookie = by_address ? (found ? *found : 0) : bpf_get_attach_cookie(ctx) };
+	struct call call = { .cookie = cookie_of(ctx) };
 	bool any = false, wanted = false;
+	u64 key;
 
 	for (u32 i = 0; i < OBJECTS; i++) {
 		u64 object = registers[call.cookie >> (32 + 4 * i) & 7];
@@ -128,30 +170,32 @@ static __always_inline int call_begins(struct pt_regs *ctx, struct counts *count
 		any = true;
 		wanted |= is_wanted(object, call.cookie, counts);
 	}
-	if (!any)
-		counts->null++;
-	else if (!wanted)
-		counts->filtered++;
-	else if (bpf_map_update_elem(&calls, &stack, &call, BPF_ANY))
-		counts->lost++;
-	else if (record(&call, stack, false, 0, counts))
+	if (!wanted) {
+		counts->filtered += any;
+		counts->null += !any;
+		return 0;
+	}
+	key = remember(PT_REGS_SP(ctx), &call);
+	if (key && record(&call, key, false, 0, counts)) {
 		counts->entries++;
-	else
-		bpf_map_delete_elem(&calls, &stack);
+		return key;
+	}
+	counts->lost++;
+	bpf_map_delete_elem(&calls, &key);
 	return 0;
 }
 
-static __always_inline int call_returns(struct pt_regs *ctx, u64 stack, struct counts *counts)
+static __always_inline void call_returns(struct pt_regs *ctx, u64 key, struct counts *counts)
 {
-	struct call *found = bpf_map_lookup_elem(&calls, &stack);
+	struct call *call = bpf_map_lookup_elem(&calls, &key);
 
-	if (!found) {
+	if (!call)
 		counts->unmatched++;
-		return 0;
-	}
-	counts->returns += record(found, stack, true, PT_REGS_RC(ctx), counts);
-	bpf_map_delete_elem(&calls, &stack);
-	return 0;
+	else if (record(call, key, true, PT_REGS_RC(ctx), counts))
+		counts->returns++;
+	else
+		counts->lost++;
+	bpf_map_delete_elem(&calls, &key);
 }
 
 /* The counters of this CPU, where the trace has begun. */
@@ -172,7 +216,9 @@ int enter(struct pt_regs *ctx)
 {
 	struct counts *counts = recording_counts();
 
-	return counts ? call_begins(ctx, counts) : 0;
+	if (counts)
+		call_begins(ctx, counts);
+	return 0;
 }
 
 SEC("kretprobe")
@@ -180,21 +226,25 @@ int leave(struct pt_regs *ctx)
 {
 	struct counts *counts = recording_counts();
 
-	return counts ? call_returns(ctx, PT_REGS_SP(ctx) - RETURN_ADDRESS, counts) : 0;
+	if (counts)
+		call_returns(ctx, recall(PT_REGS_SP(ctx) - RETURN_ADDRESS, cookie_of(ctx)), counts);
+	return 0;
 }
 
+/* Entry and return in one program. The kernel keeps a word for each call from the one to the other. */
 extern bool bpf_session_is_return(void *ctx) __ksym __weak;
 extern u64 *bpf_session_cookie(void *ctx) __ksym __weak;
 SEC("kprobe.session")
 int session(struct pt_regs *ctx)
 {
 	struct counts *counts = recording_counts();
-	u64 *cookie = bpf_session_cookie(ctx);
+	u64 *key = bpf_session_cookie(ctx);
 
-	if (bpf_session_is_return(ctx))
-		return counts ? call_returns(ctx, *cookie, counts) : 0;
-	*cookie = PT_REGS_SP(ctx);
-	return counts ? call_begins(ctx, counts) : 0;
+	if (!bpf_session_is_return(ctx))
+		*key = counts ? call_begins(ctx, counts) : 0;
+	else if (counts)
+		call_returns(ctx, *key, counts);
+	return 0;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
