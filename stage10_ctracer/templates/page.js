@@ -124,6 +124,7 @@ const hops = list($("calls"), (event, i) => {
   if (!events.readable[event]) line.append(make("span", { className: "quiet", textContent: "  no copy: freed or unreadable" }));
   for (const [field, before, after] of steps[i])
     line.append(make("mark", { textContent: `${names[field]} ${strings[before] ?? "?"} → ${strings[after]}` }));
+  line.title += steps[i].map(([field, before, after]) => `\n${names[field]} ${strings[before] ?? "?"} → ${strings[after]}`).join("");
   const next = own[i + 1];
   const lasted = call !== null && !isReturn;
   const wait = next === undefined ? make("span") : timed("span", events.time[next] - events.time[event]);
@@ -208,7 +209,7 @@ function spent(life) {
     make("tr", {}, ...["Function", "Calls", "Total", "Own", ""].map((text) => make("th", { textContent: text }))),
     ...table.map(([name, count, all, own]) => {
       const bar = make("span", { className: "bar" });
-      bar.style.width = `${Math.round(160 * own / most)}px`;
+      bar.style.width = `${Math.round(100 * own / most)}px`;
       return make("tr", {}, make("td", { textContent: name }), make("td", { className: "number", textContent: count }),
         all === "" ? make("td") : timed("td", all), timed("td", own), make("td", {}, bar));
     }));
