@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// How many calls of one function may be waiting for their return, where the kernel wants to know.
-const MAX_CALLS: u32 = 512;
+const MAX_CALLS: u32 = 128;
 
 /// The means to attach, the best first.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -88,7 +88,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     variables.recording = 0;
     session.detach()?;
     let ledger = read()?.since(&before);
-    drop(attached);
     follower.take(reader.rest()?)?;
     outputs.write(&follower.finish(ledger)?, &layout)
+    // `attached` is dropped last: the user sees the results while the probes are removed.
 }
