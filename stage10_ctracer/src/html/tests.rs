@@ -151,6 +151,15 @@ fn a_browser_shows_objects_calls_and_fields() {
 }
 
 #[test]
+fn a_browser_shows_an_empty_trace() {
+    let Some(shown) = in_chromium(&page(&Trace::default()), "0.0", "drawTimeline()") else {
+        return;
+    };
+    assert!(shown.contains("0 objects, 0 events, 0 ns"), "{shown}");
+    assert!(shown.contains("0 of 0 objects"), "{shown}");
+}
+
+#[test]
 fn a_browser_filters_a_large_trace() {
     let trace = large(1_075);
     assert!(trace.events.len() > 100_000);
