@@ -125,14 +125,14 @@ pub struct KernelCounts {
 }
 
 impl Attached {
-    /// Attaches to all functions that the kernel lets it.
+    /// Attaches to all functions that the kernel lets it. `None`: the user has ended the run meanwhile.
     pub fn attach(
         tier: Tier,
         progs: &TraceProgs,
         functions: &[Traceable],
         cookies: &[u64],
         session: &Session,
-    ) -> Result<Attached> {
+    ) -> Result<Option<Attached>> {
         let mut attached = Attached { links: Vec::new(), events: None, refused: Vec::new() };
         let all: Vec<usize> = (0..functions.len()).collect();
         let names = |numbers: &[usize]| -> Vec<&str> {
@@ -153,7 +153,6 @@ impl Attached {
                         lists.extend([right.to_vec(), left.to_vec()]);
                     }
                 }
-                ensure!(!session.is_over(), "interrupted while attaching");
             }
             Ok(())
         };
@@ -169,10 +168,14 @@ impl Attached {
                     if let Err(error) = events.add(&traceable.function) {
                         attached.refused.push((number, format!("{error:#}")));
                     }
-                    ensure!(!session.is_over(), "interrupted while attaching");
+                    if session.is_over() {
+                        return Ok(None);
+                    }
                 }
                 attached.links.push(events.attach(&progs.leave, "leave")?);
-                ensure!(!session.is_over(), "interrupted while attaching");
+                if session.is_over() {
+                    return Ok(None);
+                }
                 attached.links.push(events.attach(&progs.enter, "enter")?);
                 attached.events = Some(events);
             }
@@ -180,7 +183,7 @@ impl Attached {
         attached.refused.sort();
         attached.refused.dedup_by_key(|(number, _)| *number);
         ensure!(!attached.links.is_empty(), "the kernel refuses a probe at every function");
-        Ok(attached)
+        Ok(Some(attached))
     }
 
     /// How many functions are traced, by which means, and which are not.

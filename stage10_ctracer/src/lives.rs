@@ -10,6 +10,8 @@ pub struct Rules {
     pub begins: &'static [&'static str],
     /// Prepare an object for work: a new life where the one before is complete.
     prepares: &'static [&'static str],
+    /// See every object once: at the second time, the end of the life before was missed.
+    once: &'static [&'static str],
     /// Complete an object; its owner may still look at it.
     completes: &'static [&'static str],
     /// Free it: what comes at this address afterwards is a new life.
@@ -34,6 +36,7 @@ const BIO: Rules = Rules {
         "submit_bio",
         "submit_bio_wait",
     ],
+    once: &["submit_bio"],
     completes: &["bio_endio", "bio_uninit"],
     frees: &["bio_free"],
     makes: &[
@@ -49,8 +52,15 @@ const BIO: Rules = Rules {
     ],
 };
 
-const NONE: Rules =
-    Rules { begins: &[], prepares: &[], completes: &[], frees: &[], makes: &[], ties: &[] };
+const NONE: Rules = Rules {
+    begins: &[],
+    prepares: &[],
+    once: &[],
+    completes: &[],
+    frees: &[],
+    makes: &[],
+    ties: &[],
+};
 
 const REQUEST: Rules = Rules {
     begins: &["blk_rq_init"],
@@ -87,6 +97,7 @@ pub fn rules(type_name: &str) -> &'static Rules {
 struct Effect {
     begins: bool,
     prepares: bool,
+    once: bool,
     completes: bool,
     frees: bool,
     makes: Option<Link>,
@@ -96,6 +107,8 @@ struct Effect {
 /// The object that has an address now.
 struct Current {
     life: usize,
+    /// Has been passed to a function that sees it once.
+    seen: bool,
     completed: bool,
     freed: bool,
     /// Calls that have not returned.
@@ -120,6 +133,7 @@ impl Lives {
             Effect {
                 begins: has(rules.begins),
                 prepares: has(rules.prepares),
+                once: has(rules.once),
                 completes: has(rules.completes),
                 frees: has(rules.frees),
                 makes: rules.makes.iter().find(|(known, _)| *known == name).map(|(_, link)| *link),
@@ -139,8 +153,14 @@ impl Lives {
         let before = self.current.get(&address).map(|current| current.life);
         let generation = before.map_or(0, |before| self.lives[before].generation + 1);
         self.lives.push(Life { address, generation, begin: time, ..Life::default() });
-        let current =
-            Current { life, completed: false, freed: false, open: 0, bytes: Box::default() };
+        let current = Current {
+            life,
+            seen: false,
+            completed: false,
+            freed: false,
+            open: 0,
+            bytes: Box::default(),
+        };
         self.current.insert(address, current);
         life
     }
@@ -151,6 +171,7 @@ impl Lives {
         let is_new = self.current.get(&address).is_none_or(|current| {
             current.freed
                 || (effect.begins && object == 0)
+                || (effect.once && current.seen)
                 || (effect.prepares && current.completed && current.open == 0)
         });
         let life = match self.current.get(&address) {
@@ -159,6 +180,7 @@ impl Lives {
         };
         if let Some(current) = self.current.get_mut(&address) {
             current.open += 1;
+            current.seen |= effect.once;
             if (effect.completes || effect.frees) && object == 0 {
                 current.completed = true;
                 self.lives[life].end = Some(time);
@@ -246,6 +268,7 @@ mod tests {
         assert_eq!([call(0, 1), call(1, 3), call(2, 5), call(3, 7)], [0; 4]);
         assert_eq!([call(0, 11), call(1, 13)], [1; 2], "freed before");
         assert_eq!([call(0, 21), call(2, 23)], [2; 2], "completed before");
+        assert_eq!([call(0, 31), call(2, 33)], [3; 2], "submitted before");
         assert_eq!(lives.lives[0].end, Some(8));
         assert_eq!(
             lives.lives[1],

@@ -72,6 +72,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     }
     let _runs = attach::count_runs()?;
     let attached = Attached::attach(tier, &skel.progs, &found.functions, &cookies, session)?;
+    let Some(attached) = attached else { return Ok(()) };
     eprint!("{}", attached.describe(tier, &found));
 
     let waiting = RefCell::new(Vec::new());

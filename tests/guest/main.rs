@@ -5,6 +5,7 @@
 
 mod bios;
 mod commands;
+mod ctracer;
 mod disks;
 mod faults;
 mod ftrace;
@@ -33,6 +34,7 @@ fn main() {
         pagecache::TESTS,
         faults::TESTS,
         load::TESTS,
+        ctracer::TESTS,
     ]
     .concat();
     let (part, parts) = part(&env::var("VM_TESTS_PART").unwrap_or_default()).unwrap_or((0, 1));
