@@ -109,7 +109,7 @@ function filter() {
 
 // ---- One object -------------------------------------------------------------------------------------
 
-let shallowest = 0, steps = [], past = new Map(), view = [0, 1];
+let shallowest = new Map(), steps = [], past = new Map(), view = [0, 1];
 
 const hops = list($("calls"), (event, i) => {
   const life = picked, call = events.call[event], isReturn = events.isReturn[event];
@@ -119,7 +119,7 @@ const hops = list($("calls"), (event, i) => {
   const text = isReturn
     ? `} ${name}${data.values[event] === undefined ? "" : ` = ${data.values[event]}`}`
     : `${name}(${parameter}) {`;
-  const line = make("span", { title: prototype }, "  ".repeat(events.depth[event] - shallowest) + text);
+  const line = make("span", { title: prototype }, "  ".repeat(events.depth[event] - shallowest.get(events.thread[event])) + text);
   line.style.whiteSpace = "pre";
   if (!events.readable[event]) line.append(make("span", { className: "quiet", textContent: "  no copy: freed or unreadable" }));
   for (const [field, before, after] of steps[i])
@@ -144,7 +144,9 @@ arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), steps.len
 function pick(life, at = 0) {
   picked = life;
   steps = stepsOf(life);
-  shallowest = eventsOf[life].reduce((depth, event) => Math.min(depth, events.depth[event]), Infinity);
+  shallowest = new Map();
+  for (const event of eventsOf[life])
+    shallowest.set(events.thread[event], Math.min(events.depth[event], shallowest.get(events.thread[event]) ?? Infinity));
   past = new Map();
   steps.forEach((step, i) => step.forEach(([field, before, after]) => {
     if (!past.has(field)) past.set(field, [[0, before]]);
