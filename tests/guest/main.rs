@@ -8,6 +8,7 @@ mod bios;
 mod by_hand;
 mod cachetop;
 mod commands;
+mod ctracer;
 mod disks;
 mod exercises;
 mod faults;
@@ -73,6 +74,7 @@ fn main() {
         appendix::TESTS,
         cachetop::TESTS,
         by_hand::TESTS,
+        ctracer::TESTS,
     ]
     .concat();
     let (part, parts) = part(&env::var("VM_TESTS_PART").unwrap_or_default()).unwrap_or((0, 1));
