@@ -32,6 +32,7 @@ typedef __u16 __sum16;
 typedef __u32 __wsum;
 typedef u64 sector_t; /* 512 bytes, whatever the disk's own block size */
 typedef u32 dev_t; /* major << 20 | minor */
+typedef unsigned long size_t;
 typedef long ssize_t;
 typedef long long loff_t;
 typedef _Bool bool;
@@ -49,11 +50,12 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_STACK_TRACE = 7,
 	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
 /* For bpf_core_enum_value(): the running kernel's number, or whether it has one. */
 enum bpf_func_id { BPF_FUNC_trace_vprintk = 177 };
-enum pageflags { PG_uptodate = 3 };
+enum pageflags { PG_uptodate = 3, PG_head = 6 };
 enum req_flag_bits { __REQ_CGROUP_PUNT = 22 }; /* up to 6.3 */
 
 /* The type of a file, of inode.i_mode. */
@@ -61,7 +63,12 @@ enum req_flag_bits { __REQ_CGROUP_PUNT = 22 }; /* up to 6.3 */
 #define S_IFBLK 0060000
 
 /* The lowest 8 bits of bi_opf. */
-enum req_op { REQ_OP_READ, REQ_OP_WRITE };
+enum req_op {
+	REQ_OP_READ,
+	REQ_OP_WRITE,
+	REQ_OP_DISCARD = 3,
+	REQ_OP_DRIVER = 32, /* from here on, commands of the driver's own */
+};
 #define REQ_OP_MASK 0xff
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -139,6 +146,7 @@ struct request_queue {
 /* include/linux/blk-mq.h: one I/O, as a driver gets it: one bio, a part of one, or several. */
 struct request {
 	struct request_queue *q;
+	unsigned int cmd_flags; /* the operation, in the lowest 8 bits, and flags */
 	unsigned int __data_len; /* bytes left */
 	sector_t __sector;
 	u64 start_time_ns; /* when it was made; 0 where nobody keeps statistics of it */
@@ -178,7 +186,20 @@ struct inode {
 	loff_t i_size;
 };
 
+struct qstr {
+	const unsigned char *name;
+};
+
+struct dentry {
+	struct qstr d_name; /* the last part of the file's path */
+};
+
+struct path {
+	struct dentry *dentry;
+};
+
 struct file {
+	struct path f_path;
 	struct inode *f_inode;
 	struct address_space *f_mapping;
 };
@@ -203,6 +224,32 @@ struct trace_event_raw_mm_filemap_op_page_cache {
 	u8 order; /* 1 << order pages were added; before 5.16, one */
 };
 
+/* include/trace/events/sched.h: what the tracepoint sched_process_exec records. */
+struct trace_event_raw_sched_process_exec {
+	u32 __data_loc_filename; /* its offset in the record; in the upper 16 bits, its length */
+};
+
+/* include/trace/events/kmem.h: what the tracepoint kmalloc records. */
+struct trace_event_raw_kmalloc {
+	unsigned long call_site;
+	size_t bytes_req; /* asked for */
+	size_t bytes_alloc; /* given */
+};
+
+/* Up to 6.0, the same for kmalloc and kmem_cache_alloc. */
+struct trace_event_raw_kmem_alloc {
+	bool accounted; /* 5.19 and 6.0 */
+};
+
+/* include/linux/mm_types.h: a power of two of pages; of one page only, where PG_head is not set. */
+struct folio {
+	unsigned long _flags_1; /* from 6.6 on, the power is in the lowest 8 bits */
+};
+
+struct folio___old {
+	unsigned char _folio_order;
+};
+
 /* include/linux/ns_common.h, pid_namespace.h, pid.h, sched.h: a process and its numbers. */
 struct ns_common {
 	unsigned int inum;
@@ -224,6 +271,8 @@ struct pid {
 
 struct task_struct {
 	struct task_struct *group_leader;
+	u64 start_time; /* ns since boot, without times of suspension */
+	char comm[16];
 	struct pid *thread_pid;
 };
 

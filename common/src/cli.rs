@@ -82,7 +82,8 @@ impl Options for Quiet {
 /// The longest time that is accepted: a longer one is a typing error.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-fn duration(text: &str) -> Result<Duration, String> {
+/// Reads a time like `10s`: longer than zero, a year at most; else says what is wrong with it.
+pub fn duration(text: &str) -> Result<Duration, String> {
     let hint = "give a number and a unit, like 10s, 500ms or 2m";
     let duration = humantime::parse_duration(text).map_err(|e| format!("{e}; {hint}"))?;
     match duration {

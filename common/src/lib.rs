@@ -16,7 +16,7 @@ mod stdout;
 mod symbols;
 mod trace_pipe;
 
-pub use cli::{Cli, InFlight, InFlightCli, NoOptions, Options, Quiet, QuietCli};
+pub use cli::{Cli, InFlight, InFlightCli, NoOptions, Options, Quiet, QuietCli, duration};
 pub use device::Device;
 pub use error::Unsupported;
 pub use preflight::{has_function, has_sessions};
@@ -27,4 +27,4 @@ pub use results::{
     times_skipped,
 };
 pub use session::Session;
-pub use symbols::print_stack;
+pub use symbols::{functions, print_stack};

@@ -31,7 +31,11 @@ pub fn print_stack(stacks: &impl MapCore, id: i64) -> Result<()> {
         .filter_map(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?)))
         .take_while(|&address| address != 0)
         .collect();
-    for frame in symbols(&addresses)?.iter().rev() {
+    // All but the first are return addresses: the instruction after the call may be in the next
+    // function already.
+    let calls: Vec<u64> =
+        addresses.iter().enumerate().map(|(n, address)| address - u64::from(n > 0)).collect();
+    for frame in functions(&calls)?.iter().rev() {
         println!("=> {frame}");
     }
     Ok(())
@@ -47,17 +51,13 @@ fn no_stack(id: i64) -> String {
     }
 }
 
-/// `function() [module]` for each address, innermost first; `0x…` for one that has no name.
-fn symbols(addresses: &[u64]) -> Result<Vec<String>> {
+/// The kernel function at each address, `function() [module]`; `0x…` where there is none.
+pub fn functions(addresses: &[u64]) -> Result<Vec<String>> {
     let kernel = Source::Kernel(Kernel { vmlinux: MaybeDefault::None, ..Kernel::default() });
-    // All but the first are return addresses: the instruction after the call may be in the next
-    // function already.
-    let calls: Vec<u64> =
-        addresses.iter().enumerate().map(|(n, address)| address - u64::from(n > 0)).collect();
     let symbolizer = Symbolizer::new();
     let found = symbolizer
-        .symbolize(&kernel, Input::AbsAddr(&calls))
-        .context("the stack's addresses have no names: /proc/kallsyms could not be read")?;
+        .symbolize(&kernel, Input::AbsAddr(addresses))
+        .context("the kernel's addresses have no names: /proc/kallsyms could not be read")?;
     ensure!(
         found.len() == addresses.len(),
         "{} names for {} addresses",

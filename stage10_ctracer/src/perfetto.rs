@@ -5,7 +5,10 @@
 //! must nest. For the same reason each CPU has a track for each thread that ran there. An arrow leads
 //! from an object to each one that was made of it.
 
-use std::{collections::HashMap, io::Write};
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::Write,
+};
 
 use anyhow::Result;
 use prost::Message;
@@ -89,7 +92,7 @@ fn lives(marks: &mut Vec<Mark>, tracks: &mut Tracks, trace: &Trace) {
 /// The calls' slices: on the track of each object and on that of the CPU where the call began.
 fn slices(marks: &mut Vec<Mark>, tracks: &mut Tracks, trace: &Trace, calls: &Calls) {
     // For each track, its open slices, the innermost last.
-    let mut open: HashMap<u64, (Option<usize>, Vec<usize>)> = HashMap::new();
+    let mut open: BTreeMap<u64, (Option<usize>, Vec<usize>)> = BTreeMap::new();
     for (index, call) in calls.calls.iter().enumerate() {
         let on_lives = call.lives.iter().map(|&life| Some(life));
         for life in on_lives.chain([None]) {

@@ -109,7 +109,7 @@ function filter() {
 
 // ---- One object -------------------------------------------------------------------------------------
 
-let steps = [], past = new Map(), view = [0, 1];
+let shallowest = new Map(), steps = [], past = new Map(), view = [0, 1];
 
 const hops = list($("calls"), (event, i) => {
   const life = picked, call = events.call[event], isReturn = events.isReturn[event];
@@ -119,11 +119,12 @@ const hops = list($("calls"), (event, i) => {
   const text = isReturn
     ? `} ${name}${data.values[event] === undefined ? "" : ` = ${data.values[event]}`}`
     : `${name}(${parameter}) {`;
-  const line = make("span", { title: prototype }, "  ".repeat(events.depth[event]) + text);
+  const line = make("span", { title: prototype }, "  ".repeat(events.depth[event] - shallowest.get(events.thread[event])) + text);
   line.style.whiteSpace = "pre";
   if (!events.readable[event]) line.append(make("span", { className: "quiet", textContent: "  no copy: freed or unreadable" }));
   for (const [field, before, after] of steps[i])
     line.append(make("mark", { textContent: `${names[field]} ${strings[before] ?? "?"} → ${strings[after]}` }));
+  line.title += steps[i].map(([field, before, after]) => `\n${names[field]} ${strings[before] ?? "?"} → ${strings[after]}`).join("");
   const next = own[i + 1];
   const lasted = call !== null && !isReturn;
   const wait = next === undefined ? make("span") : timed("span", events.time[next] - events.time[event]);
@@ -143,6 +144,9 @@ arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), steps.len
 function pick(life, at = 0) {
   picked = life;
   steps = stepsOf(life);
+  shallowest = new Map();
+  for (const event of eventsOf[life])
+    shallowest.set(events.thread[event], Math.min(events.depth[event], shallowest.get(events.thread[event]) ?? Infinity));
   past = new Map();
   steps.forEach((step, i) => step.forEach(([field, before, after]) => {
     if (!past.has(field)) past.set(field, [[0, before]]);
@@ -158,7 +162,7 @@ function pick(life, at = 0) {
   $("relatives").replaceChildren(
     ...(parent === null ? [] : [`${lives.link[life]} of `, link(parent, nameOf(parent))]),
     ...childrenOf[life].map((child) => link(child, `→ ${lives.link[child]} ${lives.address[child]}`)));
-  const lastCall = callsOf(life).reduce((end, call) => Math.max(end, calls.end[call]), endOf(life));
+  const lastCall = callsOf(life).reduce((end, call) => Math.max(end, calls.end[call]), lives.end[life] ?? lastOf(life));
   view = [lives.begin[life], Math.max(lastCall, lives.begin[life] + 1)];
   $("calls").scrollTop = 0;
   hops.set(eventsOf[life]);
@@ -207,7 +211,7 @@ function spent(life) {
     make("tr", {}, ...["Function", "Calls", "Total", "Own", ""].map((text) => make("th", { textContent: text }))),
     ...table.map(([name, count, all, own]) => {
       const bar = make("span", { className: "bar" });
-      bar.style.width = `${Math.round(160 * own / most)}px`;
+      bar.style.width = `${Math.round(100 * own / most)}px`;
       return make("tr", {}, make("td", { textContent: name }), make("td", { className: "number", textContent: count }),
         all === "" ? make("td") : timed("td", all), timed("td", own), make("td", {}, bar));
     }));

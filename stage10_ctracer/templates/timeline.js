@@ -2,6 +2,8 @@
 // ---- The timeline -----------------------------------------------------------------------------------
 
 const canvas = document.getElementById("timeline");
+/** So many objects made of this one are drawn. */
+const RELATED = 30;
 let boxes = [];
 
 function drawTimeline() {
@@ -16,6 +18,9 @@ function drawTimeline() {
   }
   let y = 22;
   for (const lane of lanes.values()) { lane.y = y + 16; y = lane.y + (lane.to - lane.from + 1) * 17 + 6; }
+  const related = picked < 0 ? [] : childrenOf[picked].slice(0, RELATED);
+  const relatedTop = y + 14;
+  if (related.length) y = relatedTop + related.length * 8 + 4;
   canvas.style.height = `${y + 2}px`;
   canvas.width = width * devicePixelRatio;
   canvas.height = (y + 2) * devicePixelRatio;
@@ -33,13 +38,23 @@ function drawTimeline() {
     draw.fillText(time(Math.round(t)), x(t + start) + 3, 11);
   }
   for (const [thread, lane] of lanes) draw.fillText(threads[thread], 3, lane.y - 4);
+  if (related.length) {
+    const more = childrenOf[picked].length - related.length;
+    draw.fillText(`objects made of this one${more ? `, the first ${RELATED} of ${RELATED + more}` : ""}`, 3, relatedTop - 3);
+  }
   draw.globalAlpha = 1;
   boxes = [];
+  related.forEach((life, i) => {
+    const left = x(lives.begin[life]), box = { life, left, top: relatedTop + i * 8, height: 6, width: Math.max(x(endOf(life)) - left, 2) };
+    boxes.push(box);
+    draw.fillStyle = "#6a8fc8";
+    draw.fillRect(box.left, box.top, box.width, box.height);
+  });
   for (const call of own) {
     const lane = lanes.get(threadOf.get(call)), left = Math.max(x(calls.begin[call]), -1);
     const right = Math.min(x(calls.end[call]), width + 1);
     if (right < 0 || left > width) continue;
-    const box = { call, left, top: lane.y + (depthOf.get(call) - lane.from) * 17, width: Math.max(right - left, 2) };
+    const box = { call, left, top: lane.y + (depthOf.get(call) - lane.from) * 17, height: 16, width: Math.max(right - left, 2) };
     boxes.push(box);
     draw.fillStyle = `hsl(${(functionOf.get(call) * 47) % 360} 55% 62%)`;
     draw.fillRect(box.left, box.top, box.width, 16);
@@ -59,7 +74,7 @@ function clip(draw, text, width) {
 }
 
 const under = (event) => boxes.findLast((box) => event.offsetX >= box.left && event.offsetX <= box.left + box.width
-  && event.offsetY >= box.top && event.offsetY < box.top + 16);
+  && event.offsetY >= box.top && event.offsetY < box.top + box.height);
 canvas.addEventListener("mousemove", (event) => {
   if (event.buttons) {
     const moved = event.movementX / canvas.clientWidth * (view[1] - view[0]);
@@ -67,11 +82,13 @@ canvas.addEventListener("mousemove", (event) => {
     return drawTimeline();
   }
   const box = under(event);
-  canvas.title = box ? `${functions[functionOf.get(box.call)][1]}\n${time(calls.end[box.call] - calls.begin[box.call])} on CPU ${cpuOf.get(box.call)}` : "";
+  canvas.title = !box ? "" : box.life !== undefined ? `${lives.link[box.life]} ${nameOf(box.life)}: ${time(duration(box.life))}`
+    : `${functions[functionOf.get(box.call)][1]}\n${time(calls.end[box.call] - calls.begin[box.call])} on CPU ${cpuOf.get(box.call)}`;
 });
 canvas.addEventListener("click", (event) => {
   const box = under(event);
-  if (box) pickHop(eventsOf[picked].findIndex((found) => events.call[found] === box.call));
+  if (box?.life !== undefined) pick(box.life);
+  else if (box) pickHop(eventsOf[picked].findIndex((found) => events.call[found] === box.call));
 });
 canvas.addEventListener("wheel", (event) => {
   event.preventDefault();

@@ -81,7 +81,7 @@ fn captured(package: &str, disk: &str) -> Result<String> {
 }
 
 /// The block of a README that stands directly below its heading "What you see".
-fn block(readme: &str) -> Result<&str> {
+pub fn block(readme: &str) -> Result<&str> {
     let (_, rest) = readme.split_once("\n## What you see\n").context("no section What you see")?;
     let rest = rest.trim_start_matches('\n').strip_prefix("```\n").context("no block below it")?;
     let (shown, _) = rest.split_once("\n```\n").context("the block has no end")?;

@@ -71,6 +71,8 @@ pub struct Program {
     pub name: String,
     /// The package that builds it.
     pub package: String,
+    /// Whether the package's name stands for it, too: `default-run` in Cargo.toml.
+    pub is_default: bool,
     /// How `cargo vm bench` measures it.
     pub bench: BenchForms,
 }
@@ -134,6 +136,7 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
             programs.push(Program {
                 name: bin.name.clone(),
                 package: package.name.clone(),
+                is_default: package.default_run.as_ref() == Some(&bin.name),
                 bench: bench.clone().unwrap_or_default(),
             });
         }
@@ -248,15 +251,22 @@ mod tests {
     fn every_stage_is_a_program() {
         let root = root().unwrap();
         let programs = programs(&root).unwrap();
-        let mut directories: Vec<String> = std::fs::read_dir(&root)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-            .filter_map(|name| Some(name.split_once('_')?.0.to_owned()))
-            .filter(|name| name.starts_with("stage"))
-            .collect();
-        directories.sort();
-        let names: Vec<&str> = programs.iter().map(|program| program.name.as_str()).collect();
-        assert!(directories.iter().all(|name| names.contains(&name.as_str())), "{programs:?}");
-        assert!(!names.contains(&"vm"));
+        let packages: Vec<&str> = programs.iter().map(|p| p.package.as_str()).collect();
+        let names = |directory: &Path| {
+            let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
+            let directories = entries.filter(|entry| entry.path().is_dir());
+            let names = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            names.collect::<Vec<String>>()
+        };
+        for name in names(&root).iter().filter(|name| name.starts_with("stage")) {
+            let stage = name.split('_').next().unwrap();
+            assert!(packages.contains(&stage), "{stage}: {programs:?}");
+        }
+        for name in names(&root.join("appendix")) {
+            assert!(packages.contains(&name.as_str()), "{name}: {programs:?}");
+        }
+        assert!(!packages.contains(&"vm"));
+        let default = programs.iter().find(|p| p.package == "by_hand" && p.is_default).unwrap();
+        assert_eq!(default.name, "syscall_profiler");
     }
 }

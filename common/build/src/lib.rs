@@ -105,7 +105,8 @@ mod tests {
         let root = Path::new(HERE).join("../..");
         let out = tempfile::tempdir().unwrap();
         let mut programs = 0;
-        for directory in root.read_dir().unwrap() {
+        let places = [root.clone(), root.join("appendix")];
+        for directory in places.iter().flat_map(|place| place.read_dir().unwrap()) {
             let source = directory.unwrap().path().join("src/trace.bpf.c");
             if !source.exists() {
                 continue;

@@ -134,3 +134,15 @@ fn two_objects_make_one_call() {
     assert_eq!(calls.calls[0].lives, [0, 1]);
     assert_eq!(calls.of_event, [Some(0); 4]);
 }
+
+#[test]
+fn idle_cpus_are_tasks_of_their_own() {
+    let calls = Calls::new(&trace(&[
+        (10, 0, 0, 0, 0, 0, false),
+        (20, 1, 0, 0, 0, 1, false),
+        (30, 0, 0, 0, 0, 0, true),
+        (40, 1, 0, 0, 0, 1, true),
+    ]));
+    let times: Vec<_> = calls.calls.iter().map(|call| (call.begin, call.end)).collect();
+    assert_eq!(times, [(10, 30), (20, 40)]);
+}

@@ -24,6 +24,7 @@ struct bio {
 	union { u64 cookie; u64 other; struct { u32 low; u32 high; }; };
 	void *inlined[0];
 };
+typedef int callback(int);
 struct mixed {
 	signed char small;
 	_Bool yes;
@@ -36,6 +37,8 @@ struct mixed {
 	u8 raw[40];
 	const volatile atomic_t pair[2];
 	struct { struct bvec_iter deep; } nest;
+	void (*done)(struct bio *);
+	callback *other;
 };
 struct bio *a;
 struct mixed *b;
@@ -102,7 +105,9 @@ fn a_bio_has_named_fields() {
 
 #[test]
 fn every_shape_is_read() {
-    let layout = layout("mixed");
+    let kallsyms = "0000000000000000 t hidden\nffffffff81000000 T bio_endio\n\
+        ffffffffc0500010 t clone_endio\t[dm_mod]\nffffffff81000010 D data\n";
+    let layout = layout("mixed").with_functions(kallsyms);
     let mut bytes = vec![0xfd, 1, 0b1011_0101, 0b1110];
     bytes.extend((-1_i32).to_le_bytes());
     bytes.extend(5_u32.to_le_bytes());
@@ -113,6 +118,8 @@ fn every_shape_is_read() {
     bytes.extend((-8_i32).to_le_bytes());
     bytes.extend(u64::MAX.to_le_bytes());
     bytes.extend([0; 8]);
+    bytes.extend(0xffff_ffff_c050_0010_u64.to_le_bytes());
+    bytes.extend(0xffff_ffff_8100_0010_u64.to_le_bytes());
     assert_eq!(layout.size(), bytes.len());
     let raw: String = (0..32).map(|byte| format!("{byte:02x}")).collect();
     let expected = [
@@ -133,6 +140,8 @@ fn every_shape_is_read() {
         ("nest.bi_sector", "18446744073709551615"),
         ("nest.bi_size", "0"),
         ("nest.bi_idx", "0"),
+        ("done", "clone_endio"),
+        ("other", "0xffffffff81000010"),
     ];
     assert_eq!(pairs(&layout.fields(&bytes)), expected);
 }

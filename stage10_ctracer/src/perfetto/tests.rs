@@ -1,5 +1,9 @@
 use super::*;
-use crate::{calls::tests::sample, decode::tests::layout, model::Event};
+use crate::{
+    calls::tests::{sample, trace},
+    decode::tests::layout,
+    model::Event,
+};
 
 type Rows = HashMap<u64, TrackDescriptor>;
 /// Time, event and name.
@@ -27,25 +31,38 @@ fn read_back(trace: &Trace, layout: &Layout) -> (Rows, Events) {
     (tracks, events)
 }
 
-/// Every track is balanced and nested, no time runs backwards, and every parent exists.
+/// Every track is balanced and nested, no time runs backwards, every parent exists, and each slice
+/// has the times of its call.
 fn check(trace: &Trace, layout: &Layout) {
     let (tracks, events) = read_back(trace, layout);
     assert!(events.is_sorted_by_key(|(time, ..)| *time));
-    let mut open: HashMap<u64, u32> = HashMap::new();
-    for (time, event, _) in &events {
+    let mut open: HashMap<u64, Vec<(u64, String)>> = HashMap::new();
+    let mut slices = Vec::new();
+    for (time, event, name) in &events {
         let track = event.track_uuid.unwrap();
         assert!(tracks.contains_key(&track));
-        let depth = open.entry(track).or_default();
+        let open = open.entry(track).or_default();
         match event.r#type() {
-            EventType::SliceBegin => *depth += 1,
+            EventType::SliceBegin => open.push((*time, name.clone())),
             EventType::SliceEnd => {
-                assert!(*depth > 0, "an end without a beginning at {time} on {:?}", tracks[&track]);
-                *depth -= 1;
+                let (begin, name) = open.pop().expect("an end without a beginning");
+                slices.push((name, begin, *time));
             }
             _ => {}
         }
     }
-    assert!(open.values().all(|&depth| depth == 0), "{open:?}");
+    assert!(open.values().all(Vec::is_empty), "{open:?}");
+    slices.retain(|(name, ..)| *name != trace.type_name);
+    let calls = Calls::new(trace).calls;
+    let expected = calls.iter().flat_map(|call| {
+        let name = &trace.functions[call.function].name;
+        // Once for each object, and once for the CPU.
+        std::iter::repeat_n((name.clone(), call.begin, call.end), call.lives.len() + 1)
+    });
+    let mut expected: Vec<_> = expected.collect();
+    expected.sort();
+    slices.sort();
+    assert_eq!(slices, expected);
     for track in tracks.values() {
         assert!(track.parent_uuid.is_none_or(|parent| tracks.contains_key(&parent)), "{track:?}");
     }
@@ -120,4 +137,25 @@ fn an_arrow_leads_from_the_parent_to_the_clone() {
     assert_eq!((*begin, *end), (1_300, 1_300));
     assert_eq!((link.as_str(), name.as_str()), ("clone", "bio"));
     assert_eq!(from.flow_ids, to.terminating_flow_ids);
+}
+
+#[test]
+fn calls_that_touch_do_not_nest() {
+    let trace = trace(&[
+        (10, 0, 1, 0, 0, 0, false),
+        (20, 0, 1, 0, 0, 0, true),
+        (20, 0, 1, 0, 1, 0, false),
+        (20, 0, 1, 0, 1, 0, true),
+        (20, 0, 1, 0, 2, 0, false),
+        (30, 0, 1, 0, 2, 0, true),
+    ]);
+    let (tracks, events) = read_back(&trace, &layout("bio"));
+    let on_cpu = |event: &TrackEvent| {
+        let parent = tracks[&event.track_uuid.unwrap()].parent_uuid;
+        parent.is_some_and(|parent| tracks[&parent].name.as_deref() == Some("CPU 0"))
+    };
+    let kinds = events.iter().filter(|(_, event, _)| on_cpu(event));
+    let kinds: Vec<_> = kinds.map(|(time, event, _)| (*time, event.r#type())).collect();
+    let (begin, end) = (EventType::SliceBegin, EventType::SliceEnd);
+    assert_eq!(kinds, [(10, begin), (20, end), (20, begin), (20, end), (20, begin), (30, end)]);
 }

@@ -1,0 +1,443 @@
+//! The programs of the appendix: hello_world, bigreads, bitehist, kmalloc_callers.
+
+use std::{collections::BTreeMap, fs, os::unix::process::CommandExt, path::Path, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+
+use crate::{
+    Test,
+    commands::{loaded, wait_until_unloaded},
+    disks::{self, Mapped, NullBlk, ScsiDebug},
+    readme::block,
+    run::{Running, count, ensure_none, fio, program, shell, stage, wait_until, workspace},
+};
+
+pub const TESTS: &[Test] = &[
+    ("appendix_programs_behave_as_stages", appendix_programs_behave_as_stages),
+    ("hello_world_shows_every_exec", hello_world_shows_every_exec),
+    ("bigreads_shows_what_strace_shows", bigreads_shows_what_strace_shows),
+    ("bigreads_sees_the_reads_of_64_threads", bigreads_sees_the_reads_of_64_threads),
+    ("bigreads_counts_lost_lines", bigreads_counts_lost_lines),
+    ("bitehist_adds_up_to_the_disks_counters", bitehist_adds_up_to_the_disks_counters),
+    ("bitehist_counts_a_requeued_request_once", bitehist_counts_a_requeued_request_once),
+    ("kmalloc_callers_counts_a_modules_calls", kmalloc_callers_counts_a_modules_calls),
+    ("kmalloc_callers_adds_up_to_the_tracepoint", kmalloc_callers_adds_up_to_the_tracepoint),
+];
+
+const ALL: [&str; 4] = ["hello_world", "bigreads", "bitehist", "kmalloc_callers"];
+const DIRECTORY: &str = "/run/appendix";
+/// What hello_world says on Debian's 5.10.
+const NO_EXECVEAT: &str = "failures of execveat() are not shown";
+
+/// Exit codes, the help, and what is left in the kernel.
+fn appendix_programs_behave_as_stages() -> Result<()> {
+    let before = loaded()?;
+    let nobody = "setpriv --reuid 65534 --clear-groups";
+    let mut running = Vec::new();
+    for name in ALL {
+        let path = program(name);
+        let path = path.display();
+        let help = shell(&format!("{nobody} {path} --help"))?;
+        ensure!(help.contains("Usage: ") && help.contains("--duration"), "{name}: {help}");
+        let ended = Running::bash(&format!("{nobody} {path} --duration 1s"))?.end()?;
+        ensure!(ended.code == Some(3) && ended.stderr.contains("root"), "{name}: {ended:?}");
+        let ended = stage(name, &["--duration=5"])?;
+        ensure!(ended.code == Some(2), "{name}: {ended:?}");
+        running.push((name, Running::stage(name, &[])?));
+    }
+    for (wrong, name) in [("--min=1X", "bigreads"), ("--interval=0s", "bitehist")] {
+        let ended = stage(name, &[wrong])?;
+        ensure!(ended.code == Some(2) && ended.stdout.is_empty(), "{name} {wrong}: {ended:?}");
+    }
+    ensure!(!loaded()?.is_subset(&before), "nothing is loaded: the test does not test");
+    let signals = [Signal::TERM, Signal::INT, Signal::TERM, Signal::KILL];
+    for ((name, running), signal) in running.into_iter().zip(signals) {
+        running.signal(signal)?;
+        let ended = running.end()?;
+        ensure!(ended.code == Some(0) || signal == Signal::KILL, "{name}: {ended:?}");
+    }
+    wait_until_unloaded(&before)
+}
+
+/// Checks that the README of a program shows what it prints: every line but those of a single event
+/// or function, with other numbers.
+fn readme_agrees(name: &str, output: &str) -> Result<()> {
+    let shape = |line: &str| {
+        let mut shape = line.split_whitespace().collect::<Vec<_>>().join(" ");
+        shape = shape.replace(|c: char| c.is_ascii_digit() || c == '.', "N");
+        while shape.contains("NN") {
+            shape = shape.replace("NN", "N");
+        }
+        shape
+    };
+    let printed: Vec<String> = output.lines().map(shape).collect();
+    let readme = fs::read_to_string(workspace().join(format!("appendix/{name}/README.md")))?;
+    for line in block(&readme)?.lines() {
+        let is_one = ["/", "()", " -> "].iter().any(|what| line.contains(what))
+            || line.split_whitespace().next().is_none_or(|word| word.contains('.'));
+        let shown = shape(line);
+        let found = printed.iter().any(|printed| printed.ends_with(&shown));
+        ensure!(is_one || found, "{name}/README.md: nothing like {line:?} was printed:\n{output}");
+    }
+    Ok(())
+}
+
+/// Runs a script of the shell under strace; what strace has written.
+fn strace(options: &str, script: &str) -> Result<String> {
+    let log = format!("{DIRECTORY}/strace");
+    fs::create_dir_all(DIRECTORY)?;
+    fs::write(format!("{DIRECTORY}/script"), script)?;
+    shell(&format!("cd {DIRECTORY}; strace -f {options} -o {log} bash script >&2"))?;
+    Ok(fs::read_to_string(log)?)
+}
+
+/// `PID call(… "argument" …) = result`: the process, the first text in quotes, the result.
+fn call(line: &str) -> Option<(u32, String, i64)> {
+    let (call, result) = line.rsplit_once(" = ")?;
+    let (pid, call) = call.split_once(' ')?;
+    let text = call.split('"').nth(1).unwrap_or_default();
+    Some((pid.parse().ok()?, text.into(), result.split(' ').next()?.parse().ok()?))
+}
+
+fn hello_world_shows_every_exec() -> Result<()> {
+    let long = "/".to_owned() + &"x/".repeat(200);
+    let running = Running::stage("hello_world", &[])?;
+    let script = "
+        for i in 1 2 3 4 5 6 7 8 9 10; do /bin/true; done
+        for i in 1 2 3; do /bin/missing; done
+        PATH=/run/missing:/usr/bin:/bin; cat </dev/null
+        echo '#!/bin/sh' >interpreted; chmod +x interpreted; ./interpreted
+        /etc/passwd
+        true";
+    let log = strace("-e trace=execve,execveat", script)?;
+    // By the other system call.
+    let mut true_at = Command::new("/bin/true");
+    // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
+    unsafe {
+        true_at.pre_exec(move || {
+            let path = c"/run/missing/at".as_ptr();
+            let none = std::ptr::null::<u8>();
+            libc::syscall(libc::SYS_execveat, libc::AT_FDCWD, path, none, none, 0);
+            Ok(())
+        })
+    };
+    let true_at = Running::spawn(&mut true_at)?;
+    let at = true_at.id();
+    ensure!(true_at.end()?.code == Some(0), "true failed");
+    ensure!(Running::bash(&format!("exec {long}"))?.end()?.code != Some(0), "that ran");
+    let output = running.interrupt()?;
+
+    let mut expected: Vec<(u32, String, bool)> = log
+        .lines()
+        .filter_map(call)
+        .map(|(pid, file, result)| (pid, file, result == 0))
+        .chain([(at, "/run/missing/at".into(), false), (at, "/bin/true".into(), true)])
+        .filter(|(_, file, _)| !(file == "/run/missing/at" && output.contains(NO_EXECVEAT)))
+        .collect();
+    let traced: Vec<u32> = expected.iter().map(|(pid, ..)| *pid).collect();
+    let mut shown = Vec::new();
+    for line in output.lines().filter(|line| line.contains('/')) {
+        let (pid, rest) = line.trim_start().split_once(' ').with_context(|| line.to_owned())?;
+        let file = &rest[rest.find('/').unwrap_or(0)..];
+        let relative = rest.find(" ./").map_or(file, |start| &rest[start + 1..]);
+        let (file, ok) = match relative.split_once("  failed: ") {
+            Some((file, _)) => (file, false),
+            None => (relative, true),
+        };
+        let pid = pid.parse().with_context(|| line.to_owned())?;
+        if traced.contains(&pid) {
+            shown.push((pid, file.to_owned(), ok));
+        }
+    }
+    expected.sort();
+    shown.sort();
+    let failed = expected.iter().filter(|(.., ok)| !ok).count();
+    ensure!(expected.len() >= 18 && failed >= 4, "strace saw too few: {log}");
+    ensure!(shown == expected, "strace saw {expected:?}, hello_world {shown:?}: {output}");
+    let cut = format!("{}…  failed: ", &long[..255]);
+    ensure!(output.contains(&cut), "{output}");
+    ensure!(
+        count(&output, "programs executed")? + count(&output, "attempts failed")?
+            == output.lines().filter(|line| line.contains('/')).count() as u64,
+        "{output}"
+    );
+    readme_agrees("hello_world", &output)?;
+    ensure_none(&output, &["lines lost"])
+}
+
+/// The lines of bigreads: process, bytes, file.
+fn big_reads(output: &str) -> Result<Vec<(u32, i64, String)>> {
+    let mut reads = Vec::new();
+    for line in output.lines().skip(1) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let [time, _, pid, bytes, file] = words[..]
+            && time.contains('.')
+        {
+            reads.push((pid.parse()?, bytes.parse()?, file.into()));
+        }
+    }
+    Ok(reads)
+}
+
+fn bigreads_shows_what_strace_shows() -> Result<()> {
+    fs::create_dir_all(DIRECTORY)?;
+    shell(&format!("dd if=/dev/zero of={DIRECTORY}/big bs=512K count=9 status=none"))?;
+    let running = Running::stage("bigreads", &[])?;
+    let script = "
+        for size in 1048576 1048575 1048577 2M 4500K; do
+            dd if=big of=/dev/null bs=$size status=none
+        done
+        dd if=/dev/zero of=/dev/null bs=3M count=2 status=none
+        dd if=big bs=1M count=1 status=none | dd bs=1M iflag=fullblock of=/dev/null status=none
+        dd if=big of=/dev/null bs=1M skip=100 status=none
+        cat big >/dev/null";
+    let log = strace("-y -e trace=read,pread64", script)?;
+    let output = running.interrupt()?;
+    let mut expected: Vec<(u32, i64, String)> = Vec::new();
+    for line in log.lines() {
+        // 123 read(3</run/appendix/big>, ...) = 1048576
+        let Some((pid, _, bytes)) = call(line).filter(|(.., bytes)| *bytes >= 1 << 20) else {
+            continue;
+        };
+        let path = line.split(['<', '>']).nth(1).with_context(|| line.to_owned())?;
+        let file = Path::new(path).file_name().with_context(|| line.to_owned())?;
+        expected.push((pid, bytes, file.to_string_lossy().into_owned()));
+    }
+    ensure!(expected.len() >= 12, "strace saw too few: {log}");
+    let shown = big_reads(&output)?;
+    ensure!(shown == expected, "strace saw {expected:?}, bigreads {shown:?}: {output}");
+    ensure!(count(&output, "reads of at least 1048576 bytes")? == shown.len() as u64, "{output}");
+    fs::remove_file(format!("{DIRECTORY}/big"))?;
+    readme_agrees("bigreads", &output)?;
+    ensure_none(&output, &["lines lost"])
+}
+
+/// More threads than CPUs. Where a program was skipped, it says so.
+fn bigreads_sees_the_reads_of_64_threads() -> Result<()> {
+    fs::create_dir_all(DIRECTORY)?;
+    shell(&format!("dd if=/dev/zero of={DIRECTORY}/big bs=64K count=64 status=none"))?;
+    let running = Running::stage("bigreads", &["--min", "64K"])?;
+    let report = fio(&format!(
+        "--filename={DIRECTORY}/big --rw=read --bs=64k --size=4m --ioengine=sync --thread \
+         --numjobs=64 --invalidate=0"
+    ))?;
+    let output = running.interrupt()?;
+    let reads = report["read"]["total_ios"].as_u64().context("fio")?;
+    let shown = big_reads(&output)?.iter().filter(|(.., file)| file == "big").count() as u64;
+    let missed = count(&output, "lines lost")? + count(&output, "skipped")?;
+    fs::remove_file(format!("{DIRECTORY}/big"))?;
+    ensure!(reads == 4096, "{report}");
+    ensure!(shown + missed == reads, "{shown} shown, {missed} missed, {reads} reads");
+    Ok(())
+}
+
+fn bigreads_counts_lost_lines() -> Result<()> {
+    let running = Running::stage("bigreads", &["--min", "512"])?;
+    // Stopped, it empties no ring: 1 MiB has room for some 3,000 lines.
+    running.signal(Signal::STOP)?;
+    shell("dd if=/dev/zero of=/dev/null bs=777 count=6000 status=none")?;
+    running.signal(Signal::CONT)?;
+    let output = running.interrupt()?;
+    let shown = big_reads(&output)?.len() as u64;
+    let (reads, lost) = (count(&output, "reads of at least 512")?, count(&output, "lines lost")?);
+    ensure!(reads >= 6000 && lost > 1000, "{reads} reads, {lost} lost");
+    ensure!(shown + lost == reads, "{shown} shown + {lost} lost, {reads} reads");
+    Ok(())
+}
+
+/// I/Os and sectors of reads, writes and discards, which /sys/block/*/stat counts at completion.
+fn counters(disk: &str) -> Result<[(u64, u64); 3]> {
+    let text = fs::read_to_string(format!("/sys/block/{disk}/stat"))?;
+    let fields: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    Ok([0, 4, 11].map(|first| (fields[first], fields[first + 2])))
+}
+
+/// Of reads, writes and discards: I/Os, sectors, and the rows, by where they begin.
+type Histograms = [(u64, u64, BTreeMap<u64, u64>); 3];
+
+/// What bitehist prints of a disk.
+fn histograms(output: &str, disk: &str) -> Result<Histograms> {
+    let mut found = [(); 3].map(|()| (0, 0, BTreeMap::new()));
+    for (kind, found) in ["reads", "writes", "discards"].iter().zip(&mut found) {
+        let numbers = disks::numbers(disk)?;
+        let Some((_, rest)) = output.split_once(&format!("{disk} ({numbers}) {kind}: ")) else {
+            continue;
+        };
+        let mut lines = rest.lines();
+        let words: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
+        (found.0, found.1) = (words[0].parse()?, words[2].parse()?);
+        for line in lines.skip(1).take_while(|line| line.contains(" -> ")) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            found.2.insert(words[0].parse()?, words[4].parse()?);
+        }
+        let sum: u64 = found.2.values().sum();
+        ensure!(sum == found.0, "rows add up to {sum}: {output}");
+    }
+    Ok(found)
+}
+
+/// Runs a load on a disk; what bitehist and the disk's counters say must be the same. The load returns
+/// how many flushes without data it asked for: the disk counts them as writes of 0 sectors.
+fn bitehist_agrees(disk: &str, load: impl FnOnce() -> Result<u64>) -> Result<Histograms> {
+    let running = Running::stage("bitehist", &["--per-disk", "--interval", "1h"])?;
+    let before = counters(disk)?;
+    let flushes = load()?;
+    wait_until("the last I/O", || Ok(disks::in_flight(disk)? == 0))?;
+    let mut after = counters(disk)?;
+    after[1].0 -= flushes;
+    let output = running.interrupt()?;
+    let found = histograms(&output, disk)?;
+    for ((ios, sectors, _), (before, after)) in found.iter().zip(before.iter().zip(after)) {
+        let counted = (after.0 - before.0, after.1 - before.1);
+        ensure!((*ios, *sectors) == counted, "{disk} counted {counted:?}: {output}");
+    }
+    ensure_none(&output, &["dropped", "unmatched", "in flight"])?;
+    if found[0].0 > 0 && found[1].0 > 0 {
+        readme_agrees("bitehist", &output)?;
+    }
+    Ok(found)
+}
+
+fn bitehist_adds_up_to_the_disks_counters() -> Result<()> {
+    // Completes in an interrupt, as disks do. From 7.0 on, a program that runs in a task may be skipped.
+    let null = NullBlk::new(&[
+        ("irqmode", "2"),
+        ("completion_nsec", "10000"),
+        ("submit_queues", "2"),
+        ("memory_backed", "1"),
+        ("discard", "1"),
+    ])?;
+    for disk in [disks::nvme()?, null.name.clone()] {
+        let cache = fs::read_to_string(format!("/sys/block/{disk}/queue/write_cache"))?;
+        let mut report = serde_json::Value::Null;
+        let [reads, writes, discards] = bitehist_agrees(&disk, || {
+            report = fio(&format!(
+                "--filename=/dev/{disk} --ioengine=psync --thread --numjobs=8 --rw=randrw \
+                 --bsrange=512-60k --blockalign=512 --size=64m --number_ios=100 --direct=1 \
+                 --fsync=10"
+            ))?;
+            // Written back in requests of many merged pages.
+            shell(&format!("dd if=/dev/zero of=/dev/{disk} bs=1M count=8 conv=fsync status=none"))?;
+            if disk == null.name {
+                shell(&format!("blkdiscard --force --length 4MiB /dev/{disk}"))?;
+            }
+            // Without a cache that writes go through, the kernel asks no disk for a flush.
+            let asked = report["sync"]["total_ios"].as_u64().context("fio")? + 1;
+            Ok(if cache.trim() == "write back" { asked } else { 0 })
+        })?;
+        let total = |kind: &str| report[kind]["total_ios"].as_u64().context("fio");
+        ensure!(reads.0 == total("read")?, "{reads:?}: {report}");
+        // Those of dd come on top, 8 MiB of them.
+        ensure!(writes.0 > total("write")?, "{writes:?}: {report}");
+        ensure!((discards.0 > 0) == (disk == null.name), "{discards:?}");
+    }
+    // The rows of a size of its own.
+    let [reads, ..] = bitehist_agrees(&null.name, || {
+        fio(&format!("--filename=/dev/{} --rw=read --bs=16k --size=4m --direct=1", null.name))?;
+        Ok(0)
+    })?;
+    let rows: Vec<_> = reads.2.into_iter().filter(|(_, ios)| *ios > 0).collect();
+    ensure!(rows == [(16, 256)], "{rows:?}");
+    Ok(())
+}
+
+/// A SCSI host that is busy gives the request back, and gets it again later.
+fn bitehist_counts_a_requeued_request_once() -> Result<()> {
+    let disk = ScsiDebug::new("dev_size_mb=64 every_nth=10 opts=0x8000")?;
+    let [reads, ..] = bitehist_agrees(&disk.name, || {
+        fio(&format!(
+            "--filename=/dev/{} --ioengine=libaio --iodepth=16 --rw=randread --bs=8k --direct=1 \
+             --size=64m --number_ios=500",
+            disk.name
+        ))?;
+        Ok(0)
+    })?;
+    ensure!(reads.1 == 500 * 16, "{reads:?}");
+    Ok(())
+}
+
+/// The row of a function: calls, bytes asked for, bytes given.
+fn row(output: &str, function: &str) -> Result<[u64; 3]> {
+    let last = &output[output.rfind("from 0.0 s to ").context("no table")?..];
+    let row = last.lines().find(|line| line.ends_with(&format!(" {function}")));
+    let row = row.with_context(|| format!("no {function} in {last}"))?;
+    let mut words = row.split_whitespace().map(str::parse);
+    Ok([words.next(), words.next(), words.next()]
+        .map(|word| word.and_then(Result::ok).unwrap_or(0)))
+}
+
+/// A table of device mapper with 300 linear targets: `linear_ctr()` makes a struct for each.
+fn kmalloc_callers_counts_a_modules_calls() -> Result<()> {
+    let disk = disks::virtio()?;
+    let table: Vec<String> =
+        (0..300).map(|n| format!("{} 8 linear /dev/{disk} {}", n * 8, n * 8)).collect();
+    let running = Running::stage("kmalloc_callers", &["--interval", "500ms", "--top", "100000"])?;
+    let mapped = Mapped::new("appendix", &table.join(";"))?;
+    let output = running.interrupt()?;
+    drop(mapped);
+    let [calls, asked, given] = row(&output, "linear_ctr() [dm_mod]")?;
+    ensure!(calls == 300, "{calls} calls: {output}");
+    // A pointer and a sector, in a slab of 16 bytes.
+    ensure!(asked == 300 * 16 && given == 300 * 16, "{asked} bytes, {given} given: {output}");
+    ensure!(!output.contains("other functions"), "{output}");
+    ensure_none(&output, &["dropped"])
+}
+
+/// A tracefs instance: how often the kernel has called kmalloc() since it was made.
+struct Hits(&'static str);
+
+impl Hits {
+    fn new(name: &'static str) -> Result<Hits> {
+        let hits = Hits(name);
+        fs::create_dir(hits.path(""))?;
+        for event in ["kmalloc", "kmalloc_node"] {
+            let event = hits.path(&format!("events/kmem/{event}/enable"));
+            if Path::new(&event).exists() {
+                fs::write(event, "1")?;
+            }
+        }
+        Ok(hits)
+    }
+
+    fn path(&self, what: &str) -> String {
+        format!("/sys/kernel/tracing/instances/{}/{what}", self.0)
+    }
+
+    /// Stops recording; the number of events recorded, of which old ones are overwritten.
+    fn end(self) -> Result<u64> {
+        fs::write(self.path("tracing_on"), "0")?;
+        let text = shell(&format!("cat {}", self.path("per_cpu/cpu*/stats")))?;
+        let wanted = ["entries: ", "overrun: ", "dropped events: "];
+        let counts =
+            wanted.map(|what| text.lines().filter_map(move |line| line.strip_prefix(what)));
+        counts.into_iter().flatten().map(|count| Ok(count.parse::<u64>()?)).sum()
+    }
+}
+
+impl Drop for Hits {
+    fn drop(&mut self) {
+        fs::remove_dir(self.path("")).ok();
+    }
+}
+
+/// Between what the tracepoint counts from before the start to after the end, and what it counts
+/// while the programs are attached.
+fn kmalloc_callers_adds_up_to_the_tracepoint() -> Result<()> {
+    let outer = Hits::new("outer")?;
+    let running = Running::stage("kmalloc_callers", &["--interval", "1h"])?;
+    let inner = Hits::new("inner")?;
+    shell("ls -lR /sys/class >/dev/null")?;
+    let least = inner.end()?;
+    let output = running.interrupt()?;
+    let most = outer.end()?;
+    let [calls, asked, given] = row(&output, "(all)")?;
+    let skipped = count(&output, "skipped")?;
+    ensure!(
+        least > 1000 && (least..=most).contains(&(calls + skipped)),
+        "{calls} calls + {skipped} skipped, not {least} to {most}: {output}"
+    );
+    ensure!(given >= asked, "{asked} bytes, {given} given");
+    ensure!(count(&output, "dropped")? == 0, "{output}");
+    readme_agrees("kmalloc_callers", &output)
+}
