@@ -111,6 +111,7 @@ impl<'a> Reader<'a> {
 
     /// Waits a moment for events, and returns those that no older one can follow, in order.
     pub fn poll(&self) -> Result<Vec<Raw>> {
+        let before = self.waiting.borrow().len();
         match self.ring.poll(Duration::from_millis(50)) {
             // A signal: the caller looks at it.
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
@@ -121,7 +122,10 @@ impl<'a> Reader<'a> {
         let mut waiting = self.waiting.borrow_mut();
         waiting.sort_by_key(|event| event.time);
         let newest = waiting.last().map_or(0, |event| event.time);
-        let old = waiting.partition_point(|event| event.time + DISORDER <= newest);
+        let old = match waiting.len() == before {
+            true => before, // nothing has come since: what was written earlier is here
+            false => waiting.partition_point(|event| event.time + DISORDER <= newest),
+        };
         let rest = waiting.split_off(old);
         Ok(mem::replace(&mut *waiting, rest))
     }

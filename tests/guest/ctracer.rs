@@ -310,8 +310,10 @@ fn balances_its_ledger() -> Result<()> {
     let ios = number(&report["read"]["total_ios"])?;
     ensure!(output.contains("the ledger balances"), "{output}");
     let hits = count(&output, "hits of the probes")? - count(&output, "before the start")?;
+    // With kprobe.session, the kernel skips the return of a call that it has missed.
+    let missed = count(&output, "missed (another BPF program")?;
     // fio looks at the disk before it begins.
-    ensure!((4 * ios..4 * ios + 100).contains(&hits), "{hits} hits, {ios} I/Os: {output}");
+    ensure!(hits < 4 * ios + 100 && hits + missed >= 4 * ios, "{hits} hits, {ios} I/Os: {output}");
     let events = count(&output, "events")?;
     let recorded = count(&output, "calls recorded")? + count(&output, "returns recorded")?;
     ensure!(events == recorded && recorded > 2 * ios, "{events} events: {output}");
