@@ -81,6 +81,15 @@ fn instructions(dump: &str) -> Result<String> {
         if number < inlined_until {
             continue;
         }
+        // From 6.10 on, an array's look-up: from the offset of its values, which has been found as an
+        // addition, to the NULL for a key that is too large.
+        if text == "r0 = *(u32 *)(r2 +0)" {
+            let end = targets.range(number..).find(|(_, text)| *text == "r0 = 0");
+            inlined_until = *end.context("a look-up without an end")?.0 + 1;
+            found.pop();
+            found.push("call lookup".to_owned());
+            continue;
+        }
         let map_function = ["lookup", "update", "delete"]
             .into_iter()
             .find(|what| text.starts_with("call ") && text.contains(&format!("map_{what}_elem")));
