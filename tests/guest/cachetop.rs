@@ -146,6 +146,8 @@ fn cachetop_prints_tables() -> Result<()> {
 enum End {
     Key(&'static [u8]),
     Signal(Signal),
+    /// The terminal itself is closed.
+    Hangup,
 }
 
 fn cachetop_restores_the_terminal() -> Result<()> {
@@ -154,6 +156,7 @@ fn cachetop_restores_the_terminal() -> Result<()> {
         (End::Key(b"\x03"), 0),
         (End::Signal(Signal::TERM), 0),
         (End::Signal(Signal::KILL), 137),
+        (End::Hangup, 0),
     ] {
         let typescript = "/run/typescript";
         fs::write(typescript, "")?;
@@ -181,6 +184,12 @@ fn cachetop_restores_the_terminal() -> Result<()> {
             End::Key(key) => terminal.stdin.as_mut().context("no stdin")?.write_all(key)?,
             End::Signal(signal) => {
                 shell(&format!("kill -{} $(pidof cachetop)", signal.as_raw()))?;
+            }
+            End::Hangup => {
+                terminal.kill()?;
+                terminal.wait()?;
+                wait_until("its end", || Ok(shell("pidof cachetop || true")?.is_empty()))?;
+                continue;
             }
         }
         wait_until("a usable terminal", || {
