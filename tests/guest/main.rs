@@ -58,7 +58,6 @@ const ONCE: &[&str] = &[
     "by_hand_leaves_nothing",
     "by_hand_refusals",
     "cachetop_prints_tables",
-    "cachetop_restores_the_terminal",
 ];
 
 fn main() {
