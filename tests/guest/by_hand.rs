@@ -21,6 +21,7 @@ pub const TESTS: &[Test] = &[
     ("by_hand_says_hello", by_hand_says_hello),
     ("by_hand_measures_a_sleep", by_hand_measures_a_sleep),
     ("by_hand_counts_what_is_lost", by_hand_counts_what_is_lost),
+    ("by_hand_leaves_nothing", by_hand_leaves_nothing),
     ("by_hand_refusals", by_hand_refusals),
 ];
 
@@ -81,6 +82,15 @@ fn instructions(dump: &str) -> Result<String> {
         if number < inlined_until {
             continue;
         }
+        // From 6.10 on, an array's look-up: from the offset of its values, which has been found as an
+        // addition, to the NULL for a key that is too large.
+        if text == "r0 = *(u32 *)(r2 +0)" {
+            let end = targets.range(number..).find(|(_, text)| *text == "r0 = 0");
+            inlined_until = *end.context("a look-up without an end")?.0 + 1;
+            found.pop();
+            found.push("call lookup".to_owned());
+            continue;
+        }
         let map_function = ["lookup", "update", "delete"]
             .into_iter()
             .find(|what| text.starts_with("call ") && text.contains(&format!("map_{what}_elem")));
@@ -127,13 +137,13 @@ fn call_fchmodat(times: usize, cpu: Option<usize>) -> Result<()> {
 
 fn by_hand_counts_what_strace_counts() -> Result<()> {
     let running = Running::stage("syscall_counter", &["fchmodat"])?;
-    let script = "touch /run/f; for i in 1 2 3 4 5; do chmod 600 /run/f; chmod -R 700 /run/f; done";
+    let script = "touch /run/f; for i in 1 2; do chmod 600 /run/f; chmod -R 700 /run/f; done";
     let strace = "strace -f -qq -o /run/strace -e trace=fchmodat";
     shell(&format!("{strace} sh -c '{script}'"))?;
     let output = running.interrupt()?;
     let lines = fs::read_to_string("/run/strace")?;
     let traced = lines.lines().filter(|line| line.contains(" fchmodat(")).count() as u64;
-    ensure!(traced >= 5, "{lines}");
+    ensure!(traced >= 2, "{lines}");
     ensure!(count(&output, "calls of fchmodat()")? == traced, "not {traced}: {output}");
     Ok(())
 }
@@ -176,14 +186,6 @@ fn by_hand_says_hello() -> Result<()> {
     let own = hellos.iter().filter(|line| line.contains(&format!("-{task} "))).count();
     ensure!(own == 500 && count(&output, "lines lost")? == 0, "{own}: {output}");
     ensure!(count(&output, "calls of openat()")? == hellos.len() as u64, "{output}");
-    // What a killed run leaves, the next one removes.
-    let killed = Running::stage("hello_open", &[])?;
-    killed.signal(Signal::KILL)?;
-    killed.end()?;
-    stage("hello_open", &["--duration", "100ms"])?;
-    let left =
-        shell("ls /sys/kernel/tracing/instances; bpftool prog show name hello_open || true")?;
-    ensure!(left.is_empty(), "left: {left}");
     Ok(())
 }
 
@@ -239,6 +241,18 @@ fn by_hand_counts_what_is_lost() -> Result<()> {
     let own = own_times(&output, "")?.len() as u64;
     ensure!(lost > 4000 && own + lost == 5100, "{own} and {lost} lost: {output}");
     ensure!(count(&output, "in progress")? == 0, "{output}");
+    Ok(())
+}
+
+/// What a killed run leaves, the next one removes.
+fn by_hand_leaves_nothing() -> Result<()> {
+    let killed = Running::stage("hello_open", &[])?;
+    killed.signal(Signal::KILL)?;
+    killed.end()?;
+    stage("hello_open", &["--duration", "100ms"])?;
+    let left =
+        shell("ls /sys/kernel/tracing/instances; bpftool prog show name hello_open || true")?;
+    ensure!(left.is_empty(), "left: {left}");
     Ok(())
 }
 

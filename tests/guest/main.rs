@@ -55,9 +55,9 @@ const ONCE: &[&str] = &[
     "stage09_random_reads",
     "stage09_odd_ranges",
     "stage09_block_device",
+    "by_hand_leaves_nothing",
     "by_hand_refusals",
     "cachetop_prints_tables",
-    "cachetop_restores_the_terminal",
 ];
 
 fn main() {

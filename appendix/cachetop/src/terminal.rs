@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 pub use ratatui::crossterm::event::Event;
 use ratatui::{
     Frame, Terminal,
@@ -18,6 +18,10 @@ use ratatui::{
         event, execute,
         terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode},
     },
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
 };
 
 /// Waits for the end of the process that has started it, and restores the terminal where that was
@@ -61,10 +65,21 @@ impl FullScreen {
         Ok(())
     }
 
-    /// Waits for a key or a new size, at most `limit`.
+    /// Waits for a key, at most `limit`. Fails where the terminal is gone: crossterm would go on
+    /// reading the nothing that comes from it, and never return.
     pub fn event(&self, limit: Duration) -> Result<Option<Event>> {
         let what = "the terminal could not be read";
-        if event::poll(limit).context(what)? {
+        let mut tty = [PollFd::new(&self.tty, PollFlags::IN)];
+        let limit = Timespec::try_from(limit).context(what)?;
+        match poll(&mut tty, Some(&limit)) {
+            Err(Errno::INTR) => return Ok(None),
+            result => result.context(what)?,
+        };
+        ensure!(
+            !tty[0].revents().intersects(PollFlags::HUP | PollFlags::ERR),
+            "the terminal is gone"
+        );
+        if event::poll(Duration::ZERO).context(what)? {
             return event::read().context(what).map(Some);
         }
         Ok(None)
