@@ -22,6 +22,7 @@ struct read {
 	u64 first, pages; /* the same range, in pages of the file */
 	u64 hit, miss, readahead; /* pages */
 	u64 is_rest; /* of a read whose pages have been counted */
+	u64 calls_back; /* io_uring asks again when the page has its data */
 };
 
 struct {
@@ -41,9 +42,11 @@ static __always_inline void recall_unfinished(u64 iocb, int flags, struct read *
 {
 	struct read *before = bpf_map_lookup_elem(&unfinished, &iocb);
 
+	if (!before || before->file != read->file || before->offset != read->offset ||
+	    before->bytes != read->bytes)
+		return;
 	/* With IOCB_NOWAIT alone, the application asks anew. */
-	if ((flags & (IOCB_NOWAIT | IOCB_WAITQ)) == IOCB_NOWAIT || !before || before->file != read->file ||
-	    before->offset != read->offset || before->bytes != read->bytes)
+	if ((flags & (IOCB_NOWAIT | IOCB_WAITQ)) == IOCB_NOWAIT && !before->calls_back)
 		return;
 	read->hit = before->hit;
 	read->miss = before->miss;
@@ -59,6 +62,7 @@ static __always_inline void note_unfinished(u64 iocb, void *callback, const stru
 
 	if (!callback || callback != &io_complete_rw)
 		return;
+	rest.calls_back = ret == -EIOCBQUEUED;
 	if (ret > 0) {
 		rest.offset += ret - read->already;
 		rest.bytes -= ret - read->already;

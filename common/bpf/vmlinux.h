@@ -55,7 +55,7 @@ enum bpf_map_type {
 
 /* For bpf_core_enum_value(): the running kernel's number, or whether it has one. */
 enum bpf_func_id { BPF_FUNC_trace_vprintk = 177 };
-enum pageflags { PG_uptodate = 3 };
+enum pageflags { PG_uptodate = 3, PG_head = 6 };
 enum req_flag_bits { __REQ_CGROUP_PUNT = 22 }; /* up to 6.3 */
 
 /* The type of a file, of inode.i_mode. */
@@ -241,6 +241,15 @@ struct trace_event_raw_kmem_alloc {
 	bool accounted; /* 5.19 and 6.0 */
 };
 
+/* include/linux/mm_types.h: a power of two of pages; of one page only, where PG_head is not set. */
+struct folio {
+	unsigned long _flags_1; /* from 6.6 on, the power is in the lowest 8 bits */
+};
+
+struct folio___old {
+	unsigned char _folio_order;
+};
+
 /* include/linux/ns_common.h, pid_namespace.h, pid.h, sched.h: a process and its numbers. */
 struct ns_common {
 	unsigned int inum;
@@ -262,6 +271,8 @@ struct pid {
 
 struct task_struct {
 	struct task_struct *group_leader;
+	u64 start_time; /* ns since boot, without times of suspension */
+	char comm[16];
 	struct pid *thread_pid;
 };
 

@@ -20,7 +20,6 @@ pub const TESTS: &[Test] = &[
     ("without_capabilities_is_3", without_capabilities_is_3),
     ("a_vanished_hook_is_3", a_vanished_hook_is_3),
     ("a_refused_program_names_its_line", a_refused_program_names_its_line),
-    ("no_io_is_said_so", no_io_is_said_so),
     ("a_signal_leaves_nothing", a_signal_leaves_nothing),
     (
         "a_killed_run_leaves_an_instance_until_the_next",
@@ -143,22 +142,6 @@ fn a_refused_program_names_its_line() -> Result<()> {
     Ok(())
 }
 
-fn no_io_is_said_so() -> Result<()> {
-    for name in ALL {
-        let ended = stage(name, &["--duration", "200ms"])?;
-        ensure!(ended.code == Some(0), "{name}: {ended:?}");
-        ensure!(
-            ended.stdout.contains("No ") && ended.stdout.contains(" was seen"),
-            "{name}: {ended:?}"
-        );
-        ensure!(
-            !ended.stdout.contains("=>") && !ended.stdout.contains("Max latency"),
-            "{name}: {ended:?}"
-        );
-    }
-    Ok(())
-}
-
 /// The programs, maps and links that are loaded, by kind and id; an id never comes again.
 pub fn loaded() -> Result<HashSet<String>> {
     let lists = shell(r"printf '%s list\n' prog map link | bpftool --json batch file -")?;
@@ -184,6 +167,7 @@ pub fn wait_until_unloaded(before: &HashSet<String>) -> Result<()> {
         .with_context(|| shell("bpftool prog list; bpftool map list").unwrap_or_default())
 }
 
+/// No hook, no map, no trace instance; and a run that saw nothing says so.
 fn a_signal_leaves_nothing() -> Result<()> {
     let before = loaded()?;
     // One handler serves both, in all.
@@ -196,7 +180,12 @@ fn a_signal_leaves_nothing() -> Result<()> {
             );
             running.signal(signal)?;
             let ended = running.end()?;
-            ensure!(ended.code == Some(0) && !ended.stdout.is_empty(), "{name}: {ended:?}");
+            // Stages 08 and 09 have seen bpftool being read.
+            let silent = ended.stdout.contains("No ") && ended.stdout.contains(" was seen");
+            let said = silent || (*name >= "stage08" && ended.stdout.contains("[Total "));
+            ensure!(ended.code == Some(0) && said, "{name}: {ended:?}");
+            let figures = ended.stdout.contains("=>") || ended.stdout.contains("Max latency");
+            ensure!(!figures, "{name}: {ended:?}");
             wait_until_unloaded(&before)?;
             ensure!(instances().is_empty(), "{name} left {:?}", instances());
         }
@@ -206,7 +195,7 @@ fn a_signal_leaves_nothing() -> Result<()> {
 
 fn a_killed_run_leaves_an_instance_until_the_next() -> Result<()> {
     let before = loaded()?;
-    for name in ["stage01", "stage04", "stage08"] {
+    for name in ["stage01", "stage08"] {
         let running = Running::stage(name, &[])?;
         running.signal(Signal::KILL)?;
         running.end()?;
@@ -231,10 +220,12 @@ fn a_reader_may_go() -> Result<()> {
     let output = shell(&script)?;
     ensure!(output.lines().count() == 4 && output.ends_with("\n0\n"), "{output}");
     // Before the summary; before the first word; the reader of what libbpf says.
-    let mut pipes = vec![("stage06", "--quiet --duration 1s | head -n 1")];
-    pipes.push(("stage06", "--verbose --quiet --duration 1s 2>&1 | head -n 1"));
-    pipes.extend(["stage00", "stage06"].map(|name| (name, "--duration 1s | true")));
-    for (name, pipe) in pipes {
+    for (name, pipe) in [
+        ("stage04", "--quiet --duration 1s | head -n 1"),
+        ("stage04", "--verbose --quiet --duration 1s 2>&1 | head -n 1"),
+        ("stage00", "--duration 1s | true"),
+        ("stage02", "--duration 1s | true"),
+    ] {
         let script =
             format!("{} {pipe} >/dev/null; echo ${{PIPESTATUS[0]}}", program(name).display());
         let ended = Running::bash(&script)?.end()?;
@@ -263,36 +254,40 @@ fn something_to_see(disk: &str) -> Result<Running> {
 }
 
 /// `stageNN >file 2>&1` and `>>file`: what stdout and stderr get is in the file, whole and in order,
-/// behind what was there before. On overlay and on ext4, which lock a file in their own ways; every
-/// stage on both, every second one with the same redirection.
+/// behind what was there before. On overlay and on ext4, which lock a file in their own ways.
 fn one_file_takes_both_streams() -> Result<()> {
     let mounted = Mounted::new()?;
     let load = something_to_see(&disks::virtio()?)?;
-    for (directory, kind, first) in [("/root", "overlayfs", 0), ("/mnt/data", "ext2/ext3", 1)] {
+    for (directory, kind) in [("/root", "overlayfs"), ("/mnt/data", "ext2/ext3")] {
         let found = shell(&format!("stat -f -c %T {directory}"))?;
         ensure!(found.trim() == kind, "{directory} is {found:?}, not {kind}");
-        for (redirection, before, skip) in [(">", "", first), (">>", "before\n", 1 - first)] {
-            let mut running = Vec::new();
-            for name in ALL.iter().skip(skip).step_by(2) {
-                let file = format!("{directory}/{name}.log");
-                fs::write(&file, "before\n")?;
-                let path = program(name);
-                let script = format!("exec {} {redirection}{file} 2>&1", path.display());
-                running.push((name, file, Running::bash(&script)?));
-            }
-            let event = |name: &str| if name == "stage00" { " # " } else { "bpf_trace_printk: " };
-            for (name, file, _) in &running {
-                let has_event = || Ok(fs::read_to_string(file)?.contains(event(name)));
-                wait_until("an event", has_event).with_context(|| file.clone())?;
-            }
-            for (name, file, running) in running {
-                running.signal(Signal::INT)?;
-                let ended = running.end().with_context(|| file.clone())?;
-                ensure!(ended.code == Some(0), "{redirection}{file}: {ended:?}");
-                let text = fs::read_to_string(&file)?;
-                whole(name, before, &text).with_context(|| format!("{redirection}{file}"))?;
-                fs::remove_file(&file)?;
-            }
+    }
+    let mut ways = ["/root", "/mnt/data"]
+        .into_iter()
+        .flat_map(|directory| [(directory, ">", ""), (directory, ">>", "before\n")])
+        .cycle();
+    // A few at a time: starting them all at once takes minutes.
+    for names in ALL.chunks(5) {
+        let mut running = Vec::new();
+        for (name, (directory, redirection, before)) in names.iter().zip(ways.by_ref()) {
+            let file = format!("{directory}/{name}.log");
+            fs::write(&file, "before\n")?;
+            let path = program(name);
+            let script = format!("exec {} {redirection}{file} 2>&1", path.display());
+            running.push((name, file, before, Running::bash(&script)?));
+        }
+        let event = |name: &str| if name == "stage00" { " # " } else { "bpf_trace_printk: " };
+        for (name, file, ..) in &running {
+            let has_event = || Ok(fs::read_to_string(file)?.contains(event(name)));
+            wait_until("an event", has_event).with_context(|| file.clone())?;
+        }
+        for (name, file, before, running) in running {
+            running.signal(Signal::INT)?;
+            let ended = running.end().with_context(|| file.clone())?;
+            ensure!(ended.code == Some(0), "{file}: {ended:?}");
+            let text = fs::read_to_string(&file)?;
+            whole(name, before, &text).with_context(|| file.clone())?;
+            fs::remove_file(&file)?;
         }
     }
     drop(load);
@@ -340,19 +335,16 @@ fn is_end_of_block(line: &str) -> bool {
 fn a_pipe_of_both_streams_may_close() -> Result<()> {
     let before = loaded()?;
     let load = something_to_see(&disks::virtio()?)?;
-    // A few at a time: starting and ending them all at once takes minutes.
-    for names in ALL.chunks(3) {
-        let start = |name: &&str| {
-            let program = program(name);
-            let pipe = "--duration 3s 2>&1 | head -n 1; echo ${PIPESTATUS[0]}";
-            Running::bash(&format!("{} {pipe}", program.display()))
-        };
-        let running = names.iter().map(start).collect::<Result<Vec<_>>>()?;
-        for (running, name) in running.into_iter().zip(names) {
-            let ended = running.end().with_context(|| *name)?;
-            let said = format!("{name}: tracing for 3s\n0\n");
-            ensure!(ended.stdout == said && ended.stderr.is_empty(), "{name}: {ended:?}");
-        }
+    let names = ["stage00", "stage01", "stage04", "stage08"];
+    let running = names.map(|name| {
+        let program = program(name);
+        let pipe = "--duration 3s 2>&1 | head -n 1; echo ${PIPESTATUS[0]}";
+        Running::bash(&format!("{} {pipe}", program.display()))
+    });
+    for (running, name) in running.into_iter().zip(names) {
+        let ended = running?.end().context(name)?;
+        let said = format!("{name}: tracing for 3s\n0\n");
+        ensure!(ended.stdout == said && ended.stderr.is_empty(), "{name}: {ended:?}");
     }
     drop(load);
     ensure!(instances().is_empty(), "{:?}", instances());

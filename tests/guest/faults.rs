@@ -39,21 +39,21 @@ pub const TESTS: &[Test] = &[
     ("stage09_counts_refused_reads", || counts_refused_reads("stage09")),
 ];
 
-/// SIGKILL, 20 times: all along the way to the hooks, and in the second after they are in place.
+/// SIGKILL, 10 times: all along the way to the hooks, and in the second after they are in place.
 fn killed_at_any_moment_leaves_nothing() -> Result<()> {
     let before = loaded()?;
     let start = Instant::now();
     let running = Running::stage("stage06", &[])?;
     let to_tracing = start.elapsed();
     running.interrupt()?;
-    for run in 0..20 {
+    for run in 0..10 {
         let name = ["stage02", "stage06", "stage07", "stage09"][run as usize / 2 % 4];
         let mut running = Running::spawn(&mut Command::new(program(name)))?;
         if run % 2 == 0 {
-            thread::sleep(to_tracing * run / 20);
+            thread::sleep(to_tracing * run / 10);
         } else {
             running.wait_for("tracing")?;
-            thread::sleep(Duration::from_secs(1) * run / 20);
+            thread::sleep(Duration::from_secs(1) * run / 10);
         }
         running.signal(Signal::KILL)?;
         let ended = running.end()?;
@@ -73,7 +73,7 @@ impl Load {
     fn on(disk: &str) -> Result<Load> {
         let load = format!(
             "fio --name=load --filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
-             --rate_iops=300 --time_based --runtime=100 --size=64M --output-format=terse >/dev/null 2>&1"
+             --rate_iops=300 --thread --time_based --runtime=100 --size=64M --output-format=terse >/dev/null 2>&1"
         );
         Ok(Load(Running::bash(&format!("exec {load}"))?))
     }
@@ -326,8 +326,10 @@ fn counts_refused_reads(name: &str) -> Result<()> {
 }
 
 /// All stages that can be quiet, at the same time, over 1,000,000 O_DIRECT reads of null_blk by 16
-/// threads.
+/// threads: where the kernel is preemptible and newest. Elsewhere, 100,000 show the same sooner.
 fn a_million_ios() -> Result<()> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let ios = if release.starts_with("7.") { 1_000_000 } else { 100_000 };
     let disk = NullBlk::new(&[("irqmode", "1"), ("submit_queues", "2")])?;
     let names = ["stage04", "stage05", "stage06", "stage07", "stage08", "stage09"];
     let mut running = vec![Running::stage("stage00", &["-t"])?];
@@ -343,8 +345,9 @@ fn a_million_ios() -> Result<()> {
     let before = disks::bios(&disk.name)?;
     let mut load = Running::bash(&format!(
         "exec fio --name=t --filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 \
-             --iodepth_batch=8 --numjobs=16 --number_ios=62500 --norandommap --thread --gtod_reduce=1 --output-format=terse >/dev/null",
-        disk.name
+             --iodepth_batch=8 --numjobs=16 --number_ios={} --norandommap --thread --gtod_reduce=1 --output-format=terse >/dev/null",
+        disk.name,
+        ios / 16
     ))?;
     let done = || Ok::<_, anyhow::Error>(disks::bios(&disk.name)? - before);
     wait_until("the first I/Os", || Ok(done()? > 10_000))?;
@@ -352,7 +355,7 @@ fn a_million_ios() -> Result<()> {
     load.wait_at_most(Duration::from_secs(600))?;
     let late: Vec<u64> = running.iter().map(memory).collect::<Result<_>>()?;
     let done = done()?;
-    ensure!(done == 1_000_000, "{done} reads");
+    ensure!(done == ios, "{done} reads");
     let mut left = Vec::new();
     for map in serde_json::from_str::<serde_json::Value>(&shell("bpftool map list --json")?)?
         .as_array()

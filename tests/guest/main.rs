@@ -5,8 +5,12 @@
 
 mod appendix;
 mod bios;
+mod by_hand;
+mod cachetop;
 mod commands;
+mod ctracer;
 mod disks;
+mod exercises;
 mod faults;
 mod ftrace;
 mod load;
@@ -15,13 +19,46 @@ mod readme;
 mod requests;
 mod run;
 
-use std::{env, fs, path::Path, process::Command};
+use std::{
+    env, fs,
+    path::Path,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A test's name, and the test.
 type Test = (&'static str, fn() -> Result<()>);
+
+/// On one kernel, these are enough: they judge user space, or code that another test judges on all.
+const ONCE: &[&str] = &[
+    "help_needs_no_root",
+    "wrong_usage_is_2",
+    "without_root_is_3",
+    "without_btf_is_3",
+    "without_tracefs_is_3",
+    "without_capabilities_is_3",
+    "a_killed_run_leaves_an_instance_until_the_next",
+    "a_reader_may_go",
+    "a_full_disk_is_1",
+    "one_file_takes_both_streams",
+    "a_pipe_of_both_streams_may_close",
+    "two_stages_at_once_see_every_line",
+    "readmes_show_real_output",
+    "killed_at_any_moment_leaves_nothing",
+    "tracefs_may_be_unmounted",
+    "the_clock_may_be_set",
+    "stage09_takes_only_a_process",
+    "stage09_sequential_reads",
+    "stage09_random_reads",
+    "stage09_odd_ranges",
+    "stage09_block_device",
+    "by_hand_refusals",
+    "cachetop_prints_tables",
+    "cachetop_restores_the_terminal",
+];
 
 fn main() {
     let mut arguments = Arguments::from_args();
@@ -35,21 +72,48 @@ fn main() {
         faults::TESTS,
         load::TESTS,
         appendix::TESTS,
+        cachetop::TESTS,
+        by_hand::TESTS,
+        ctracer::TESTS,
     ]
     .concat();
     let (part, parts) = part(&env::var("VM_TESTS_PART").unwrap_or_default()).unwrap_or((0, 1));
-    let trials = tests
-        .into_iter()
-        .skip(part)
-        .step_by(parts)
-        .map(|(name, test)| {
-            Trial::test(name, move || test().map_err(|e| Failed::from(format!("{e:#}"))))
-        })
-        .collect();
+    let all = env::var_os("VM_TESTS_WITHOUT_ONCE").is_none();
+    let trial = |(name, test): Test| {
+        Trial::test(name, move || test().map_err(|e| Failed::from(format!("{e:#}"))))
+    };
+    let trials = match env::var("VM_JUDGES") {
+        Ok(judges) => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), &judges),
+        Err(_) => {
+            let tests = tests.into_iter().filter(|(name, _)| all || !ONCE.contains(name));
+            tests.skip(part).step_by(parts).map(trial).collect()
+        }
+    };
     if !arguments.list {
         prepare();
     }
     libtest_mimic::run(&arguments, trials).exit()
+}
+
+/// The tests of these names, in their order, for `cargo lesson`. After one that fails, the others do
+/// not run.
+fn judges(tests: &[Test], names: &str) -> Vec<Trial> {
+    static FAILED: AtomicBool = AtomicBool::new(false);
+    let judges = names.split(',').map(|name| {
+        let found = tests.iter().find(|(test, _)| *test == name);
+        (name, found.unwrap_or_else(|| panic!("no test {name}")).1)
+    });
+    let trial = |(name, test): (&str, fn() -> Result<()>)| {
+        Trial::test(name, move || {
+            if FAILED.load(Ordering::Relaxed) {
+                return Err(Failed::from("not run"));
+            }
+            let judged = test().map_err(|e| Failed::from(format!("{e:#}")));
+            FAILED.store(judged.is_err(), Ordering::Relaxed);
+            judged
+        })
+    };
+    judges.map(trial).collect()
 }
 
 /// `1/2`: every second test from the second one on.

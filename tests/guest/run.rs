@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     io::{BufRead, BufReader, Read},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{self, Receiver},
@@ -12,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::{
-    process::{Pid, Signal, kill_process},
+    process::{Pid, Signal, kill_process, kill_process_group},
     time::{ClockId, clock_gettime},
 };
 use serde_json::Value;
@@ -23,17 +24,44 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 /// The directory of the programs under test, in memory.
 const PROGRAMS: &str = "/run/programs";
 
+/// The program in whose place an attempt runs, and that attempt: only where `cargo lesson` judges one.
+pub fn subject() -> Option<(String, String)> {
+    let subject = env::var("VM_SUBJECT").ok()?;
+    let (name, attempt) = subject.split_once('=')?;
+    Some((name.to_owned(), attempt.to_owned()))
+}
+
+/// Whether this program is to be judged: only the attempt where there is one.
+pub fn is_judged(program: &str) -> bool {
+    subject().is_none_or(|(subject, _)| subject == program)
+}
+
+/// How much of a load to run: all of it, or a third where `cargo lesson` judges an attempt, and a
+/// learner waits.
+pub fn load(all: u64) -> u64 {
+    if subject().is_some() { all.div_ceil(3) } else { all }
+}
+
 /// The path of a program of the workshop, in memory: the workspace is shared without a cache, and a
 /// program started from it takes twice as long.
 pub fn program(name: &str) -> PathBuf {
-    let copy = Path::new(PROGRAMS).join(name);
-    if !copy.exists() {
-        let from = built().join(name);
-        fs::create_dir_all(PROGRAMS)
-            .and_then(|()| fs::copy(&from, &copy))
-            .unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    let from = subject().filter(|(subject, _)| subject == name);
+    let from = from.map_or_else(|| built().join(name), |(_, attempt)| attempt.into());
+    let to = Path::new(PROGRAMS).join(name);
+    copy(&from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    to
+}
+
+/// Copies a program, unless that was done: `cargo lesson` runs many tests in one guest.
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    let (new, old) = (fs::metadata(from)?, fs::metadata(to));
+    let time = new.modified()?;
+    if old.is_ok_and(|old| old.len() == new.len() && old.modified().is_ok_and(|t| t == time)) {
+        return Ok(());
     }
-    copy
+    fs::create_dir_all(PROGRAMS)?;
+    fs::copy(from, to)?;
+    fs::File::open(to)?.set_modified(time)
 }
 
 /// The directory in which the programs were built.
@@ -87,6 +115,7 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            .process_group(0)
             .spawn()
             .with_context(|| format!("{name} does not start"))?;
         let stdout = lines(child.stdout.take().context("no stdout")?);
@@ -108,8 +137,9 @@ impl Running {
                 return Ok(());
             }
         }
-        self.child.kill().ok();
-        bail!("{} never said {text:?}: {:?}", self.name, self.said)
+        kill(&self.child);
+        let name = self.name.rsplit('/').next().unwrap_or_default();
+        bail!("{name} never said {text:?}, but:\n{}", self.said)
     }
 
     /// The number of the process.
@@ -131,7 +161,7 @@ impl Running {
                 return Ok(());
             }
             if start.elapsed() > limit {
-                self.child.kill().ok();
+                kill(&self.child);
                 bail!("{}: not done after {limit:?}", self.name);
             }
             thread::sleep(Duration::from_millis(100));
@@ -155,12 +185,20 @@ impl Running {
     }
 }
 
-/// What a test that failed has left running must not disturb the next one.
+/// What a test that failed has left running must not disturb the next one. Of fio, only --thread keeps
+/// all of it in its process group.
 impl Drop for Running {
     fn drop(&mut self) {
-        self.child.kill().ok();
-        wait(&mut self.child).ok();
+        if matches!(self.child.try_wait(), Ok(None)) {
+            kill(&self.child);
+            wait(&mut self.child).ok();
+        }
     }
+}
+
+/// Kills a program and those that it has started: each program here leads a process group.
+fn kill(child: &Child) {
+    kill_process_group(Pid::from_child(child), Signal::KILL).ok();
 }
 
 fn wait(child: &mut Child) -> Result<ExitStatus> {
@@ -170,7 +208,7 @@ fn wait(child: &mut Child) -> Result<ExitStatus> {
         Ok(status.is_some())
     });
     if ended.is_err() {
-        child.kill().ok();
+        kill(child);
     }
     ended.and(status.context("no status"))
 }

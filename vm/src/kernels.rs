@@ -133,7 +133,7 @@ impl Table {
 
 impl Line {
     /// Where the unpacked kernel lies. Another pin is another directory.
-    fn dir(&self, cache: &Cache) -> PathBuf {
+    pub fn dir(&self, cache: &Cache) -> PathBuf {
         // Older versions kept no manifest.
         let mut hash = Sha256::new_with_prefix(MANIFEST);
         for package in &self.packages {

@@ -5,6 +5,7 @@
 mod agent;
 mod apt;
 mod bench;
+mod bundle;
 mod cache;
 mod cleanup;
 mod doctor;
@@ -56,6 +57,8 @@ enum Cmd {
     Doctor(Guest),
     /// Install, fetch and prepare everything that the other commands need
     Setup(Setup),
+    /// Write one file with the kernels and the crates, for machines without a network
+    Bundle(Bundle),
     /// Started by `cargo run` and `cargo test` for a program of the workspace
     #[command(hide = true)]
     Runner(Runner),
@@ -113,6 +116,18 @@ struct Run {
 struct Setup {
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR", help = LINES)]
     kernel: Option<String>,
+    /// Take the kernels from a file of `cargo vm bundle` instead of the network
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct Bundle {
+    /// Kernel line, or `all` [default: 6.1]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE|all")]
+    kernel: Option<String>,
+    /// The file to write: workshop.tar.zst
+    file: PathBuf,
 }
 
 #[derive(Args)]
@@ -204,6 +219,10 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Run(run) => cmd_run(run),
         Cmd::Shell(guest) => cmd_shell(guest),
         Cmd::Setup(setup) => cmd_setup(setup),
+        Cmd::Bundle(options) => {
+            setup::packages(true)?;
+            bundle::write(&options.file, named(options.kernel).as_deref()).map(|()| 0)
+        }
         Cmd::Test(test) => {
             test::main(named(test.kernel).as_deref(), test.filter.as_deref(), test.bless)
         }
@@ -228,7 +247,10 @@ fn cmd_run(run: Run) -> Result<i32> {
     let name = argv[0].to_string_lossy().into_owned();
     let is_path = name.contains('/');
     let programs = if is_path { Vec::new() } else { workspace::programs(&root)? };
-    let Some(program) = programs.iter().find(|program| program.name == name) else {
+    let is_meant = |program: &&workspace::Program| {
+        program.name == name || program.is_default && program.package == name
+    };
+    let Some(program) = programs.iter().find(is_meant) else {
         if name.starts_with("stage") && !is_path {
             let names: Vec<&str> = programs.iter().map(|p| p.name.as_str()).collect();
             return Err(fail(
@@ -252,8 +274,8 @@ fn cmd_run(run: Run) -> Result<i32> {
     if !help {
         launch::prepare(&options)?;
     }
-    let file =
-        workspace::build(&root, &["build", "--package", &program.package, "--bin", &name], &name)?;
+    let built = ["build", "--package", &program.package, "--bin", &program.name];
+    let file = workspace::build(&root, &built, &program.name)?;
     if help {
         return here(file, &args);
     }
@@ -315,8 +337,11 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     setup::packages(true)?;
     let root = workspace::root()?;
     let cache = cache::Cache::open()?;
-    let table = kernels::Table::load()?;
-    for name in table.names(named(setup.kernel).as_deref(), &cache)? {
+    let names = match &setup.from {
+        Some(file) => bundle::install(file)?,
+        None => kernels::Table::load()?.names(named(setup.kernel).as_deref(), &cache)?,
+    };
+    for name in names {
         let kernel = kernels::Kernel::named(&name, &cache)?;
         initramfs::get(&kernel, &cache)?;
         say!("kernel {name}: {} is ready", kernel.release);

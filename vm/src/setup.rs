@@ -64,10 +64,11 @@ const TO_FETCH: [Package; 2] =
     [("dpkg", Tool("dpkg-deb"), ["dpkg"; 3]), ("curl", Fetcher, ["curl"; 3])];
 
 /// What the guest tests use beside, from the host's root.
-const TO_TEST: [Package; 3] = [
+const TO_TEST: [Package; 4] = [
     ("fio", Tool("fio"), ["fio"; 3]),
     ("dmsetup", Tool("dmsetup"), ["device-mapper"; 3]),
     ("btrfs-progs", Tool("mkfs.btrfs"), ["btrfs-progs"; 3]),
+    ("strace", Tool("strace"), ["strace"; 3]),
 ];
 
 /// How other distributions than Debian install packages.

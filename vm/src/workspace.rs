@@ -71,6 +71,8 @@ pub struct Program {
     pub name: String,
     /// The package that builds it.
     pub package: String,
+    /// Whether the package's name stands for it, too: `default-run` in Cargo.toml.
+    pub is_default: bool,
     /// How `cargo vm bench` measures it.
     pub bench: BenchForms,
 }
@@ -134,6 +136,7 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
             programs.push(Program {
                 name: bin.name.clone(),
                 package: package.name.clone(),
+                is_default: package.default_run.as_ref() == Some(&bin.name),
                 bench: bench.clone().unwrap_or_default(),
             });
         }
@@ -263,5 +266,7 @@ mod tests {
             assert!(packages.contains(&name.as_str()), "{name}: {programs:?}");
         }
         assert!(!packages.contains(&"vm"));
+        let default = programs.iter().find(|p| p.package == "by_hand" && p.is_default).unwrap();
+        assert_eq!(default.name, "syscall_profiler");
     }
 }

@@ -121,9 +121,10 @@ fn every_stage_is_a_lesson() {
     assert!(stages.eq(lessons.iter()), "the stages are not {lessons:?}");
 }
 
+/// Stage 10 is a tool, whose README explains how it is laid out.
 #[test]
 fn stages_are_short() {
-    for stage in stages() {
+    for stage in stages().into_iter().filter(|stage| !stage.starts_with("stage10")) {
         for (file, most) in [("src/trace.bpf.c", 120), ("src/main.rs", 80)] {
             let lines = read(&workspace().join(&stage).join(file)).lines().count();
             assert!(lines <= most, "{stage}/{file} has {lines} lines, {most} allowed");

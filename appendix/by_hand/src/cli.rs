@@ -1,0 +1,181 @@
+//! What the four programs have in common for the user: options, signals, messages, exit codes.
+
+use std::{
+    fmt,
+    io::{self, Write},
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser};
+
+use crate::bpf;
+
+/// The end of `--help`.
+pub const AFTER_HELP: &str = "\
+Ctrl-C and SIGTERM end the program as --duration does: it prints its results.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it.";
+
+/// The launcher of the VM sets this variable to check a command line before it boots a guest.
+const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
+
+/// The options of all programs.
+#[derive(Args, Debug)]
+pub struct Common {
+    /// How long to trace: 10s, 2m, 500ms [default: until Ctrl-C]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
+    pub duration: Option<Duration>,
+    /// Show the verifier's log of each program
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let hint = "give a number and a unit, like 10s, 500ms or 2m";
+    match humantime::parse_duration(text).map_err(|e| format!("{e}; {hint}"))? {
+        Duration::ZERO => Err(format!("the duration must be longer than zero; {hint}")),
+        d if d > Duration::from_secs(366 * 24 * 3600) => {
+            Err(format!("the duration must be at most a year; {hint}"))
+        }
+        d => Ok(d),
+    }
+}
+
+/// The name of a system call, as tracefs writes it.
+pub fn syscall(text: &str) -> Result<String, String> {
+    if crate::perf::is_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("a system call's name has letters, digits and underscores: openat".into())
+    }
+}
+
+/// This machine cannot run the program. Exit code 3.
+#[derive(Debug)]
+pub struct Unsupported(pub String);
+
+/// An argument that turned out to be wrong. Exit code 2.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unsupported {}
+impl std::error::Error for Usage {}
+
+/// A run: when it is to end.
+pub struct Run {
+    name: &'static str,
+    stop: Arc<AtomicBool>,
+    duration: Option<Duration>,
+    end: Option<Instant>,
+}
+
+impl Run {
+    /// Says on stderr that the programs are attached; `--duration` counts from here.
+    pub fn begins(&mut self) {
+        let name = self.name;
+        match self.duration {
+            Some(time) => {
+                say(&format!("{name}: tracing for {}\n", humantime::format_duration(time)));
+            }
+            None => say(&format!("{name}: tracing until Ctrl-C\n")),
+        }
+        self.end = self.duration.and_then(|duration| Instant::now().checked_add(duration));
+    }
+
+    /// Whether the time has passed, or Ctrl-C, SIGTERM or SIGHUP has come.
+    pub fn is_over(&self) -> bool {
+        self.stop.load(Ordering::SeqCst) || self.end.is_some_and(|end| Instant::now() >= end)
+    }
+}
+
+/// The `main` of a program: reads the command line, checks the machine, runs, and turns an error into
+/// one message and an exit code.
+pub fn main<Cli: Parser + AsRef<Common>>(
+    name: &'static str,
+    run: impl FnOnce(&Cli, &mut Run) -> Result<()>,
+) -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help is an "error" too, on stdout. Nobody may be reading.
+            error.print().ok();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    if std::env::var_os(PARSE_ONLY).is_some() {
+        return ExitCode::SUCCESS;
+    }
+    match start(name, &cli, run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("{name}: {error:#}\n"));
+            let unsupported = error.downcast_ref::<Unsupported>().is_some();
+            let usage = error.downcast_ref::<Usage>().is_some();
+            ExitCode::from(if unsupported { 3 } else { 1 + u8::from(usage) })
+        }
+    }
+}
+
+fn start<Cli: AsRef<Common>>(
+    name: &'static str,
+    cli: &Cli,
+    run: impl FnOnce(&Cli, &mut Run) -> Result<()>,
+) -> Result<()> {
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        let message = "only root may load BPF programs: start it with sudo, or in the VM with \
+                       cargo vm run";
+        return Err(Unsupported(message.into()).into());
+    }
+    crate::perf::tracefs()?;
+    bpf::unlimited_locked_memory()?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let handler = Arc::clone(&stop);
+    ctrlc::set_handler(move || handler.store(true, Ordering::SeqCst))
+        .context("no handler for Ctrl-C could be installed")?;
+    let duration = cli.as_ref().duration;
+    run(cli, &mut Run { name, stop, duration, end: None })?;
+    io::stdout().flush().context("stdout")
+}
+
+/// Whether writing failed because stdout's reader has gone away (`| head`).
+fn reader_is_gone(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<io::Error>();
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Writes to stderr. `eprint!` would panic where nobody reads it any more.
+pub fn say(text: &str) {
+    io::stderr().write_all(text.as_bytes()).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_has_a_unit() {
+        assert_eq!(duration("1m 500ms"), Ok(Duration::from_millis(60_500)));
+        for wrong in ["", "10", "-5s", "0s", "9999999y"] {
+            assert!(duration(wrong).unwrap_err().contains("10s"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A top for the page cache: what each process finds in it, what it has to wait for, and what it
+//! dirties.
+
+mod counts;
+mod screen;
+mod terminal;
+
+use std::{
+    io::{IsTerminal, Write, stdin, stdout},
+    mem::MaybeUninit,
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use clap::Args;
+use common::{Cli, Options, Session};
+use libbpf_rs::{MapCore, skel::Skel};
+use serde_json::json;
+
+mod trace {
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+use crate::{
+    counts::{Column, Counts, Row, Sampler, sort},
+    screen::View,
+    terminal::{Event, FullScreen},
+};
+use trace::TraceSkelBuilder;
+
+/// The options that only this program has.
+#[derive(Args, Debug)]
+struct Top {
+    /// How often to count anew: 1s, 500ms
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    interval: Duration,
+    /// The column to sort by, the largest value first; names and numbers of processes ascending
+    #[arg(long, value_name = "COLUMN", value_enum, default_value_t = Column::Misses)]
+    sort: Column,
+    /// Sort the other way round
+    #[arg(long)]
+    reverse: bool,
+    /// Print a table for each interval, also on a terminal
+    #[arg(long)]
+    batch: bool,
+    /// Print a JSON object for each interval, one a line, and one with the totals
+    #[arg(long, conflicts_with = "batch")]
+    json: bool,
+}
+
+impl Options for Top {
+    fn prints_events(&self) -> bool {
+        false
+    }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let hint = "give a number and a unit, like 1s or 500ms";
+    let interval = humantime::parse_duration(text).map_err(|e| format!("{e}; {hint}"))?;
+    if interval < Duration::from_millis(100) || interval > Duration::from_secs(3600) {
+        return Err(format!("the interval must be between 100ms and 1h; {hint}"));
+    }
+    Ok(interval)
+}
+
+fn main() -> ExitCode {
+    common::main(common::program!(), run)
+}
+
+fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
+    let options = &cli.own;
+    let mut object = MaybeUninit::uninit();
+    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.page_shift = common::page_shift();
+    constants.pid_namespace = common::pid_namespace()?;
+    let has_sessions = common::has_sessions()?;
+    open.progs.filemap_read_session.set_autoload(has_sessions);
+    open.progs.filemap_read_entry.set_autoload(!has_sessions);
+    open.progs.filemap_read_exit.set_autoload(!has_sessions);
+    if !common::has_function("filemap_read")? {
+        // Its name up to 5.11.
+        let old = "generic_file_buffered_read".to_owned();
+        open.progs.filemap_read_entry.set_attach_target(0, Some(old.clone()))?;
+        open.progs.filemap_read_exit.set_attach_target(0, Some(old))?;
+    }
+    let has_folios = common::has_function("__folio_mark_dirty")?;
+    open.progs.folio_dirtied.set_autoload(has_folios);
+    open.progs.page_dirtied.set_autoload(!has_folios);
+    let skel = session.load(open)?;
+    let progs = &skel.progs;
+    let dirtied = if has_folios { &progs.folio_dirtied } else { &progs.page_dirtied };
+    if has_sessions {
+        session.attach([dirtied, &progs.page_added, &progs.filemap_read_session])?;
+    } else {
+        let (entry, exit) = (&progs.filemap_read_entry, &progs.filemap_read_exit);
+        session.attach([dirtied, &progs.page_added, exit, entry])?;
+    }
+
+    let mut sampler = Sampler::new();
+    let map = &skel.maps.processes;
+    let on_terminal = session.stdout_is_terminal() && stdin().is_terminal();
+    if on_terminal && !options.batch && !options.json {
+        full_screen(options, session, &mut sampler, map)?;
+        session.detach()?;
+    } else {
+        while !session.is_over() {
+            let next = sampler.last + options.interval;
+            while !session.is_over() && Instant::now() < next {
+                let left = next.saturating_duration_since(Instant::now());
+                thread::sleep(left.min(Duration::from_millis(50)));
+            }
+            if session.is_over() {
+                session.detach()?;
+            }
+            let (time, mut rows) = sampler.sample(map)?;
+            sort(&mut rows, options.sort, options.reverse);
+            if options.json {
+                println!("{}", json!({ "seconds": time.as_secs_f64(), "processes": rows }));
+            } else {
+                print!("{}", table(sampler.start.elapsed(), &rows));
+            }
+            stdout().flush()?;
+        }
+    }
+    sampler.sample(map)?;
+
+    let total = &sampler.total;
+    let counts = common::counters(&skel.maps.bss_data)?;
+    let in_flight = skel.maps.starts.keys().count();
+    if options.json {
+        let skipped = common::times_skipped(skel.object())?;
+        println!(
+            "{}",
+            json!({
+                "total": total, "refused": counts.refused, "in_flight": in_flight,
+                "dropped": counts.dropped, "unmatched": counts.unmatched,
+                "uncounted": counts.uncounted, "skipped": skipped,
+            })
+        );
+        return Ok(());
+    }
+    println!("{:>8} reads through the page cache", total.reads);
+    println!("{:>8} pages hit, {} missed: {}", total.hits, total.misses, ratio(total));
+    println!("{:>8} readahead (pages brought in beyond those asked for)", total.readahead);
+    println!("{:>8} pages dirtied", total.dirtied);
+    println!("{:>8} refused (would have had to wait; not in the total)", counts.refused);
+    println!("{in_flight:>8} in flight");
+    println!("{:>8} dropped (map full, or return not seen)", counts.dropped);
+    println!("{:>8} unmatched (return without an entry)", counts.unmatched);
+    println!("{:>8} not counted (map of processes full)", counts.uncounted);
+    common::print_skipped(skel.object())
+}
+
+/// `97.7 % hits`
+fn ratio(counts: &Counts) -> String {
+    counts.hit_percent().map_or("no reads".into(), |percent| format!("{percent:.1} % hits"))
+}
+
+/// One interval, for a file or a pipe.
+fn table(time: Duration, rows: &[Row]) -> String {
+    let total: Counts = rows.iter().map(|row| row.counts).sum();
+    let line = |cells: Vec<String>| cells.join(" ").trim_end().to_owned() + "\n";
+    let mut text = format!(
+        "\n{:.1} s: {} hits, {} misses, {}, {} dirtied\n",
+        time.as_secs_f64(),
+        total.hits,
+        total.misses,
+        ratio(&total),
+        total.dirtied
+    );
+    text += &line(Column::ALL.map(|column| column.aligned(column.title())).to_vec());
+    for row in rows {
+        text += &line(Column::ALL.map(|column| column.aligned(&column.value(row))).to_vec());
+    }
+    text
+}
+
+fn full_screen(
+    options: &Top,
+    session: &Session,
+    sampler: &mut Sampler,
+    map: &impl MapCore,
+) -> Result<()> {
+    let mut screen = FullScreen::enter()?;
+    let mut view = View::new(options.sort, options.reverse, options.interval);
+    while !session.is_over() {
+        if sampler.last.elapsed() >= options.interval {
+            let (_, rows) = sampler.sample(map)?;
+            view.show(rows, sampler.start.elapsed());
+        }
+        screen.draw(|frame| view.draw(frame))?;
+        match screen.event(Duration::from_millis(100))? {
+            Some(Event::Key(key)) if !view.key(key) => break,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_has_a_unit_and_bounds() {
+        assert_eq!(interval("500ms"), Ok(Duration::from_millis(500)));
+        for wrong in ["", "1", "0s", "10ms", "2h", "-1s"] {
+            assert!(interval(wrong).unwrap_err().contains("500ms"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_table_has_a_line_for_each_process() {
+        let counts = Counts { reads: 3, hits: 30, misses: 10, readahead: 8, dirtied: 0 };
+        let rows = [Row { pid: 7, comm: "dd".into(), counts }];
+        let expected = "\n2.5 s: 30 hits, 10 misses, 75.0 % hits, 0 dirtied
+    PID COMM               READS     HITS   MISSES   HIT% READAHEAD  DIRTIED
+      7 dd                     3       30       10   75.0         8        0\n";
+        assert_eq!(table(Duration::from_millis(2500), &rows), expected);
+        assert!(table(Duration::from_secs(1), &[]).contains("no reads"));
+    }
+}

@@ -1,0 +1,83 @@
+//! The terminal, as a full screen and back.
+
+use std::{
+    fs::File,
+    io::Write,
+    os::unix::process::CommandExt,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+pub use ratatui::crossterm::event::Event;
+use ratatui::{
+    Frame, Terminal,
+    backend::CrosstermBackend,
+    crossterm::{
+        cursor::{Hide, Show},
+        event, execute,
+        terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode},
+    },
+};
+
+/// Waits for the end of the process that has started it, and restores the terminal where that was
+/// killed: a good end writes a line first. The signals are those that come from the terminal.
+const WATCH: &str = r#"trap '' INT TERM HUP QUIT TTOU
+read -r _ || { stty "$1" </dev/tty; printf '\033[?1049l\033[?25h' >/dev/tty; }"#;
+
+/// The terminal of this process, until this is dropped.
+pub struct FullScreen {
+    terminal: Terminal<CrosstermBackend<File>>,
+    tty: File,
+    watcher: Child,
+}
+
+impl FullScreen {
+    /// Switches to the terminal's second screen, and to keys that come as they are pressed.
+    pub fn enter() -> Result<FullScreen> {
+        let tty = File::options().read(true).write(true).open("/dev/tty").context("/dev/tty")?;
+        let modes = Command::new("stty").arg("-g").stdin(tty.try_clone()?).output();
+        let modes = modes.context("stty could not be started")?.stdout;
+        let watcher = Command::new("sh")
+            .args(["-c", WATCH, "sh", String::from_utf8_lossy(&modes).trim()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .context("sh could not be started")?;
+        let terminal = Terminal::new(CrosstermBackend::new(tty.try_clone()?))?;
+        // From here on, dropping it restores the terminal.
+        let mut screen = FullScreen { terminal, tty, watcher };
+        enable_raw_mode().context("the terminal's mode could not be set")?;
+        execute!(screen.tty, EnterAlternateScreen, Hide).context("the terminal")?;
+        screen.terminal.clear().context("the terminal")?;
+        Ok(screen)
+    }
+
+    /// Draws a screen, in the size that the terminal has now.
+    pub fn draw(&mut self, draw: impl FnOnce(&mut Frame)) -> Result<()> {
+        self.terminal.draw(draw).context("the terminal could not be written to")?;
+        Ok(())
+    }
+
+    /// Waits for a key or a new size, at most `limit`.
+    pub fn event(&self, limit: Duration) -> Result<Option<Event>> {
+        let what = "the terminal could not be read";
+        if event::poll(limit).context(what)? {
+            return event::read().context(what).map(Some);
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for FullScreen {
+    fn drop(&mut self) {
+        execute!(self.tty, LeaveAlternateScreen, Show).ok();
+        disable_raw_mode().ok();
+        if let Some(mut stdin) = self.watcher.stdin.take() {
+            stdin.write_all(b"\n").ok();
+        }
+        self.watcher.wait().ok();
+    }
+}

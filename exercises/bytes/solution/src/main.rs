@@ -1,0 +1,58 @@
+//! Exercise bytes: how many bytes each process submits.
+
+use std::{mem::MaybeUninit, process::ExitCode};
+
+use anyhow::{Context, Result};
+use common::Session;
+use libbpf_rs::{MapCore, MapFlags};
+
+mod trace {
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+use trace::TraceSkelBuilder;
+
+// SAFETY: the C struct holds integers only: any bytes are a value of it.
+unsafe impl plain::Plain for trace::types::process {}
+
+/// No options; and no event lines.
+#[derive(clap::Args, Debug)]
+struct NoEvents {}
+impl common::Options for NoEvents {
+    fn prints_events(&self) -> bool {
+        false
+    }
+}
+type Cli = common::Cli<NoEvents>;
+
+fn main() -> ExitCode {
+    common::main(common::program!(), run)
+}
+
+fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
+    let mut object = MaybeUninit::uninit();
+    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let skel = session.load(open)?;
+    session.attach([&skel.progs.submit_bio_entry])?;
+    session.trace_until_done()?;
+    print_processes(&skel.maps.processes)?;
+    let counts = common::counters(&skel.maps.bss_data)?;
+    println!("{} bytes not counted (map full)", counts.not_counted);
+    Ok(())
+}
+
+fn print_processes(map: &impl MapCore) -> Result<()> {
+    let mut lines = Vec::new();
+    for key in map.keys() {
+        let value = map.lookup(&key, MapFlags::ANY)?.context("an entry is gone")?;
+        let mut process = trace::types::process::default();
+        plain::copy_from_bytes(&mut process, &value).ok().context("a value is too short")?;
+        let pid = u32::from_ne_bytes(key.try_into().ok().context("odd key")?);
+        let name: Vec<u8> = process.name.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+        lines.push((process.bytes, pid, String::from_utf8_lossy(&name).into_owned()));
+    }
+    lines.sort();
+    for (bytes, pid, name) in lines.iter().rev() {
+        println!("pid {pid} ({name}): {bytes} bytes");
+    }
+    Ok(())
+}

@@ -1,0 +1,281 @@
+//! The learner's attempts and progress: `mine/`, `mine.old/` and `.lesson/progress.toml`, all ignored
+//! by git. Nothing here ever deletes or overwrites an attempt.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::exercise::{Exercise, HINTS};
+
+/// The directory of everything but the attempts, relative to the workspace's root.
+pub const STATE: &str = ".lesson";
+
+/// What is known of an exercise.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Known {
+    /// An attempt has passed all judges.
+    pub done: bool,
+    /// How many hints were given.
+    pub hints: usize,
+}
+
+/// What `progress.toml` holds.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Progress {
+    /// The exercise that was started last.
+    pub current: Option<String>,
+    /// By exercise.
+    pub exercises: BTreeMap<String, Known>,
+}
+
+/// A workspace with its attempts.
+pub struct Desk {
+    root: PathBuf,
+    /// The progress as it was read and changed.
+    pub progress: Progress,
+}
+
+/// What [`Desk::start`] found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Started {
+    /// Nothing: there is a new attempt.
+    New,
+    /// An attempt, which was left as it is.
+    Continued,
+}
+
+impl Desk {
+    /// Reads the progress, if there is any yet.
+    pub fn open(root: &Path) -> Result<Desk> {
+        let file = root.join(STATE).join("progress.toml");
+        let progress = match fs::read_to_string(&file) {
+            Ok(text) => toml::from_str(&text).with_context(|| {
+                format!(
+                    "{} is damaged: mend or remove it; your attempts are in mine/",
+                    file.display()
+                )
+            })?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Progress::default(),
+            Err(error) => return Err(error).with_context(|| file.display().to_string()),
+        };
+        Ok(Desk { root: root.to_owned(), progress })
+    }
+
+    fn save(&self) -> Result<()> {
+        let file = self.root.join(STATE).join("progress.toml");
+        let new = file.with_extension("new");
+        let write = || -> Result<()> {
+            fs::create_dir_all(self.root.join(STATE))?;
+            fs::write(&new, toml::to_string(&self.progress)?)?;
+            Ok(fs::rename(&new, &file)?)
+        };
+        write().with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    /// What is known of an exercise.
+    pub fn known(&self, exercise: &Exercise) -> Known {
+        self.progress.exercises.get(&exercise.id).cloned().unwrap_or_default()
+    }
+
+    /// Changes what is known of an exercise.
+    fn note(&mut self, exercise: &Exercise, change: impl FnOnce(&mut Known)) -> Result<()> {
+        change(self.progress.exercises.entry(exercise.id.clone()).or_default());
+        self.save()
+    }
+
+    /// Whether there is an attempt.
+    pub fn has_attempt(&self, exercise: &Exercise) -> bool {
+        self.root.join(exercise.directory()).exists()
+    }
+
+    /// Makes the exercise the current one, with an attempt that begins with the sources of
+    /// `exercise.start`. An attempt that exists stays as it is.
+    pub fn start(&mut self, exercise: &Exercise) -> Result<Started> {
+        let started = if self.has_attempt(exercise) {
+            Started::Continued
+        } else {
+            let place = self.root.join(exercise.directory());
+            copy_attempt(&self.root, &exercise.start, exercise, &place)?;
+            Started::New
+        };
+        self.progress.current = Some(exercise.id.clone());
+        self.note(exercise, |_| ())?;
+        Ok(started)
+    }
+
+    /// Moves the attempt to `mine.old/`, and starts a new one. Returns where the old one is now.
+    pub fn reset(&mut self, exercise: &Exercise) -> Result<PathBuf> {
+        let old = self.root.join("mine.old");
+        fs::create_dir_all(&old).with_context(|| old.display().to_string())?;
+        let mut names = (1..).map(|n| format!("{}-{n}", exercise.id));
+        let name = names.find(|name| !old.join(name).exists()).context("no name is left")?;
+        let kept = Path::new("mine.old").join(&name);
+        fs::rename(self.root.join(exercise.directory()), old.join(&name))
+            .with_context(|| format!("cannot move the attempt to {}", kept.display()))?;
+        self.note(exercise, |known| known.hints = 0)?;
+        self.start(exercise)?;
+        Ok(kept)
+    }
+
+    /// The next hint, and its number; `None` after the last one.
+    pub fn hint<'e>(&mut self, exercise: &'e Exercise) -> Result<Option<(usize, &'e str)>> {
+        let given = self.known(exercise).hints;
+        if given >= HINTS {
+            return Ok(None);
+        }
+        self.note(exercise, |known| known.hints += 1)?;
+        Ok(exercise.hints.get(given).map(|hint| (given + 1, hint.as_str())))
+    }
+
+    /// Notes that an attempt has passed.
+    pub fn done(&mut self, exercise: &Exercise) -> Result<()> {
+        self.note(exercise, |known| known.done = true)
+    }
+}
+
+/// Writes a package with the sources of `from` to `place`, which appears only when it is complete.
+pub fn copy_attempt(root: &Path, from: &Path, exercise: &Exercise, place: &Path) -> Result<()> {
+    let copy = || -> Result<()> {
+        fs::create_dir_all(root.join(STATE))?;
+        let new = tempfile::tempdir_in(root.join(STATE))?;
+        let package = new.path().join("package");
+        fs::create_dir_all(package.join("src"))?;
+        for entry in fs::read_dir(root.join(from).join("src"))? {
+            let entry = entry?;
+            fs::copy(entry.path(), package.join("src").join(entry.file_name()))?;
+        }
+        fs::write(package.join("build.rs"), BUILD)?;
+        fs::write(package.join("Cargo.toml"), manifest(exercise))?;
+        fs::create_dir_all(place.parent().context("no parent")?)?;
+        Ok(fs::rename(package, place)?)
+    };
+    copy().with_context(|| format!("cannot copy {} to {}", from.display(), place.display()))
+}
+
+const BUILD: &str = "\
+//! Compiles `src/trace.bpf.c` and writes its Rust skeleton.
+
+fn main() {
+    common_build::skeleton(\"src/trace.bpf.c\");
+}
+";
+
+fn manifest(exercise: &Exercise) -> String {
+    let (package, title) = (exercise.package(), &exercise.title);
+    format!(
+        r#"[package]
+name = "{package}"
+version.workspace = true
+edition.workspace = true
+rust-version.workspace = true
+publish.workspace = true
+description = "My attempt at exercise {}: {title}"
+
+[package.metadata.workshop]
+idea = "{title}"
+
+[lints]
+workspace = true
+
+[dependencies]
+anyhow.workspace = true
+clap.workspace = true
+common.workspace = true
+libbpf-rs.workspace = true
+plain.workspace = true
+rustix.workspace = true
+
+[build-dependencies]
+common-build.workspace = true
+"#,
+        exercise.id
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace;
+
+    /// A desk in an empty directory that has the exercises' sources.
+    fn desk() -> (tempfile::TempDir, Desk, Vec<Exercise>) {
+        let dir = tempfile::tempdir().unwrap();
+        let exercises = Exercise::all(&workspace()).unwrap();
+        for exercise in &exercises {
+            let src = dir.path().join(&exercise.start).join("src");
+            fs::create_dir_all(&src).unwrap();
+            fs::write(src.join("main.rs"), format!("// from {}\n", exercise.start.display()))
+                .unwrap();
+        }
+        let desk = Desk::open(dir.path()).unwrap();
+        (dir, desk, exercises)
+    }
+
+    #[test]
+    fn no_step_loses_an_attempt() {
+        let (dir, mut desk, exercises) = desk();
+        let (two, three) = (&exercises[1], &exercises[2]);
+        let read = |path: &str| fs::read_to_string(dir.path().join(path)).unwrap();
+        assert_eq!(desk.start(two).unwrap(), Started::New);
+        assert_eq!(read("mine/02/src/main.rs"), "// from stage01_submit_bio\n");
+        assert!(read("mine/02/Cargo.toml").contains("name = \"mine-02\""));
+        fs::write(dir.path().join("mine/02/src/main.rs"), "first").unwrap();
+        // Another exercise, and back: by the same process and by a new one.
+        desk.start(three).unwrap();
+        let mut desk = Desk::open(dir.path()).unwrap();
+        assert_eq!(desk.progress.current.as_deref(), Some("03"));
+        assert_eq!(desk.start(two).unwrap(), Started::Continued);
+        assert_eq!(read("mine/02/src/main.rs"), "first");
+        // Two resets keep two attempts.
+        assert_eq!(desk.reset(two).unwrap(), Path::new("mine.old/02-1"));
+        fs::write(dir.path().join("mine/02/src/main.rs"), "second").unwrap();
+        assert_eq!(desk.reset(two).unwrap(), Path::new("mine.old/02-2"));
+        assert_eq!(read("mine.old/02-1/src/main.rs"), "first");
+        assert_eq!(read("mine.old/02-2/src/main.rs"), "second");
+        assert_eq!(read("mine/02/src/main.rs"), "// from stage01_submit_bio\n");
+        assert!(desk.has_attempt(three));
+    }
+
+    #[test]
+    fn hints_come_one_by_one_and_stay_counted() {
+        let (dir, mut desk, exercises) = desk();
+        let exercise = &exercises[0];
+        desk.start(exercise).unwrap();
+        for number in 1..=HINTS {
+            let mut desk = Desk::open(dir.path()).unwrap();
+            let hint = desk.hint(exercise).unwrap();
+            assert_eq!(hint, Some((number, exercise.hints[number - 1].as_str())));
+        }
+        let mut desk = Desk::open(dir.path()).unwrap();
+        assert_eq!(desk.hint(exercise).unwrap(), None);
+        desk.reset(exercise).unwrap();
+        assert_eq!(desk.known(exercise), Known::default());
+    }
+
+    #[test]
+    fn what_is_done_stays_done() {
+        let (dir, mut desk, exercises) = desk();
+        desk.start(&exercises[0]).unwrap();
+        desk.done(&exercises[0]).unwrap();
+        desk.reset(&exercises[0]).unwrap();
+        assert!(Desk::open(dir.path()).unwrap().known(&exercises[0]).done);
+    }
+
+    #[test]
+    fn damaged_progress_is_not_overwritten() {
+        let (dir, mut desk, exercises) = desk();
+        desk.start(&exercises[0]).unwrap();
+        let file = dir.path().join(STATE).join("progress.toml");
+        fs::write(&file, "current = ").unwrap();
+        let error = format!("{:#}", Desk::open(dir.path()).err().unwrap());
+        assert!(error.contains("is damaged"), "{error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "current = ");
+    }
+}

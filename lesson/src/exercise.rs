@@ -1,0 +1,162 @@
+//! The exercises: `exercises/ID_name/exercise.toml`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+/// The most steps that `cargo lesson hint` has.
+pub const HINTS: usize = 3;
+
+/// An exercise, as its file describes it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Exercise {
+    /// `04`, or a name: the part of the directory's name before the first `_`.
+    #[serde(skip)]
+    pub id: String,
+    /// What the program will do, in a few words.
+    pub title: String,
+    /// The directory that an attempt starts from: `stage03_latency_map`.
+    pub start: PathBuf,
+    /// The directory with the answer: `stage04_max_latency`.
+    pub solution: PathBuf,
+    /// What to build.
+    pub task: String,
+    /// What to read.
+    pub read: String,
+    /// From a nudge to the lines.
+    pub hints: Vec<String>,
+    /// What an attempt must pass, in this order.
+    #[serde(rename = "judge")]
+    pub judges: Vec<Judge>,
+}
+
+/// A guest test that judges an attempt.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Judge {
+    /// The test's name.
+    pub test: String,
+    /// What a good attempt does, to be read behind a check mark.
+    pub title: String,
+    /// How it is judged, and what is expected.
+    pub expected: String,
+}
+
+impl Exercise {
+    /// All exercises, those with a number first.
+    pub fn all(root: &Path) -> Result<Vec<Exercise>> {
+        let directory = root.join("exercises");
+        let entries = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
+        let mut exercises = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            if path.join("exercise.toml").is_file() {
+                exercises.push(Exercise::read(&path)?);
+            }
+        }
+        exercises.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(exercises)
+    }
+
+    fn read(directory: &Path) -> Result<Exercise> {
+        let file = directory.join("exercise.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let exercise: Exercise =
+            toml::from_str(&text).with_context(|| file.display().to_string())?;
+        let name = directory.file_name().unwrap_or_default().to_string_lossy();
+        let id = name.split('_').next().unwrap_or_default().to_owned();
+        let filled = |text: &String| !text.trim().is_empty();
+        ensure!(
+            exercise.hints.len() == HINTS && exercise.hints.iter().all(filled),
+            "{}: an exercise has {HINTS} hints",
+            file.display()
+        );
+        ensure!(!exercise.judges.is_empty(), "{}: no judges", file.display());
+        Ok(Exercise { id, ..exercise })
+    }
+
+    /// An exercise that starts from a stage, and has no judges.
+    pub fn of_stage(stage: &str) -> Exercise {
+        Exercise {
+            id: stage.to_owned(),
+            title: stage.to_owned(),
+            start: stage.into(),
+            solution: stage.into(),
+            task: String::new(),
+            read: String::new(),
+            hints: Vec::new(),
+            judges: Vec::new(),
+        }
+    }
+
+    /// Under which name the judges start the attempt: that of the stage whose place it takes.
+    pub fn judged_as(&self) -> String {
+        let directory = self.solution.to_string_lossy();
+        match directory.split_once('_') {
+            Some((stage, _)) if stage.starts_with("stage") => stage.to_owned(),
+            _ => "exercise".to_owned(),
+        }
+    }
+
+    /// The package of an attempt.
+    pub fn package(&self) -> String {
+        format!("mine-{}", self.id)
+    }
+
+    /// The directory of an attempt, relative to the workspace's root.
+    pub fn directory(&self) -> PathBuf {
+        Path::new("mine").join(&self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace;
+
+    #[test]
+    fn every_exercise_is_complete() {
+        let root = workspace();
+        let exercises = Exercise::all(&root).unwrap();
+        let ids: Vec<&str> = exercises.iter().map(|exercise| exercise.id.as_str()).collect();
+        let all =
+            ["01", "02", "03", "04", "05", "06", "07", "09", "bytes", "disk", "histogram", "inode"];
+        assert_eq!(ids, all);
+        let tests: String = ["bios", "commands", "exercises", "pagecache", "requests"]
+            .map(|file| fs::read_to_string(root.join(format!("tests/guest/{file}.rs"))).unwrap())
+            .concat();
+        for exercise in exercises {
+            for directory in [&exercise.start, &exercise.solution] {
+                for file in ["src/main.rs", "src/trace.bpf.c"] {
+                    let file = root.join(directory).join(file);
+                    assert!(file.is_file(), "{}: no {}", exercise.id, file.display());
+                }
+            }
+            for judge in &exercise.judges {
+                let entry = format!("(\"{}\", ", judge.test);
+                let listed = tests.replace("(\n        \"", "(\"").contains(&entry);
+                assert!(listed, "{}: no test {}", exercise.id, judge.test);
+            }
+            assert!(exercise.task.lines().count() <= 30, "{}: a long task", exercise.id);
+        }
+    }
+
+    /// Every stage that ends in an exercise names the command that starts it.
+    #[test]
+    fn the_stages_name_their_exercises() {
+        let root = workspace();
+        for exercise in Exercise::all(&root).unwrap() {
+            if exercise.start.to_string_lossy().starts_with("stage") {
+                let readme =
+                    fs::read_to_string(root.join(&exercise.start).join("README.md")).unwrap();
+                let command = format!("cargo lesson start {}", exercise.id);
+                assert!(readme.contains(&command), "{}: no {command}", exercise.start.display());
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Building an attempt, and having the guest tests judge it.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use cargo_metadata::Message;
+use serde::Deserialize;
+
+use crate::{explain, guest::Guest};
+
+/// A cargo command at the workspace's root, without what the outer `cargo run` has set for this
+/// package.
+pub fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
+    command.current_dir(root).stdin(Stdio::null());
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"];
+        if of_package.iter().any(|start| text.starts_with(start))
+            || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*text)
+        {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
+
+/// What the judges consist of: programs that were built.
+pub struct Judges {
+    root: PathBuf,
+    /// The directory with the programs.
+    pub target: PathBuf,
+    /// The guest tests.
+    tests: PathBuf,
+}
+
+impl Judges {
+    /// Builds the guest tests, the launcher and the stages that some tests run beside the attempt.
+    pub fn build(root: &Path) -> Result<Judges> {
+        let own = env::current_exe().context("cannot find this program")?;
+        let target = own.parent().context("this program has no directory")?.to_owned();
+        let mut launcher = vec!["build".to_owned(), "--package=vm".to_owned()];
+        let mut stages = vec!["build".to_owned()];
+        for entry in fs::read_dir(root)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name.starts_with("stage") {
+                let stage = name.split('_').next().unwrap_or(&name);
+                stages.push(format!("--package={stage}"));
+            }
+        }
+        let mut tests: Vec<String> =
+            ["test", "--package=guest_tests", "--test=guest", "--no-run"].map(str::to_owned).into();
+        tests.push("--message-format=json-render-diagnostics".to_owned());
+        let mut found = None;
+        for (what, arguments) in [
+            ("the launcher", &mut launcher),
+            ("the stages", &mut stages),
+            ("the judges", &mut tests),
+        ] {
+            // Quiet, or every check begins with three lines about nothing to do.
+            let quiet = target.join("vm").exists();
+            arguments.extend(quiet.then(|| "--quiet".to_owned()));
+            let output = cargo(root)
+                .args(arguments)
+                .stderr(Stdio::inherit())
+                .output()
+                .context("cannot start cargo")?;
+            if !output.status.success() {
+                bail!("cargo could not build {what}, see above");
+            }
+            for message in Message::parse_stream(&output.stdout[..]) {
+                if let Message::CompilerArtifact(artifact) = message?
+                    && artifact.target.name == "guest"
+                {
+                    found = artifact.executable.map(PathBuf::from).or(found);
+                }
+            }
+        }
+        let tests = found.context("cargo built the judges, but named no executable")?;
+        Ok(Judges { root: root.to_owned(), target, tests })
+    }
+
+    /// Runs tests in the guest, in this order up to the first that fails, with `program` in the place
+    /// of the program `judged_as`. Hands over each verdict as it comes.
+    pub fn run(
+        &self,
+        guest: &Guest,
+        judged_as: &str,
+        program: &Path,
+        tests: &[&str],
+        mut on_verdict: impl FnMut(&str, &Verdict),
+    ) -> Result<BTreeMap<String, Verdict>> {
+        let quoted =
+            |path: &Path| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
+        let script = format!(
+            "cd {root}\nexport VM_WORKSPACE={root} VM_TARGET_DIR={target} VM_JUDGES={tests}\n\
+             export VM_SUBJECT={judged_as}={program}\nexec {guest} --format json\n",
+            root = quoted(&self.root),
+            target = quoted(&self.target),
+            tests = tests.join(","),
+            program = quoted(program),
+            guest = quoted(&self.tests),
+        );
+        let mut verdicts = BTreeMap::new();
+        guest.run(&script, |line| {
+            if let Some((test, verdict)) = verdict(line) {
+                on_verdict(&test, &verdict);
+                verdicts.insert(test, verdict);
+            }
+            Ok(())
+        })?;
+        if verdicts.is_empty() {
+            bail!("the judges did not begin; see {} and errors beside it", guest.log().display());
+        }
+        Ok(verdicts)
+    }
+}
+
+/// What a judge says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// As expected.
+    Good,
+    /// Not so: why.
+    Bad(String),
+    /// An earlier judge said no.
+    NotRun,
+}
+
+/// A line of libtest-mimic's JSON.
+#[derive(Deserialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: String,
+    event: String,
+    name: Option<String>,
+    stdout: Option<String>,
+}
+
+/// What the guest tests say of a test that comes after one that has failed.
+const NOT_RUN: &str = "not run";
+
+fn verdict(line: &str) -> Option<(String, Verdict)> {
+    let event: Event = serde_json::from_str(line).ok()?;
+    if event.kind != "test" {
+        return None;
+    }
+    let verdict = match event.event.as_str() {
+        "ok" => Verdict::Good,
+        "failed" => {
+            let said = event.stdout.unwrap_or_default();
+            let said = said.trim().trim_start_matches("Error: ");
+            let said = said.strip_prefix('"').and_then(|s| s.strip_suffix('"')).unwrap_or(said);
+            if said == NOT_RUN { Verdict::NotRun } else { Verdict::Bad(said.to_owned()) }
+        }
+        _ => return None,
+    };
+    Some((event.name?, verdict))
+}
+
+/// Builds a package; where it does not compile, the error is the compiler's message.
+pub fn build(root: &Path, target: &Path, package: &str) -> Result<Result<PathBuf, String>> {
+    built(cargo(root), target, package)
+}
+
+/// The same for a workspace that uses the target directory of this one.
+pub fn build_into(root: &Path, target: &Path, package: &str) -> Result<Result<PathBuf, String>> {
+    let mut command = cargo(root);
+    command.env("CARGO_TARGET_DIR", target.parent().context("no target directory")?);
+    built(command, target, package)
+}
+
+fn built(mut cargo: Command, target: &Path, package: &str) -> Result<Result<PathBuf, String>> {
+    let output = cargo
+        .args(["build", "--quiet", "--package", package])
+        .output()
+        .context("cannot start cargo")?;
+    if output.status.success() {
+        return Ok(Ok(target.join(package)));
+    }
+    Ok(Err(explain::compiler(&String::from_utf8_lossy(&output.stderr)).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_are_read() {
+        let ok = r#"{ "type": "test", "name": "a", "event": "ok" }"#;
+        assert_eq!(verdict(ok), Some(("a".into(), Verdict::Good)));
+        let bad = r#"{ "type": "test", "name": "b", "event": "failed", "stdout": "Error: \"0 lines,\n500\"\n" }"#;
+        assert_eq!(verdict(bad), Some(("b".into(), Verdict::Bad("0 lines,\n500".into()))));
+        let not = r#"{ "type": "test", "name": "c", "event": "failed", "stdout": "Error: \"not run\"\n" }"#;
+        assert_eq!(verdict(not), Some(("c".into(), Verdict::NotRun)));
+        assert_eq!(verdict(r#"{ "type": "test", "name": "a", "event": "started" }"#), None);
+        assert_eq!(verdict("kernel 6.1.0-50-amd64"), None);
+    }
+}

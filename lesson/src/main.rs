@@ -1,0 +1,422 @@
+//! `cargo lesson`: exercises that a machine checks. The judges are the guest tests, with the
+//! learner's program in the place of the stage.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod desk;
+mod exercise;
+mod explain;
+mod guest;
+mod judges;
+mod prove;
+
+use std::{
+    collections::BTreeMap,
+    fmt, fs,
+    io::{BufRead, IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    desk::{Desk, STATE, Started},
+    exercise::{Exercise, HINTS},
+    guest::Guest,
+    judges::{Judges, Verdict},
+};
+
+/// Not yet: a judge said no, or the attempt does not compile.
+const NOT_YET: u8 = 1;
+/// Wrong usage.
+const USAGE: u8 = 2;
+/// The guest died.
+const GUEST_DIED: u8 = 125;
+
+/// An error with an exit code.
+#[derive(Debug)]
+struct Fail {
+    code: u8,
+    message: String,
+}
+
+impl fmt::Display for Fail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Fail {}
+
+/// An error that ends this program with `code`.
+fn fail(code: u8, message: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Fail { code, message: message.into() })
+}
+
+/// Exercises that a machine checks. Without a command: where you are, and what to do next.
+///
+/// Exit codes: 0 done, 1 not yet, 2 wrong usage, 125 the virtual machine died.
+#[derive(Parser)]
+#[command(name = "cargo lesson", bin_name = "cargo lesson")]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Cmd>,
+}
+
+#[derive(Subcommand)]
+enum Cmd {
+    /// Begin an exercise, or return to it: copies its starting point to mine/ID
+    Start {
+        /// 04, or the name of an exercise [default: the first that is not done]
+        id: Option<String>,
+    },
+    /// Judge your attempt, in the virtual machine
+    Check(Check),
+    /// Show the next of three hints
+    Hint,
+    /// Show the differences between your attempt and the answer, once it is done
+    Solution {
+        /// Show them before it is done
+        #[arg(long)]
+        anyhow: bool,
+    },
+    /// Start over; the attempt is kept in mine.old/
+    Reset {
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
+    /// End the virtual machine that `check` keeps
+    Stop,
+    /// Prove that every exercise can be failed and passed, and every README's experiment too
+    #[command(hide = true)]
+    Prove {
+        /// Kernel line [default: 6.1]
+        #[arg(long, env = "VM_KERNEL", value_name = "LINE")]
+        kernel: Option<String>,
+        /// Run the judges on the stages, too, as `cargo vm test` does
+        #[arg(long)]
+        all: bool,
+        /// Prove only what contains this
+        #[arg(default_value = "")]
+        filter: String,
+    },
+}
+
+#[derive(Args)]
+struct Check {
+    /// Check again whenever you save a file, until all judges agree
+    #[arg(long)]
+    watch: bool,
+    /// Kernel line: 5.10, 6.1, 6.1-rt, 6.12, 7.2 [default: 6.1]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE")]
+    kernel: Option<String>,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("lesson: {error:#}");
+            ExitCode::from(error.downcast_ref::<Fail>().map_or(1, |fail| fail.code))
+        }
+    }
+}
+
+/// The workspace's root.
+fn workspace() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    root.canonicalize().unwrap_or(root)
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    let root = workspace();
+    let exercises = Exercise::all(&root)?;
+    let mut desk = Desk::open(&root)?;
+    let current = || {
+        let id = desk.progress.current.as_deref();
+        let found = exercises.iter().find(|exercise| Some(exercise.id.as_str()) == id);
+        found.ok_or_else(|| fail(USAGE, "no exercise is started yet: cargo lesson start"))
+    };
+    let done = ExitCode::SUCCESS;
+    match cli.command {
+        None => status(&desk, &exercises)?,
+        Some(Cmd::Start { id }) => start(&mut desk, &exercises, id)?,
+        Some(Cmd::Check(check)) => {
+            let exercise = current()?.clone();
+            if !desk.has_attempt(&exercise) {
+                let message = format!(
+                    "{} is gone: cargo lesson start {} makes a new one",
+                    exercise.directory().display(),
+                    exercise.id
+                );
+                return Err(fail(USAGE, message));
+            }
+            return check.run(&root, &mut desk, &exercise);
+        }
+        Some(Cmd::Hint) => {
+            let exercise = current()?.clone();
+            match desk.hint(&exercise)? {
+                Some((number, hint)) => {
+                    // Prose is one line, code several.
+                    let hint =
+                        if hint.contains('\n') { hint.to_owned() } else { wrapped(hint, 90) };
+                    println!("Hint {number} of {HINTS}:\n\n{}", indented(&hint, "  "));
+                }
+                None => println!(
+                    "There are no more hints. `cargo lesson solution --anyhow` shows the answer."
+                ),
+            }
+        }
+        Some(Cmd::Solution { anyhow }) => {
+            let exercise = current()?;
+            if !anyhow && !desk.known(exercise).done {
+                let message = "your attempt has not passed yet; `cargo lesson solution --anyhow` \
+                               shows the answer nevertheless";
+                return Err(fail(NOT_YET, message));
+            }
+            let (mine, answer) = (exercise.directory().join("src"), exercise.solution.join("src"));
+            println!("diff -u {} {}", mine.display(), answer.display());
+            let mut diff = Command::new("diff");
+            diff.arg("-ru").args([mine, answer]).current_dir(&root);
+            diff.status().context("cannot start diff")?;
+        }
+        Some(Cmd::Reset { yes }) => {
+            let exercise = current()?.clone();
+            let mine = exercise.directory();
+            if !yes && !confirmed(&format!("Start {} over?", mine.display()))? {
+                println!("Nothing was changed.");
+                return Ok(done);
+            }
+            if desk.has_attempt(&exercise) {
+                let kept = desk.reset(&exercise)?;
+                println!("Your attempt is in {} now.", kept.display());
+            } else {
+                desk.start(&exercise)?;
+            }
+            println!("{} starts from {} again.", mine.display(), exercise.start.display());
+        }
+        Some(Cmd::Prove { kernel, all, filter }) => {
+            let wrong = prove::prove(&root, kernel.as_deref(), all, &filter)?;
+            return Ok(if wrong.is_empty() { done } else { ExitCode::from(NOT_YET) });
+        }
+        Some(Cmd::Stop) => match Guest::of(&root, None).stop()? {
+            true => println!("The virtual machine has ended."),
+            false => println!("No virtual machine is running."),
+        },
+    }
+    Ok(done)
+}
+
+/// Asks on the terminal; without one, nobody can agree.
+fn confirmed(question: &str) -> Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        return Err(fail(USAGE, "reset asks on a terminal; --yes answers without one"));
+    }
+    print!("{question} The old one is kept in mine.old/. [y/N] ");
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}
+
+fn indented(text: &str, by: &str) -> String {
+    let lines = text.trim_end().lines().map(|line| format!("{by}{line}").trim_end().to_owned());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Breaks a paragraph into lines of at most so many columns.
+fn wrapped(text: &str, columns: usize) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + word.chars().count() < columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
+fn status(desk: &Desk, exercises: &[Exercise]) -> Result<()> {
+    for exercise in exercises {
+        let mark = match (desk.known(exercise).done, desk.has_attempt(exercise)) {
+            (true, _) => "✓",
+            (false, true) => "…",
+            (false, false) => " ",
+        };
+        let is_current = desk.progress.current.as_deref() == Some(exercise.id.as_str());
+        let arrow = if is_current { ">" } else { " " };
+        println!("{arrow} {mark} {:<10} {}", exercise.id, exercise.title);
+    }
+    let current = exercises.iter().find(|e| desk.progress.current.as_ref() == Some(&e.id));
+    match current.filter(|exercise| desk.has_attempt(exercise)) {
+        Some(exercise) if !desk.known(exercise).done => println!(
+            "\nEdit {}/src, then run `cargo lesson check`. Stuck? `cargo lesson hint`",
+            exercise.directory().display()
+        ),
+        _ => println!("\n`cargo lesson start` begins the next exercise, `start ID` any other."),
+    }
+    Ok(())
+}
+
+fn start(desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<()> {
+    let found = match &id {
+        Some(id) => exercises.iter().find(|e| e.id == *id || e.id == format!("{id:0>2}")),
+        None => exercises.iter().find(|exercise| !desk.known(exercise).done),
+    };
+    let exercise = found.ok_or_else(|| match &id {
+        Some(id) => {
+            let ids: Vec<&str> = exercises.iter().map(|e| e.id.as_str()).collect();
+            fail(USAGE, format!("there is no exercise {id}; there are {}", ids.join(", ")))
+        }
+        None => fail(USAGE, "all exercises are done; `cargo lesson start ID` returns to one"),
+    })?;
+    let (id, mine) = (&exercise.id, exercise.directory());
+    let mine = mine.display();
+    match desk.start(exercise)? {
+        Started::New => println!("{mine} is a copy of {}.", exercise.start.display()),
+        Started::Continued => println!(
+            "{mine} is your earlier attempt, as you left it. `cargo lesson reset` starts over."
+        ),
+    }
+    println!("\nExercise {id}: {}\n\n{}\n", exercise.title, indented(&exercise.task, "  "));
+    println!("Read: {}", exercise.read);
+    println!("Edit {mine}/src. `cargo vm run {}` runs your program,", exercise.package());
+    println!("`cargo lesson check` judges it, `cargo lesson hint` helps.");
+    Ok(())
+}
+
+impl Check {
+    fn run(&self, root: &Path, desk: &mut Desk, exercise: &Exercise) -> Result<ExitCode> {
+        loop {
+            let before = saved(root, exercise);
+            let done = self.once(root, desk, exercise)?;
+            if done || !self.watch {
+                return Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
+            }
+            println!("\nWaiting for you to save a file (Ctrl-C ends)\n");
+            while saved(root, exercise) == before {
+                thread::sleep(Duration::from_millis(200));
+            }
+        }
+    }
+
+    /// Judges the attempt as it is now. Whether all judges agree.
+    fn once(&self, root: &Path, desk: &mut Desk, exercise: &Exercise) -> Result<bool> {
+        let judges = Judges::build(root)?;
+        let program = match judges::build(root, &judges.target, &exercise.package())? {
+            Ok(program) => program,
+            Err(said) => {
+                println!("{said}\n\nYour program does not compile yet.");
+                return Ok(false);
+            }
+        };
+        let guest = Guest::of(root, self.kernel.as_deref());
+        guest.start(root)?;
+        let number = exercise.judges.len();
+        let s = if number == 1 { "" } else { "s" };
+        println!("exercise {}, {number} judge{s}, {}", exercise.id, guest.kernel());
+        let log = root.join(STATE).join("log");
+        fs::write(&log, "")?;
+        let tests: Vec<&str> = exercise.judges.iter().map(|judge| judge.test.as_str()).collect();
+        let said =
+            judges.run(&guest, &exercise.judged_as(), &program, &tests, |test, verdict| {
+                let judge = exercise.judges.iter().find(|judge| judge.test == test);
+                let Some(judge) = judge else { return };
+                match verdict {
+                    Verdict::Good => println!("  ✓ {}", judge.title),
+                    Verdict::NotRun => println!("  – {} (not run)", judge.title),
+                    Verdict::Bad(why) => {
+                        println!("  ✗ {}", judge.title);
+                        println!("{}", failure(&judge.expected, why));
+                        fs::write(&log, why).ok();
+                    }
+                }
+            })?;
+        self.conclude(desk, exercise, &said)
+    }
+
+    fn conclude(
+        &self,
+        desk: &mut Desk,
+        exercise: &Exercise,
+        said: &BTreeMap<String, Verdict>,
+    ) -> Result<bool> {
+        let good = said.values().filter(|verdict| **verdict == Verdict::Good).count();
+        if good == exercise.judges.len() {
+            desk.done(exercise)?;
+            println!("\nDone. `cargo lesson solution` compares yours with ours;");
+            println!("`cargo lesson start` begins the next exercise.");
+            return Ok(true);
+        }
+        println!("\nAll that the judge said: {STATE}/log");
+        println!("Read: {}   Stuck? cargo lesson hint", exercise.read);
+        Ok(false)
+    }
+}
+
+/// How many lines of a judge's message are shown; the others are in the log.
+const SHOWN: usize = 12;
+
+/// What a learner sees of a judge that says no.
+fn failure(expected: &str, why: &str) -> String {
+    let lines: Vec<&str> = why.lines().collect();
+    let mut shown = lines[..lines.len().min(SHOWN)].join("\n");
+    if lines.len() > SHOWN {
+        shown += &format!("\n… and {} more lines", lines.len() - SHOWN);
+    }
+    let mut text = format!(
+        "      expected:\n{}\n      yours:\n{}",
+        indented(expected, "        "),
+        indented(&shown, "        ")
+    );
+    if why.contains("the verifier rejects")
+        && let Some(meaning) = explain::refusal(why)
+    {
+        let meaning = indented(&wrapped(meaning, 80), "        ");
+        text += &format!("\n      what the verifier means:\n{meaning}");
+    }
+    text
+}
+
+/// When the files of the attempt were last saved.
+fn saved(root: &Path, exercise: &Exercise) -> Vec<(PathBuf, SystemTime)> {
+    let package = root.join(exercise.directory());
+    let directories = [package.join("src"), package];
+    let entries = directories.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    let times =
+        entries.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.modified().ok()?)));
+    let mut times: Vec<_> = times.filter(|(path, _)| path.is_file()).collect();
+    times.sort();
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_failure_is_short_and_explained() {
+        let long = format!("0 lines, 500 reads\n{}", "x\n".repeat(100));
+        let shown = failure("a line for every bio", &long);
+        assert!(shown.starts_with("      expected:\n        a line for every bio\n"), "{shown}");
+        assert!(shown.contains("… and 89 more lines") && shown.lines().count() < 20, "{shown}");
+        let shown =
+            failure("x", "the verifier rejects y(): R0 invalid mem access 'map_value_or_null'");
+        assert!(shown.contains("what the verifier means:\n        A look-up"), "{shown}");
+    }
+}

@@ -1,0 +1,416 @@
+//! `cargo lesson prove`, which CI runs: every exercise can be failed and passed, and every experiment
+//! of a README ("Break it") gives the error that the README shows, or turns a judge red.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::mpsc::sync_channel,
+    thread,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::{
+    desk::copy_attempt,
+    exercise::{Exercise, Judge},
+    guest::Guest,
+    judges::{self, Judges, Verdict},
+};
+
+/// A copy of the workspace, in which READMEs are followed to the letter.
+const SCRATCH: &str = "target/prove";
+/// The judge that starts a program, which is all that an error of the verifier needs.
+const STARTS: &str = "exercise_leaves_nothing";
+
+/// `exercises/mutants.toml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mutants {
+    mutant: Vec<Red>,
+}
+
+/// An experiment without an error, and the judge that notices it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Red {
+    stage: String,
+    edit: String,
+    judge: String,
+}
+
+/// An experiment of a README.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Experiment {
+    stage: String,
+    /// The commands, with those of earlier experiments that are not undone yet.
+    edits: String,
+    /// The block that comes next: what the README says that there is to see.
+    promised: String,
+}
+
+/// A program, what judges it, and what has to come out.
+struct Claim {
+    what: String,
+    program: Program,
+    judged_as: String,
+    tests: Vec<String>,
+    expected: Expected,
+}
+
+enum Program {
+    Built(PathBuf),
+    /// A directory to copy a new package from.
+    Start(PathBuf, Exercise),
+    Mutant(Experiment),
+}
+
+enum Expected {
+    Pass,
+    /// Any of the judges says no.
+    Fail,
+    /// The program does not start, and says these lines.
+    Refused(Vec<String>),
+    /// The compiler says these lines.
+    NotCompiled(Vec<String>),
+}
+
+/// Proves all of it on one kernel. `all`: the stages as answers, too, which `cargo vm test` proves
+/// anyway. Returns what does not hold.
+pub fn prove(root: &Path, kernel: Option<&str>, all: bool, filter: &str) -> Result<Vec<String>> {
+    let judges = Judges::build(root)?;
+    let mut claims = claims(root, &judges, all)?;
+    claims.retain(|claim| claim.what.contains(filter));
+    let scratch = root.join(SCRATCH);
+    copy_workspace(root, &scratch)?;
+    let guest = Guest::of(root, kernel);
+    let mut wrong = Vec::new();
+    let number = claims.len();
+    // While the guest judges one program, the host builds the next.
+    let (sender, built) = sync_channel(1);
+    let target = judges.target.clone();
+    thread::scope(|scope| -> Result<()> {
+        let builder = scope.spawn(move || -> Result<()> {
+            for (number, claim) in claims.into_iter().enumerate() {
+                let program = build(&scratch, &target, &claim, number)?;
+                if sender.send((claim, program)).is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        guest.start(root)?;
+        for (claim, program) in built {
+            let verdict = check(&judges, &guest, &claim, program);
+            println!("{} {}", if verdict.is_ok() { "✓" } else { "✗" }, claim.what);
+            if let Err(error) = verdict {
+                println!("    {}", format!("{error:#}").replace('\n', "\n    "));
+                wrong.push(claim.what);
+            }
+        }
+        match builder.join() {
+            Ok(built) => built,
+            Err(_) => bail!("the builder panicked"),
+        }
+    })?;
+    guest.stop()?;
+    println!("{} of {number} hold", number - wrong.len());
+    Ok(wrong)
+}
+
+fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
+    let mut claims = Vec::new();
+    for exercise in Exercise::all(root)? {
+        let judged_as = exercise.judged_as();
+        let tests: Vec<String> =
+            exercise.judges.iter().map(|Judge { test, .. }| test.clone()).collect();
+        let start = match stage_of(&exercise.start) {
+            Some(stage) => Program::Built(judges.target.join(stage)),
+            None => Program::Start(exercise.start.clone(), exercise.clone()),
+        };
+        claims.push(Claim {
+            what: format!("exercise {}: the start fails", exercise.id),
+            program: start,
+            judged_as: judged_as.clone(),
+            tests: tests.clone(),
+            expected: Expected::Fail,
+        });
+        let answer = stage_of(&exercise.solution);
+        let program = match &answer {
+            Some(stage) => judges.target.join(stage),
+            None => judges::build(root, &judges.target, &format!("solution-{}", exercise.id))?
+                .map_err(anyhow::Error::msg)?,
+        };
+        if all || answer.is_none() {
+            claims.push(Claim {
+                what: format!("exercise {}: the answer passes", exercise.id),
+                program: Program::Built(program),
+                judged_as,
+                tests,
+                expected: Expected::Pass,
+            });
+        }
+    }
+    let text = fs::read_to_string(root.join("exercises/mutants.toml")).context("mutants.toml")?;
+    let mut red = toml::from_str::<Mutants>(&text).context("mutants.toml")?.mutant;
+    for experiment in experiments(root)? {
+        let lines = |text: &str| -> Vec<String> {
+            let lines = experiment.promised.lines().filter(|line| line.contains(text));
+            lines.map(|line| line.trim().to_owned()).collect()
+        };
+        let stage = stage_of(Path::new(&experiment.stage)).context("odd stage")?;
+        let mut refused = lines(&format!("{stage}: "));
+        refused.retain(|line| !line.contains(": tracing"));
+        let mut tests = vec![STARTS.to_owned()];
+        let expected = if !refused.is_empty() {
+            refused.extend(lines(".bpf.c:"));
+            Expected::Refused(refused)
+        } else if !lines(" error: ").is_empty() {
+            Expected::NotCompiled(lines(" error: "))
+        } else {
+            let found = red.iter().position(|red| {
+                red.stage == experiment.stage && experiment.edits.contains(&red.edit)
+            });
+            let found = found.with_context(|| {
+                format!(
+                    "{}: exercises/mutants.toml names no judge for {}",
+                    experiment.stage, experiment.edits
+                )
+            })?;
+            tests = vec![red.remove(found).judge];
+            Expected::Fail
+        };
+        let last = experiment.edits.lines().last().unwrap_or_default().trim();
+        claims.push(Claim {
+            what: format!("{}: {last}", experiment.stage),
+            judged_as: stage,
+            program: Program::Mutant(experiment),
+            tests,
+            expected,
+        });
+    }
+    let left: Vec<_> = red.iter().map(|red| format!("{}: {}", red.stage, red.edit)).collect();
+    ensure!(
+        left.is_empty(),
+        "no README makes this experiment of mutants.toml: {}",
+        left.join(", ")
+    );
+    Ok(claims)
+}
+
+/// `stage04` of `stage04_max_latency`.
+fn stage_of(directory: &Path) -> Option<String> {
+    let name = directory.to_string_lossy();
+    let stage = name.split('_').next().filter(|name| name.starts_with("stage"))?;
+    Some(stage.to_owned())
+}
+
+/// The experiments of all READMEs, in order.
+fn experiments(root: &Path) -> Result<Vec<Experiment>> {
+    let mut experiments = Vec::new();
+    let mut stages = Vec::new();
+    for entry in fs::read_dir(root)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        stages.extend(name.starts_with("stage").then_some(name));
+    }
+    stages.sort();
+    for stage in stages {
+        let readme = fs::read_to_string(root.join(&stage).join("README.md"))?;
+        experiments.extend(of_readme(&stage, &readme));
+    }
+    Ok(experiments)
+}
+
+fn of_readme(stage: &str, readme: &str) -> Vec<Experiment> {
+    let mut experiments: Vec<Experiment> = Vec::new();
+    let mut edits = String::new();
+    // Every second piece is a block of code.
+    for block in readme.split("\n```").skip(1).step_by(2) {
+        let block = block.split_once('\n').map_or("", |(_, block)| block);
+        let commands = commands(block);
+        if block.contains("git restore") {
+            edits.clear();
+        } else if !commands.is_empty() {
+            edits += &commands;
+            let (stage, edits) = (stage.to_owned(), edits.clone());
+            experiments.push(Experiment { stage, edits, promised: String::new() });
+        } else if let Some(last) = experiments.last_mut().filter(|last| last.promised.is_empty()) {
+            last.promised = block.to_owned();
+        }
+    }
+    experiments
+}
+
+/// The `sed` commands of a block, with their continuation lines.
+fn commands(block: &str) -> String {
+    let mut commands = String::new();
+    let mut goes_on = false;
+    for line in block.lines() {
+        if goes_on || line.starts_with("sed -i") {
+            commands += &format!("{line}\n");
+            goes_on = line.ends_with('\\');
+        }
+    }
+    commands
+}
+
+/// Makes `scratch` a copy of the files that git knows here, and leaves what is unchanged as it is.
+fn copy_workspace(root: &Path, scratch: &Path) -> Result<()> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start git")?;
+    ensure!(output.status.success(), "git ls-files failed");
+    for name in output.stdout.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        let name = std::str::from_utf8(name).context("a file's name is not UTF-8")?;
+        let (from, to) = (root.join(name), scratch.join(name));
+        let Ok(content) = fs::read(&from) else { continue };
+        if fs::read(&to).is_ok_and(|old| old == content) {
+            continue;
+        }
+        fs::create_dir_all(to.parent().context("no parent")?)?;
+        fs::write(&to, content).with_context(|| to.display().to_string())?;
+    }
+    for attempt in fs::read_dir(scratch.join("mine"))? {
+        let attempt = attempt?.path();
+        if attempt.is_dir() {
+            fs::remove_dir_all(&attempt)?;
+        }
+    }
+    Ok(())
+}
+
+/// Builds a claim's program, in the scratch workspace where it is not built yet.
+fn build(
+    scratch: &Path,
+    target: &Path,
+    claim: &Claim,
+    number: usize,
+) -> Result<Result<PathBuf, String>> {
+    let package = |mut exercise: Exercise, from: &Path| -> Result<Result<PathBuf, String>> {
+        exercise.id = format!("proof{number}");
+        let place = scratch.join(exercise.directory());
+        copy_attempt(scratch, from, &exercise, &place)?;
+        let built = judges::build_into(scratch, target, &exercise.package());
+        fs::remove_dir_all(&place)?;
+        built
+    };
+    match &claim.program {
+        Program::Built(file) => Ok(Ok(file.clone())),
+        Program::Start(from, exercise) => package(exercise.clone(), from),
+        Program::Mutant(experiment) => {
+            let exercise = Exercise::of_stage(&experiment.stage);
+            let edited =
+                ["common/bpf", &format!("{}/src", experiment.stage)].map(|dir| scratch.join(dir));
+            let mut before = Vec::new();
+            for file in edited.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten() {
+                before.push((file.path(), fs::read(file.path())?));
+            }
+            let script = format!("set -e\n{}", experiment.edits);
+            let status =
+                Command::new("bash").args(["-c", &script]).current_dir(scratch).status()?;
+            ensure!(status.success(), "{}: the edit fails: {}", experiment.stage, experiment.edits);
+            let built = package(exercise, Path::new(&experiment.stage));
+            for (path, content) in before {
+                if fs::read(&path)? != content {
+                    fs::write(&path, content)?;
+                }
+            }
+            built
+        }
+    }
+}
+
+/// Whether a claim holds; an error where not.
+fn check(
+    judges: &Judges,
+    guest: &Guest,
+    claim: &Claim,
+    program: Result<PathBuf, String>,
+) -> Result<()> {
+    let program = match (&claim.expected, program) {
+        (Expected::NotCompiled(lines), Err(said)) => return has_lines(&said, lines, claim),
+        (Expected::NotCompiled(_), Ok(_)) => bail!("it compiles"),
+        (_, Err(said)) => bail!("it does not compile: {said}"),
+        (_, Ok(program)) => program,
+    };
+    let tests: Vec<&str> = claim.tests.iter().map(String::as_str).collect();
+    let said = judges.run(guest, &claim.judged_as, &program, &tests, |_, _| {})?;
+    let bad = said.iter().find_map(|(test, verdict)| match verdict {
+        Verdict::Bad(why) => Some((test, why)),
+        _ => None,
+    });
+    match (&claim.expected, bad) {
+        (Expected::Pass, Some((test, why))) => bail!("{test}: {why}"),
+        (Expected::Pass, None) => {
+            ensure!(said.len() == tests.len(), "{} of {} judges ran", said.len(), tests.len());
+            Ok(())
+        }
+        (Expected::Refused(lines), Some((_, why))) => has_lines(why, lines, claim),
+        (Expected::NotCompiled(_), _) | (_, None) => bail!("{} passes", tests.join(", ")),
+        // A judge that says no because the program does not start has not judged it.
+        (Expected::Fail, Some((test, why))) => {
+            let starts = !why.contains("the verifier rejects");
+            ensure!(starts, "{test}: {why}");
+            Ok(())
+        }
+    }
+}
+
+/// Whether a program's message has these lines of a README, in which it is a stage.
+fn has_lines(said: &str, lines: &[String], claim: &Claim) -> Result<()> {
+    let Program::Mutant(Experiment { stage, .. }) = &claim.program else { bail!("no mutant") };
+    let name = stage_of(Path::new(stage)).context("odd stage")?;
+    let mut normal = String::new();
+    for line in said.lines() {
+        // mine-proof17: … and target/prove/mine/proof17/src/trace.bpf.c:9
+        let line = line.trim();
+        let line = match line.split_once("mine-proof") {
+            Some(("", rest)) => {
+                format!("{name}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
+            }
+            _ => line.to_owned(),
+        };
+        let line = match line.split_once("mine/proof") {
+            Some((_, rest)) => {
+                format!("{stage}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
+            }
+            None => line.replace(&format!("{SCRATCH}/"), ""),
+        };
+        normal += &format!("{line}\n");
+    }
+    for line in lines {
+        ensure!(normal.contains(line.as_str()), "it does not say {line:?}, but:\n{normal}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace;
+
+    #[test]
+    fn experiments_are_cumulative_until_they_are_undone() {
+        let readme = "# x\n```\nsed -i a f\nrun\n```\nthen\n```\nerror 1\n```\n```\nsed -i b \\\n  g\n```\n\
+                      ```\nerror 2\n```\n```\ngit restore f\n```\n```\nsed -i c h\n```\n```\nseen\n```\n";
+        let expected = [
+            ("sed -i a f\n", "error 1"),
+            ("sed -i a f\nsed -i b \\\n  g\n", "error 2"),
+            ("sed -i c h\n", "seen"),
+        ];
+        let found = of_readme("stage01_x", readme);
+        let found: Vec<_> = found.iter().map(|e| (e.edits.as_str(), e.promised.as_str())).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_experiment_of_the_readmes_is_found() {
+        let experiments = experiments(&workspace()).unwrap();
+        assert!(experiments.len() >= 13, "{} experiments", experiments.len());
+        assert!(experiments.iter().all(|experiment| !experiment.promised.is_empty()));
+    }
+}

@@ -1,0 +1,385 @@
+//! Attaching one program to many functions, by the best means that the running kernel has, and the
+//! kernel's own counts of what the probes met.
+
+use std::{
+    ffi::CString,
+    fs::OpenOptions,
+    io::Write,
+    os::{
+        fd::{AsFd, FromRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    process::{Child, Command, Stdio},
+    ptr::NonNull,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use common::{Session, Unsupported};
+use libbpf_rs::{
+    AsRawLibbpf, Link, Program, ProgramAttachType, ProgramMut, TracepointCategory,
+    libbpf_sys as sys,
+    query::{LinkTypeInfo, ProgInfoIter},
+};
+
+use crate::{
+    btf::Btf,
+    discovery::{Discovery, Traceable, tracefs},
+    lives::Rules,
+    trace::{OpenTraceSkel, TraceProgs},
+};
+
+/// How many calls of one function may be waiting for their return, where the kernel wants to know.
+const MAX_CALLS: u32 = 128;
+
+/// The means to attach, the best first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Tier {
+    /// kprobe.session: one program at entry and return, for all functions at once.
+    Session,
+    /// kprobe.multi and kretprobe.multi.
+    Multi,
+    /// Kprobes, one for each function.
+    Single,
+}
+
+impl Tier {
+    /// The best one of this kernel, which has these types.
+    pub fn choose(vmlinux: &Btf) -> Result<Tier> {
+        let helper = sys::BPF_FUNC_get_func_ip;
+        // SAFETY: it takes two numbers and no options.
+        let known = unsafe {
+            sys::libbpf_probe_bpf_helper(sys::BPF_PROG_TYPE_KPROBE, helper, std::ptr::null())
+        };
+        if known <= 0 {
+            return Err(Unsupported(
+                "this kernel cannot tell one program which of many functions was called (the BPF \
+                 helper bpf_get_func_ip is missing): use Linux 5.15 or newer, \
+                 like cargo vm run --kernel 6.1 stage10"
+                    .to_owned(),
+            )
+            .into());
+        }
+        // Before 7.0, where it takes no argument, sessions miss returns: see common::has_sessions().
+        let cookie = vmlinux.function("bpf_session_cookie");
+        Ok(if cookie.is_some_and(|cookie| cookie.parameters().len() == 1) {
+            Tier::Session
+        } else if vmlinux.function("register_fprobe_ips").is_some() {
+            Tier::Multi
+        } else {
+            Tier::Single
+        })
+    }
+
+    /// Chooses the programs to load.
+    pub fn prepare(self, open: &mut OpenTraceSkel) {
+        let pair = self != Tier::Session;
+        open.progs.session.set_autoload(!pair);
+        for program in [&mut open.progs.enter, &mut open.progs.leave] {
+            program.set_autoload(pair);
+            if self == Tier::Multi {
+                program.set_attach_type(ProgramAttachType::KprobeMulti);
+            }
+        }
+    }
+
+    /// What it is, for the user.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Session => "kprobe.session",
+            Tier::Multi => "kprobe.multi and kretprobe.multi",
+            Tier::Single => "single kprobes",
+        }
+    }
+}
+
+/// The cookies of all functions.
+pub fn cookies(functions: &[Traceable], rules: &Rules) -> Vec<u64> {
+    let begins = |f: &Traceable| rules.begins.contains(&f.function.name.as_str());
+    functions.iter().enumerate().map(|(number, f)| cookie(number, f, begins(f))).collect()
+}
+
+/// What the BPF program learns about a call: number of the function, whether it initialises its
+/// object, registers with objects. See `call_begins()` in `trace.bpf.c`.
+fn cookie(number: usize, function: &Traceable, begins: bool) -> u64 {
+    let registers = function.registers.iter().rev().fold(0, |all, &r| all << 4 | u64::from(r));
+    registers << 32 | u64::from(begins) << 31 | number as u64
+}
+
+/// Probes in the kernel. Dropped, they are gone.
+pub struct Attached {
+    links: Vec<Link>,
+    events: Option<KprobeEvents>,
+    /// Functions that the kernel refuses in spite of its own list: number and reason.
+    refused: Vec<(usize, String)>,
+}
+
+/// What the kernel has counted, since the programs were loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KernelCounts {
+    /// How often the programs ran.
+    pub runs: u64,
+    /// How often a program was skipped because another one was running on the CPU.
+    pub recursion: u64,
+    /// How often a call was skipped: no memory left for its return, or inside another probe.
+    pub instances: u64,
+}
+
+impl Attached {
+    /// Attaches to all functions that the kernel lets it. `None`: the user has ended the run meanwhile.
+    pub fn attach(
+        tier: Tier,
+        progs: &TraceProgs,
+        functions: &[Traceable],
+        cookies: &[u64],
+        session: &Session,
+    ) -> Result<Option<Attached>> {
+        let mut attached = Attached { links: Vec::new(), events: None, refused: Vec::new() };
+        let all: Vec<usize> = (0..functions.len()).collect();
+        let names = |numbers: &[usize]| -> Vec<&str> {
+            numbers.iter().map(|&number| functions[number].function.name.as_str()).collect()
+        };
+        let multi = |attached: &mut Attached, program: &ProgramMut, how: How| -> Result<()> {
+            // The kernel refuses a list with one bad function: halve it until that one is found.
+            let mut lists = vec![all.clone()];
+            while let Some(list) = lists.pop() {
+                let cookies: Vec<u64> = list.iter().map(|&number| cookies[number]).collect();
+                match attach_multi(program, &names(&list), &cookies, how) {
+                    Ok(link) => attached.links.push(link),
+                    Err(error) if list.len() == 1 => {
+                        attached.refused.push((list[0], format!("{error:#}")));
+                    }
+                    Err(_) => {
+                        let (left, right) = list.split_at(list.len() / 2);
+                        lists.extend([right.to_vec(), left.to_vec()]);
+                    }
+                }
+            }
+            Ok(())
+        };
+        match tier {
+            Tier::Session => multi(&mut attached, &progs.session, How::Session)?,
+            Tier::Multi => {
+                multi(&mut attached, &progs.leave, How::Return)?;
+                multi(&mut attached, &progs.enter, How::Entry)?;
+            }
+            Tier::Single => {
+                let mut events = KprobeEvents::new()?;
+                for (number, traceable) in functions.iter().enumerate() {
+                    if let Err(error) = events.add(&traceable.function) {
+                        attached.refused.push((number, format!("{error:#}")));
+                    }
+                    if session.is_over() {
+                        return Ok(None);
+                    }
+                }
+                attached.links.push(events.attach(&progs.leave, "leave")?);
+                if session.is_over() {
+                    return Ok(None);
+                }
+                attached.links.push(events.attach(&progs.enter, "enter")?);
+                attached.events = Some(events);
+            }
+        }
+        attached.refused.sort();
+        attached.refused.dedup_by_key(|(number, _)| *number);
+        ensure!(!attached.links.is_empty(), "the kernel refuses a probe at every function");
+        Ok(Some(attached))
+    }
+
+    /// How many functions are traced, by which means, and which are not.
+    pub fn describe(&self, tier: Tier, found: &Discovery) -> String {
+        let traced = found.functions.len() - self.refused.len();
+        let mut text = format!("stage10: {traced} functions traced with {}\n", tier.name());
+        for (number, why) in &self.refused {
+            let name = &found.functions[*number].function.name;
+            text += &format!("stage10: {name}() is not traced: {why}\n");
+        }
+        text
+    }
+
+    /// Reads the kernel's counters.
+    pub fn counts(&self, progs: &TraceProgs) -> Result<KernelCounts> {
+        let mut counts = KernelCounts::default();
+        for program in [&progs.enter, &progs.leave, &progs.session] {
+            if !program.autoload() {
+                continue;
+            }
+            let id = Program::id_from_fd(program.as_fd()).context("a loaded program has no id")?;
+            let info = ProgInfoIter::default().find(|info| info.id == id);
+            let info = info.context("the kernel does not list a loaded program")?;
+            counts.runs += info.run_cnt;
+            counts.recursion += info.recursion_misses;
+        }
+        for link in &self.links {
+            if let LinkTypeInfo::KprobeMulti(info) = link.info().context("a link")?.info {
+                counts.instances += info.missed;
+            }
+        }
+        if let Some(events) = &self.events {
+            let (hits, missed) = events.profile()?;
+            // Before 6.7 the kernel does not count the runs that it skips, but the hits.
+            counts.recursion = hits.saturating_sub(counts.runs);
+            counts.instances = missed;
+        }
+        Ok(counts)
+    }
+}
+
+impl Drop for Attached {
+    /// The probes first: a kernel event that is in use cannot be removed.
+    fn drop(&mut self) {
+        self.links.clear();
+        drop(self.events.take());
+    }
+}
+
+/// Lets the kernel count how often programs run, as long as the result is alive.
+pub fn count_runs() -> Result<OwnedFd> {
+    // SAFETY: it takes a number and returns a file descriptor or an error.
+    let fd = unsafe { sys::bpf_enable_stats(sys::BPF_STATS_RUN_TIME) };
+    ensure!(fd >= 0, "the kernel does not count runs: {}", std::io::Error::from_raw_os_error(-fd));
+    // SAFETY: the descriptor is new, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum How {
+    Session,
+    Entry,
+    Return,
+}
+
+/// libbpf-rs has no call for sessions.
+fn attach_multi(program: &ProgramMut, names: &[&str], cookies: &[u64], how: How) -> Result<Link> {
+    let names = names.iter().map(|&name| CString::new(name)).collect::<Result<Vec<_>, _>>()?;
+    let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+    let options = sys::bpf_kprobe_multi_opts {
+        sz: size_of::<sys::bpf_kprobe_multi_opts>() as _,
+        syms: pointers.as_mut_ptr(),
+        cookies: cookies.as_ptr(),
+        cnt: names.len() as _,
+        retprobe: how == How::Return,
+        session: how == How::Session,
+        ..Default::default()
+    };
+    let program = program.as_libbpf_object().as_ptr();
+    // SAFETY: the options point to two lists of `cnt` elements, which outlive the call.
+    let link =
+        unsafe { sys::bpf_program__attach_kprobe_multi_opts(program, std::ptr::null(), &options) };
+    let error = std::io::Error::last_os_error();
+    let link = NonNull::new(link).ok_or(error).context("the kernel refuses the probe")?;
+    // SAFETY: the link is new.
+    Ok(unsafe { Link::from_ptr(link) })
+}
+
+/// Two kernel events, one for all entries and one for all returns. The kernel attaches a program to
+/// an event at once, whatever its number of probes, and counts the hits of each probe.
+struct KprobeEvents {
+    /// Removes the events when its stdin is closed: also where this process is killed.
+    guard: Child,
+    names: [String; 2],
+    probes: usize,
+}
+
+impl KprobeEvents {
+    fn new() -> Result<KprobeEvents> {
+        let names = ["enter", "leave"].map(|kind| format!("{kind}_{}", std::process::id()));
+        let [enter, leave] = &names;
+        // Not in this process group: Ctrl-C must not end it. The kernel refuses to remove an event
+        // until the last program is detached.
+        let script = format!(
+            "cd {} && cat >/dev/null
+             for event in {enter} {leave}
+             do while grep -q \"/$event \" kprobe_events && ! echo \"-:ctracer/$event\" >>kprobe_events
+                do sleep 0.1; done
+             done 2>/dev/null",
+            tracefs().display()
+        );
+        let guard = Command::new("sh")
+            .args(["-c", &script])
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("the process that removes the kernel events could not be started: sh")?;
+        Ok(KprobeEvents { guard, names, probes: 0 })
+    }
+
+    fn add(&mut self, function: &crate::model::Function) -> Result<()> {
+        let module = function.module.as_ref().map_or(String::new(), |module| format!("{module}:"));
+        let place = format!("{module}{}", function.name);
+        let [enter, leave] = &self.names;
+        let path = tracefs().join("kprobe_events");
+        for probe in [
+            format!("r{MAX_CALLS}:ctracer/{leave} {place}\n"),
+            format!("p:ctracer/{enter} {place}\n"),
+        ] {
+            OpenOptions::new()
+                .append(true)
+                .open(&path)
+                .and_then(|mut file| file.write_all(probe.as_bytes()))
+                .with_context(|| format!("the kernel refuses the probe {}", probe.trim_end()))?;
+        }
+        self.probes += 1;
+        Ok(())
+    }
+
+    fn attach(&self, program: &ProgramMut, kind: &str) -> Result<Link> {
+        ensure!(self.probes > 0, "the kernel refuses a probe at every one of the functions");
+        let name = format!("{kind}_{}", std::process::id());
+        let group = TracepointCategory::Custom("ctracer".to_owned());
+        program
+            .attach_tracepoint(group, &name)
+            .with_context(|| format!("the probes ctracer/{name} could not be attached"))
+    }
+
+    /// How often the probes were hit and missed.
+    fn profile(&self) -> Result<(u64, u64)> {
+        let path = tracefs().join("kprobe_profile");
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("{} could not be read", path.display()))?;
+        parse_profile(&text, &self.names)
+    }
+}
+
+impl Drop for KprobeEvents {
+    fn drop(&mut self) {
+        drop(self.guard.stdin.take());
+        self.guard.wait().ok();
+    }
+}
+
+fn parse_profile(text: &str, names: &[String]) -> Result<(u64, u64)> {
+    let (mut hits, mut missed) = (0, 0);
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, hit, miss] = words[..] else { bail!("kprobe_profile has the line {line:?}") };
+        if names.iter().any(|known| known == name) {
+            hits += hit.parse::<u64>().with_context(|| line.to_owned())?;
+            missed += miss.parse::<u64>().with_context(|| line.to_owned())?;
+        }
+    }
+    Ok((hits, missed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Function;
+
+    #[test]
+    fn a_cookie_holds_the_registers() {
+        let function =
+            Traceable { function: Function::default(), address: 0, registers: vec![2, 5] };
+        assert_eq!(cookie(7, &function, false), 0x52_0000_0007);
+        assert_eq!(cookie(7, &function, true), 0x52_8000_0007);
+    }
+
+    #[test]
+    fn hits_are_summed() {
+        let text = "  enter_7   16   0\n  enter_7   2  1\n  leave_7  3  4\n  enter_8  9 9\n";
+        let names = ["enter_7", "leave_7"].map(str::to_owned);
+        assert_eq!(parse_profile(text, &names).unwrap(), (21, 5));
+    }
+}

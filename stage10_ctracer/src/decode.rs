@@ -1,0 +1,205 @@
+//! From the bytes of a struct to its fields, by the kernel's description of its types (BTF).
+//!
+//! The BPF program copies a struct as it lies in memory and knows nothing of its members. A
+//! [`Layout`] is built once from BTF: a flat list of fields, each with its name, its position and
+//! how its value is written. Decoding an event is then a walk over that list.
+
+use std::{collections::HashMap, fmt::Write, rc::Rc};
+
+use anyhow::{Context, Result};
+use libbpf_rs::btf::{Btf, HasSize, types::Struct};
+
+use crate::model::Change;
+
+mod builder;
+use builder::Builder;
+
+/// The block layer keeps the operation in this many low bits of `bi_opf`, and flags above them.
+const OPERATION_BITS: u32 = 8;
+
+/// The fields of a struct, and how to read them.
+pub struct Layout {
+    size: usize,
+    fields: Vec<Field>,
+    /// The names of the kernel's functions, by address.
+    functions: HashMap<u128, String>,
+}
+
+struct Field {
+    name: String,
+    /// Position and width in bits, from the start of the struct.
+    offset: usize,
+    bits: usize,
+    shape: Shape,
+}
+
+enum Shape {
+    Unsigned,
+    Signed,
+    Bool,
+    /// A pointer or a floating point number, which the kernel hardly uses: hexadecimal.
+    Hex,
+    /// A pointer to a function.
+    Function,
+    /// An array of `char`, up to its first NUL.
+    Text,
+    Bytes,
+    Enum(Rc<Names>),
+    Flags {
+        operations: Option<Rc<Names>>,
+        bits: Rc<Names>,
+    },
+}
+
+/// The constants of an enum, by value.
+struct Names(HashMap<i128, String>);
+
+impl Layout {
+    /// The layout of `struct type_name`. Fails where BTF has no definition of it.
+    pub fn new(btf: &Btf, type_name: &str) -> Result<Self> {
+        let is_named = |found: &Struct| found.name().is_some_and(|name| name == type_name);
+        let found = btf
+            .type_by_kind::<Struct>()
+            .find(is_named)
+            .with_context(|| format!("BTF has no definition of struct {type_name}"))?;
+        let mut builder = Builder::new(btf);
+        builder.members(&found.into(), type_name, "", 0)?;
+        Ok(Self { size: found.size(), fields: builder.fields, functions: HashMap::new() })
+    }
+
+    /// Gives pointers to functions the names of the functions. `kallsyms` is the content of
+    /// /proc/kallsyms: lines `ffffffff814a2b10 t bio_endio`, for a module's with the module behind.
+    pub fn with_functions(mut self, kallsyms: &str) -> Self {
+        let function = |line: &str| {
+            let mut words = line.split_whitespace();
+            let address =
+                u128::from_str_radix(words.next()?, 16).ok().filter(|&found| found != 0)?;
+            let is_code = words.next()?.eq_ignore_ascii_case("t");
+            is_code.then_some((address, words.next()?.to_owned()))
+        };
+        self.functions = kallsyms.lines().filter_map(function).collect();
+        self
+    }
+
+    /// The struct's size in bytes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The names and values of all fields that lie within `bytes`, in the order of the struct.
+    ///
+    /// A member of a member is called `bi_iter.bi_sector`, an element of an array `priv[1]`. Members
+    /// of anonymous structs and unions have no prefix. Where members of a union have the same
+    /// position and width, the first stands for all of them.
+    pub fn fields(&self, bytes: &[u8]) -> Vec<(String, String)> {
+        let within = self.fields.iter().filter(|field| field.end() <= bytes.len());
+        within.map(|field| (field.name.clone(), field.value(bytes, &self.functions))).collect()
+    }
+
+    /// What differs between two copies of the same object, in the order of the struct.
+    pub fn changes(&self, before: &[u8], after: &[u8]) -> Vec<Change> {
+        let common = before.len().min(after.len());
+        let differing = self
+            .fields
+            .iter()
+            .filter(|field| field.end() <= common && before[field.bytes()] != after[field.bytes()]);
+        let changes = differing.map(|field| Change {
+            field: field.name.clone(),
+            before: field.value(before, &self.functions),
+            after: field.value(after, &self.functions),
+        });
+        // Neighbouring bit fields share bytes, and a text ends before its array does.
+        changes.filter(|change| change.before != change.after).collect()
+    }
+}
+
+impl Field {
+    /// The bytes that hold the field.
+    fn bytes(&self) -> std::ops::Range<usize> {
+        self.offset / 8..self.end()
+    }
+
+    fn end(&self) -> usize {
+        (self.offset + self.bits).div_ceil(8)
+    }
+
+    fn value(&self, bytes: &[u8], functions: &HashMap<u128, String>) -> String {
+        let bytes = &bytes[self.bytes()];
+        match &self.shape {
+            Shape::Unsigned => self.number(bytes).to_string(),
+            Shape::Signed => self.signed(bytes).to_string(),
+            Shape::Bool => (self.number(bytes) != 0).to_string(),
+            Shape::Hex => format!("{:#x}", self.number(bytes)),
+            Shape::Function => {
+                let address = self.number(bytes);
+                functions.get(&address).cloned().unwrap_or_else(|| format!("{address:#x}"))
+            }
+            Shape::Text => {
+                let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
+                text.escape_ascii().to_string()
+            }
+            Shape::Bytes => bytes.iter().fold(String::new(), |mut text, byte| {
+                let _ = write!(text, "{byte:02x}"); // Writing to a String cannot fail.
+                text
+            }),
+            Shape::Enum(names) => names.value(self.signed(bytes), self.number(bytes)),
+            Shape::Flags { operations, bits } => {
+                flags(operations.as_deref(), bits, self.number(bytes))
+            }
+        }
+    }
+
+    /// The field as an unsigned number. The machines that the workshop supports are little-endian.
+    fn number(&self, bytes: &[u8]) -> u128 {
+        let number =
+            bytes.iter().take(16).rev().fold(0_u128, |sum, &byte| sum << 8 | u128::from(byte));
+        let unused = 128 - self.bits.min(128);
+        (number >> (self.offset % 8)) << unused >> unused
+    }
+
+    fn signed(&self, bytes: &[u8]) -> i128 {
+        let unused = 128 - self.bits.min(128);
+        (self.number(bytes) as i128) << unused >> unused
+    }
+}
+
+impl Names {
+    /// The constant's name; where there is none, the flags that the value is made of, or its number.
+    fn value(&self, signed: i128, unsigned: u128) -> String {
+        let exact = self.0.get(&signed).or_else(|| self.0.get(&(unsigned as i128)));
+        if let Some(name) = exact {
+            return name.clone();
+        }
+        let set = (0..64).map(|bit| 1_i128 << bit).filter(|flag| unsigned as i128 & flag != 0);
+        let names: Option<Vec<&str>> =
+            set.map(|flag| self.0.get(&flag).map(String::as_str)).collect();
+        match names {
+            Some(names) if unsigned >> 64 == 0 && !names.is_empty() => names.join("|"),
+            _ => signed.to_string(),
+        }
+    }
+}
+
+/// `REQ_OP_READ|REQ_SYNC`: the operation, then the flags; bits without a name as one number.
+fn flags(operations: Option<&Names>, bits: &Names, value: u128) -> String {
+    let mut parts = Vec::new();
+    let mut rest = value;
+    if let Some(operations) = operations {
+        let operation = value & ((1 << OPERATION_BITS) - 1);
+        parts.push(operations.value(operation as i128, operation));
+        rest -= operation;
+    }
+    for bit in 0..64 {
+        if let Some(name) = bits.0.get(&bit).filter(|_| rest >> bit & 1 == 1) {
+            parts.push(name.trim_start_matches('_').to_owned());
+            rest &= !(1 << bit);
+        }
+    }
+    if rest != 0 || parts.is_empty() {
+        parts.push(format!("{rest:#x}"));
+    }
+    parts.join("|")
+}
+
+#[cfg(test)]
+pub mod tests;

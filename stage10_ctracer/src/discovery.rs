@@ -1,0 +1,307 @@
+//! Which functions take a pointer to the struct, and which of them can be traced.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    panic::resume_unwind,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use anyhow::{Context, Result, bail};
+use glob::Pattern;
+
+use crate::{
+    btf::{Btf, Type},
+    cli::Ctracer,
+    model::{Function, Trace},
+};
+
+/// How many integer arguments both calling conventions, x86-64's and arm64's, pass in registers.
+const REGISTERS: usize = 6;
+/// How many objects of a call the BPF program records.
+const OBJECTS: usize = 3;
+
+/// What was found.
+#[derive(Default)]
+pub struct Discovery {
+    /// The functions to trace.
+    pub functions: Vec<Traceable>,
+    /// The others, and why.
+    pub left_out: Vec<(Function, String)>,
+}
+
+/// A function to trace.
+pub struct Traceable {
+    /// The function.
+    pub function: Function,
+    /// Its address.
+    pub address: u64,
+    /// The registers of [`Function::arguments`]; 1 is the first one.
+    pub registers: Vec<u8>,
+}
+
+/// The directory of tracefs.
+pub fn tracefs() -> PathBuf {
+    let usual = Path::new("/sys/kernel/tracing");
+    match usual.join("trace_pipe").exists() {
+        true => usual.to_owned(),
+        false => "/sys/kernel/debug/tracing".into(),
+    }
+}
+
+/// Asks the BTF of vmlinux and of all loaded modules.
+///
+/// Fails where the kernel has no such struct, or no function that takes it can be traced.
+pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
+    let name = &cli.type_name;
+    if vmlinux.structure(name).is_none() {
+        bail!(
+            "this kernel has no struct {name}: give the name of a struct without the word struct, \
+             for example --type request"
+        );
+    }
+    let mut found = Discovery::default();
+    let mut candidates = taking(vmlinux, name, None);
+    for module in modules()? {
+        let btf = Btf::read(&module, Some(vmlinux))?;
+        candidates.extend(taking(&btf, name, Some(&module)));
+    }
+    if candidates.is_empty() {
+        bail!("no function of this kernel takes a struct {name} *: there is nothing to trace");
+    }
+    let names = candidates.iter().map(|candidate| candidate.function.name.clone()).collect();
+    let kernel = Kernel::read(&names)?;
+    for Candidate { function, registers } in candidates {
+        let why = unwanted(&function, cli).or_else(|| kernel.refuses(&function));
+        match (why, registers) {
+            (Some(why), _) => found.left_out.push((function, why)),
+            (None, Err(why)) => found.left_out.push((function, why)),
+            (None, Ok(registers)) => {
+                let address = kernel.addresses[function.name.as_str()][0];
+                found.functions.push(Traceable { function, address, registers });
+            }
+        }
+    }
+    found.functions.sort_by(|a, b| a.function.name.cmp(&b.function.name));
+    found.left_out.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+    if found.functions.is_empty() && !cli.list {
+        bail!(
+            "none of the {} functions that take a struct {name} * can be traced: --list shows why",
+            found.left_out.len()
+        );
+    }
+    Ok(found)
+}
+
+struct Candidate {
+    function: Function,
+    /// Or why the registers cannot be told.
+    registers: Result<Vec<u8>, String>,
+}
+
+fn modules() -> Result<Vec<String>> {
+    let entries = fs::read_dir("/sys/kernel/btf").context("/sys/kernel/btf")?;
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.filter(|name| name != "vmlinux").collect();
+    names.sort();
+    Ok(names)
+}
+
+/// The functions of one BTF that take the struct.
+fn taking(btf: &Btf, name: &str, module: Option<&str>) -> Vec<Candidate> {
+    let mut seen = HashSet::new();
+    let mut candidates = Vec::new();
+    for function in btf.functions() {
+        let parameters = function.parameters();
+        let takes = parameters.iter().any(|(_, kind)| kind.points_to(name));
+        if takes && seen.insert(function.name()) {
+            candidates.push(candidate(function, &parameters, name, module));
+        }
+    }
+    candidates
+}
+
+fn candidate(
+    function: Type,
+    parameters: &[(&str, Type)],
+    name: &str,
+    module: Option<&str>,
+) -> Candidate {
+    let positions: Vec<usize> =
+        (0..parameters.len()).filter(|&i| parameters[i].1.points_to(name)).collect();
+    let registers = registers(parameters, &positions);
+    let declared: Vec<String> =
+        parameters.iter().map(|(name, kind)| kind.declaration() + name).collect();
+    let declared = declared.iter().map(|parameter| parameter.trim_end()).collect::<Vec<_>>();
+    let result = function.result();
+    let prototype = format!("{}{}({})", result.declaration(), function.name(), declared.join(", "));
+    let positions = positions.into_iter().take(OBJECTS);
+    Candidate {
+        function: Function {
+            name: function.name().to_owned(),
+            module: module.map(str::to_owned),
+            prototype,
+            parameters: parameters.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            arguments: positions.filter_map(|position| u8::try_from(position).ok()).collect(),
+            returns: !result.is_void(),
+        },
+        registers,
+    }
+}
+
+/// The registers in which these parameters are passed. A struct that is passed by value takes two
+/// registers, one, or none.
+fn registers(parameters: &[(&str, Type)], wanted: &[usize]) -> Result<Vec<u8>, String> {
+    let (mut next, mut found) = (1, Vec::new());
+    for (position, (name, kind)) in parameters.iter().enumerate() {
+        let taken = kind.registers().filter(|taken| next + taken <= REGISTERS + 1);
+        if wanted.contains(&position) && found.len() < OBJECTS {
+            if taken.is_none() {
+                return Err(format!("parameter {name} is passed on the stack"));
+            }
+            found.push(next as u8);
+        }
+        next += taken.unwrap_or(0);
+    }
+    Ok(found)
+}
+
+fn unwanted(function: &Function, cli: &Ctracer) -> Option<String> {
+    let name = &function.name;
+    let matches = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
+    if name.starts_with("__traceiter_") || name.starts_with("__probestub_") {
+        Some("part of a tracepoint".to_owned())
+    } else if matches(&cli.skip) {
+        Some("--skip".to_owned())
+    } else if !cli.only.is_empty() && !matches(&cli.only) {
+        Some("not in --only".to_owned())
+    } else {
+        None
+    }
+}
+
+/// What the kernel says about its functions; only about those that are asked for.
+struct Kernel {
+    /// Those that can be traced, and the module they belong to.
+    traceable: HashSet<(String, Option<String>)>,
+    addresses: HashMap<String, Vec<u64>>,
+    /// Functions that the compiler has changed: `name` of `name.isra.0`.
+    changed: HashMap<String, String>,
+}
+
+impl Kernel {
+    /// Both lists take the kernel seconds to write: on two CPUs at a time.
+    fn read(names: &HashSet<String>) -> Result<Kernel> {
+        let read = |path: PathBuf| {
+            fs::read_to_string(&path)
+                .with_context(|| format!("{} could not be read", path.display()))
+        };
+        let (traceable, symbols) = thread::scope(|scope| {
+            let symbols = scope.spawn(|| read("/proc/kallsyms".into()));
+            let traceable = read(tracefs().join("available_filter_functions"));
+            (traceable, symbols.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        Ok(Kernel::parse(names, &traceable?, &symbols?))
+    }
+
+    fn parse(names: &HashSet<String>, traceable: &str, symbols: &str) -> Kernel {
+        let mut kernel = Kernel {
+            traceable: HashSet::new(),
+            addresses: HashMap::new(),
+            changed: HashMap::new(),
+        };
+        for line in traceable.lines() {
+            let (name, module) = line.split_once(' ').unwrap_or((line, ""));
+            if !names.contains(name) {
+                continue;
+            }
+            let module = module.trim().trim_matches(['[', ']']);
+            let module = (!module.is_empty()).then(|| module.to_owned());
+            kernel.traceable.insert((name.to_owned(), module));
+        }
+        for line in symbols.lines() {
+            let mut words = line.split_whitespace();
+            let (Some(address), Some(kind), Some(name)) =
+                (words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            let base = name.split('.').next().unwrap_or(name);
+            if !names.contains(base) || !["t", "T", "w", "W"].contains(&kind) {
+                continue;
+            }
+            if base != name {
+                kernel.changed.insert(base.to_owned(), name.to_owned());
+            }
+            let address = u64::from_str_radix(address, 16).unwrap_or(0);
+            kernel.addresses.entry(name.to_owned()).or_default().push(address);
+        }
+        kernel
+    }
+
+    /// Why a function cannot be traced.
+    fn refuses(&self, function: &Function) -> Option<String> {
+        let known = self.addresses.get(&function.name).map_or(0, Vec::len);
+        let listed = self.traceable.contains(&(function.name.clone(), function.module.clone()));
+        match (known, listed, self.changed.get(&function.name)) {
+            (0, _, Some(changed)) => Some(format!("changed by the compiler: {changed}")),
+            (0, _, None) => Some("no symbol: inlined everywhere, or freed after boot".to_owned()),
+            (_, false, _) => Some("the kernel does not allow tracing it (notrace)".to_owned()),
+            (1, true, _) => None,
+            (several, true, _) => Some(format!("{several} functions have this name")),
+        }
+    }
+}
+
+impl Discovery {
+    /// Prints what `--list` promises.
+    pub fn print(&self) {
+        let place = |f: &Function| f.module.as_ref().map_or(String::new(), |m| format!(" [{m}]"));
+        for Traceable { function, .. } in &self.functions {
+            println!("{}{}", function.prototype, place(function));
+        }
+        println!("\nLeft out:");
+        for (function, why) in &self.left_out {
+            println!("{}{}: {why}", function.prototype, place(function));
+        }
+        let count = self.functions.len();
+        println!("\n{count:>8} functions can be traced, {} are left out", self.left_out.len());
+    }
+
+    /// A trace of these functions, without events.
+    pub fn into_trace(self, type_name: &str) -> Result<Trace> {
+        let path = "/proc/sys/kernel/osrelease";
+        let release = fs::read_to_string(path).context(path)?.trim().to_owned();
+        let functions = self.functions.into_iter().map(|found| found.function).collect();
+        Ok(Trace { type_name: type_name.to_owned(), release, functions, ..Trace::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn function(name: &str, module: Option<&str>) -> Function {
+        let module = module.map(str::to_owned);
+        Function { name: name.to_owned(), module, ..Function::default() }
+    }
+
+    #[test]
+    fn a_reason_is_given() {
+        let traceable = "submit_bio\nmpage_end_io\nclone_bio [dm_mod]\n";
+        let symbols = "ff1 T submit_bio\nff2 t mpage_end_io\nff3 t mpage_end_io\n\
+            ff4 t clone_bio\t[dm_mod]\nff5 t helper.isra.0\nff6 t hidden\nff7 D bio_data\n";
+        let names = ["submit_bio", "mpage_end_io", "clone_bio", "helper", "hidden", "bio_data"];
+        let kernel = Kernel::parse(&names.map(str::to_owned).into(), traceable, symbols);
+        assert_eq!(kernel.refuses(&function("submit_bio", None)), None);
+        assert_eq!(kernel.refuses(&function("clone_bio", Some("dm_mod"))), None);
+        let why = |name, module| kernel.refuses(&function(name, module)).unwrap();
+        assert!(why("mpage_end_io", None).starts_with("2 functions"));
+        assert!(why("helper", None).ends_with("helper.isra.0"));
+        assert!(why("hidden", None).contains("notrace"));
+        assert!(why("clone_bio", None).contains("notrace"));
+        assert!(why("bio_data", None).contains("inlined"));
+        assert_eq!(kernel.addresses["submit_bio"], [0xff1]);
+    }
+}

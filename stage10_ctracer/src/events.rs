@@ -1,0 +1,207 @@
+//! From the ring buffer's bytes to events in the order of their times.
+
+use std::{cell::RefCell, collections::HashMap, mem, time::Duration};
+
+use anyhow::{Context, Result};
+use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
+use plain::Plain;
+
+use crate::model::Kind;
+
+/// What stands before the object's bytes: `struct event` of `trace.bpf.c`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct Header {
+    time: u64,
+    address: u64,
+    value: u64,
+    stack: u64,
+    function: u32,
+    cpu: u32,
+    tgid: u32,
+    tid: u32,
+    is_return: u32,
+    object: u32,
+    readable: u64,
+    comm: [u8; 16],
+}
+
+// SAFETY: the C struct holds integers only: any bytes are a value of it.
+unsafe impl Plain for Header {}
+
+/// One object of one call, as the kernel reported it.
+#[derive(Clone, Debug)]
+pub struct Raw {
+    /// ns, CLOCK_MONOTONIC.
+    pub time: u64,
+    /// The object's address.
+    pub address: u64,
+    /// Identifies the call as long as it has not returned: the stack pointer at the entry, and in the
+    /// lowest bits, how many of the calls before had the same one.
+    pub stack: u64,
+    /// Number of the function.
+    pub function: usize,
+    /// Entry, or return with its value.
+    pub kind: Kind,
+    /// The first, second, ... object of the call.
+    pub object: usize,
+    /// The CPU.
+    pub cpu: u32,
+    /// The process.
+    pub tgid: u32,
+    /// The thread.
+    pub tid: u32,
+    /// The thread's name.
+    pub comm: String,
+    /// The object's bytes; empty where they could not be read.
+    pub bytes: Box<[u8]>,
+}
+
+impl Raw {
+    fn parse(bytes: &[u8]) -> Option<Raw> {
+        let mut header = Header::default();
+        header.copy_from_bytes(bytes).ok()?;
+        let object = bytes.get(size_of::<Header>()..).filter(|_| header.readable != 0);
+        let comm = header.comm.split(|&byte| byte == 0).next().unwrap_or_default();
+        Some(Raw {
+            time: header.time,
+            address: header.address,
+            stack: header.stack,
+            function: header.function as usize,
+            kind: match header.is_return {
+                0 => Kind::Entry,
+                _ => Kind::Return { value: header.value },
+            },
+            object: header.object as usize,
+            cpu: header.cpu,
+            tgid: header.tgid,
+            tid: header.tid,
+            comm: String::from_utf8_lossy(comm).into_owned(),
+            bytes: object.unwrap_or_default().into(),
+        })
+    }
+
+    /// The thread; every CPU has an idle thread of its own.
+    pub fn thread(&self) -> (u32, Option<u32>) {
+        (self.tid, (self.tid == 0).then_some(self.cpu))
+    }
+}
+
+/// CPUs write into the ring buffer side by side: an event may come after one that is younger by less
+/// than this.
+const DISORDER: u64 = 10_000_000;
+
+/// The events that have come, and those that are old enough to be passed on.
+pub struct Reader<'a> {
+    ring: RingBuffer<'a>,
+    waiting: &'a RefCell<Vec<Raw>>,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads this ring buffer; what has come waits in `waiting`.
+    pub fn new(map: &'a dyn MapCore, waiting: &'a RefCell<Vec<Raw>>) -> Result<Reader<'a>> {
+        let mut builder = RingBufferBuilder::new();
+        let take = |bytes: &[u8]| {
+            waiting.borrow_mut().extend(Raw::parse(bytes));
+            0
+        };
+        builder.add(map, take).context("the ring buffer")?;
+        Ok(Reader { ring: builder.build().context("the ring buffer")?, waiting })
+    }
+
+    /// Waits a moment for events, and returns those that no older one can follow, in order.
+    pub fn poll(&self) -> Result<Vec<Raw>> {
+        match self.ring.poll(Duration::from_millis(50)) {
+            // A signal: the caller looks at it.
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
+                return Err(error).context("the ring buffer");
+            }
+            _ => {}
+        }
+        let mut waiting = self.waiting.borrow_mut();
+        waiting.sort_by_key(|event| event.time);
+        let newest = waiting.last().map_or(0, |event| event.time);
+        let old = waiting.partition_point(|event| event.time + DISORDER <= newest);
+        let rest = waiting.split_off(old);
+        Ok(mem::replace(&mut *waiting, rest))
+    }
+
+    /// All events that are left.
+    pub fn rest(&self) -> Result<Vec<Raw>> {
+        self.ring.consume().context("the ring buffer")?;
+        let mut rest = self.waiting.take();
+        rest.sort_by_key(|event| event.time);
+        Ok(rest)
+    }
+}
+
+/// A call that has not returned.
+#[derive(Clone, Debug)]
+pub struct Open {
+    stack: u64,
+    function: usize,
+    /// When it was called.
+    pub time: u64,
+    /// Address and life of each of its objects.
+    pub objects: Vec<(u64, usize)>,
+    returned: usize,
+}
+
+/// The traced calls that every thread is in.
+#[derive(Default)]
+pub struct Calls {
+    threads: HashMap<(u32, Option<u32>), Vec<Open>>,
+}
+
+/// Kernel stacks have 16 KiB and begin at a multiple of it.
+const STACK_SIZE: u64 = 16 << 10;
+
+impl Calls {
+    /// A call: returns its depth, and its objects so far. A second object belongs to the call of the
+    /// first.
+    pub fn enter(&mut self, event: &Raw, life: usize) -> (u32, &[(u64, usize)]) {
+        let calls = self.threads.entry(event.thread()).or_default();
+        let object = (event.address, life);
+        if let Some(same) = calls.last_mut().filter(|call| event.object > 0 && call.is(event)) {
+            same.objects.push(object);
+        } else {
+            // What lies deeper in the same stack has returned, and the return was lost.
+            let gone = |call: &Open| {
+                let (pointer, level) = (call.stack / 8, call.stack % 8);
+                call.stack / STACK_SIZE == event.stack / STACK_SIZE
+                    && (pointer < event.stack / 8
+                        || (pointer == event.stack / 8 && level >= event.stack % 8))
+            };
+            while calls.last().is_some_and(gone) {
+                calls.pop();
+            }
+            let (stack, function, time) = (event.stack, event.function, event.time);
+            calls.push(Open { stack, function, time, objects: vec![object], returned: 0 });
+        }
+        (calls.len() as u32 - 1, calls.last().map_or(&[], |call| &call.objects))
+    }
+
+    /// A return: its call, and the depth of it. The call is over when all its objects have returned.
+    pub fn leave(&mut self, event: &Raw) -> Option<(Open, u32)> {
+        let calls = self.threads.get_mut(&event.thread())?;
+        let found = calls.iter().rposition(|call| call.is(event))?;
+        calls[found].returned += 1;
+        let call = calls[found].clone();
+        calls.truncate(found + usize::from(call.returned < call.objects.len()));
+        if calls.is_empty() {
+            self.threads.remove(&event.thread());
+        }
+        Some((call, found as u32))
+    }
+
+    /// How many calls have not returned.
+    pub fn open(&self) -> usize {
+        self.threads.values().map(Vec::len).sum()
+    }
+}
+
+impl Open {
+    fn is(&self, event: &Raw) -> bool {
+        self.stack == event.stack && self.function == event.function
+    }
+}

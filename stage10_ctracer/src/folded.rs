@@ -1,0 +1,52 @@
+//! Folded stacks: for each stack of traced functions, the time that was spent in the innermost one.
+//! Any flame graph tool reads them.
+
+use std::{collections::BTreeMap, io::Write};
+
+use anyhow::Result;
+
+use crate::{calls::Calls, model::Trace};
+
+/// Writes a line `THREAD;FUNCTION;…;FUNCTION NANOSECONDS` for each stack, sorted by its text.
+///
+/// The time of a call whose return was not seen counts up to the last event within it.
+pub fn write(w: &mut dyn Write, trace: &Trace) -> Result<()> {
+    let calls = Calls::new(trace);
+    let mut stacks: Vec<String> = Vec::with_capacity(calls.calls.len());
+    let mut times: BTreeMap<&str, u64> = BTreeMap::new();
+    for call in &calls.calls {
+        let outer = match call.parent {
+            Some(parent) => stacks[parent].as_str(),
+            None => &trace.events[call.entry].comm.replace([';', '\n'], "_"),
+        };
+        stacks.push(format!("{outer};{}", trace.functions[call.function].name));
+    }
+    for (call, stack) in calls.calls.iter().zip(&stacks) {
+        *times.entry(stack).or_default() += calls.own_time(call);
+    }
+    for (stack, time) in times {
+        writeln!(w, "{stack} {time}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::tests::sample;
+
+    #[test]
+    fn each_stack_has_its_own_time() {
+        let mut written = Vec::new();
+        write(&mut written, &sample()).unwrap();
+        let expected = "\
+fio;submit_bio 200
+fio;submit_bio;submit_bio_noacct 300
+fio;submit_bio;submit_bio_noacct;bio_alloc_clone 50
+fio;submit_bio;submit_bio_noacct;submit_bio_noacct 100
+swapper/1;bio_endio 200
+swapper/1;bio_endio;bio_endio 100
+";
+        assert_eq!(String::from_utf8(written).unwrap(), expected);
+    }
+}

@@ -1,0 +1,162 @@
+//! From raw events to the model: depth, lives, changes; and what is done with every event.
+
+use std::io::{BufWriter, StdoutLock, Write};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    cli::Ctracer,
+    decode::Layout,
+    events::{Calls, Raw},
+    json,
+    lives::{Lives, Rules},
+    model::{Event, Kind, Ledger, Trace},
+    summary::Summary,
+    text::{HEADING, Text},
+};
+
+/// Everything that is known about the objects so far.
+pub struct Follower<'a> {
+    cli: &'a Ctracer,
+    layout: &'a Layout,
+    calls: Calls,
+    lives: Lives,
+    text: Text,
+    summary: Summary,
+    /// With events only where an output at the end needs them.
+    trace: Trace,
+    /// Which lives have had an event with all fields.
+    described: Vec<bool>,
+    out: BufWriter<StdoutLock<'static>>,
+}
+
+impl<'a> Follower<'a> {
+    /// For this trace, which has its functions and no events yet.
+    pub fn new(
+        cli: &'a Ctracer,
+        layout: &'a Layout,
+        rules: &Rules,
+        trace: Trace,
+    ) -> Result<Follower<'a>> {
+        let lives = Lives::new(rules, trace.functions.iter());
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        if cli.json {
+            writeln!(out, "{}", json::trace_line(&trace))?;
+        } else if !cli.quiet {
+            writeln!(out, "{HEADING}")?;
+        }
+        out.flush().context("stdout")?;
+        Ok(Follower {
+            cli,
+            layout,
+            calls: Calls::default(),
+            lives,
+            text: Text::default(),
+            summary: Summary::default(),
+            trace,
+            described: Vec::new(),
+            out,
+        })
+    }
+
+    /// Whether so many events have come as were asked for.
+    pub fn is_full(&self) -> bool {
+        self.summary.events() >= self.cli.max_events
+    }
+
+    /// Takes events in the order of their times.
+    pub fn take(&mut self, events: Vec<Raw>) -> Result<()> {
+        for raw in events {
+            if self.is_full() {
+                self.summary.beyond += 1;
+                continue;
+            }
+            self.event(raw).context("stdout")?;
+        }
+        self.out.flush().context("stdout")
+    }
+
+    fn event(&mut self, raw: Raw) -> std::io::Result<()> {
+        let function = raw.function;
+        // The lives are in the trace whenever it is read, and with their rules while they change.
+        std::mem::swap(&mut self.lives.lives, &mut self.trace.lives);
+        let found = self.place(&raw);
+        let bytes = match found {
+            // After its end, the memory holds something else.
+            Some((life, ..)) if self.lives.is_there(life) => raw.bytes,
+            _ => Box::default(),
+        };
+        let before = found.and_then(|(life, ..)| self.lives.replace_bytes(life, &bytes));
+        std::mem::swap(&mut self.lives.lives, &mut self.trace.lives);
+        let Some((life, depth, began)) = found else { return Ok(()) };
+        let changes = before.map(|before| self.layout.changes(&before, &bytes)).unwrap_or_default();
+        let argument = self.trace.functions[function].arguments.get(raw.object).copied();
+        let event = Event {
+            time: raw.time,
+            cpu: raw.cpu,
+            tgid: raw.tgid,
+            tid: raw.tid,
+            comm: raw.comm,
+            function,
+            kind: raw.kind,
+            argument: argument.unwrap_or(0),
+            address: raw.address,
+            life,
+            depth,
+            bytes,
+            changes,
+        };
+        self.pass_on(event, began)
+    }
+
+    /// The life and the depth of an event, and for a return, when the call began. `None`: the return
+    /// of a call that is not known.
+    fn place(&mut self, raw: &Raw) -> Option<(usize, u32, Option<u64>)> {
+        match raw.kind {
+            Kind::Entry => {
+                let life = self.lives.enter(raw.function, raw.object, raw.address, raw.time);
+                let (depth, objects) = self.calls.enter(raw, life);
+                self.lives.tie(raw.function, objects);
+                Some((life, depth, None))
+            }
+            Kind::Return { value } => {
+                let (call, depth) = self.calls.leave(raw)?;
+                let (_, life) = call.objects.iter().find(|(address, _)| *address == raw.address)?;
+                self.lives.leave(raw.function, *life, value, raw.time);
+                Some((*life, depth, Some(call.time)))
+            }
+        }
+    }
+
+    fn pass_on(&mut self, event: Event, began: Option<u64>) -> std::io::Result<()> {
+        self.summary.event(&event);
+        if self.cli.json {
+            self.described.resize(self.trace.lives.len(), false);
+            let is_first = !self.described[event.life] && !event.bytes.is_empty();
+            self.described[event.life] |= is_first;
+            let line = json::event_line(&self.trace, &event, self.layout, is_first, began);
+            writeln!(self.out, "{line}")?;
+        } else if !self.cli.quiet {
+            let lines = self.text.event(&self.trace, &event, began);
+            self.out.write_all(lines.as_bytes())?;
+        }
+        if self.cli.perfetto.is_some() || self.cli.html.is_some() || self.cli.folded.is_some() {
+            self.trace.events.push(event);
+        }
+        Ok(())
+    }
+
+    /// Prints what is left: lives and ledger, or the summary.
+    pub fn finish(mut self, ledger: Ledger) -> Result<Trace> {
+        self.trace.ledger = ledger;
+        if self.cli.json {
+            json::end(&mut self.out, &self.trace)?;
+            self.summary.print(&mut std::io::stderr(), &self.trace, self.calls.open()).ok();
+        } else {
+            self.out.write_all(self.text.rest(&self.trace).as_bytes()).context("stdout")?;
+            self.summary.print(&mut self.out, &self.trace, self.calls.open()).context("stdout")?;
+        }
+        self.out.flush().context("stdout")?;
+        Ok(self.trace)
+    }
+}

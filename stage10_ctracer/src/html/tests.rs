@@ -1,0 +1,178 @@
+use std::{collections::HashMap, fs, process::Command};
+
+use super::*;
+use crate::{
+    calls::tests::{Row, sample, trace},
+    decode::tests::layout,
+    json,
+};
+
+fn page(trace: &Trace) -> String {
+    let mut written = Vec::new();
+    write(&mut written, trace, &layout("bio")).unwrap();
+    String::from_utf8(written).unwrap()
+}
+
+/// The trace that the page carries.
+fn carried(page: &str) -> Value {
+    let start = page.find("<script id=\"data\" type=\"application/json\">").unwrap();
+    let json = page[start..].split_once('>').unwrap().1.split_once("</script>").unwrap().0;
+    serde_json::from_str(json).unwrap()
+}
+
+/// A thousand bios on two CPUs, each with a clone and 20 events more than the sample.
+fn large(bios: usize) -> Trace {
+    let mut rows: Vec<Row> = Vec::new();
+    for bio in 0..bios {
+        let start = 1_000_000 + bio as u64 * 40_000;
+        let cpu = bio as u32 % 2;
+        let mut at = |time, depth, function, life, is_return| {
+            rows.push((start + time, cpu, 40 + cpu, depth, function, life, is_return));
+        };
+        at(0, 0, 0, 2 * bio, false);
+        for step in 0..45 {
+            at(100 + step * 200, 1, 1, 2 * bio + step as usize % 2, false);
+            at(200 + step * 200, 1, 1, 2 * bio + step as usize % 2, true);
+        }
+        at(20_000, 0, 0, 2 * bio, true);
+        at(25_000 + bio as u64 % 997, 0, 3, 2 * bio + 1, false);
+        at(26_000 + bio as u64 % 997, 1, 3, 2 * bio, false);
+        at(27_000 + bio as u64 % 997, 1, 3, 2 * bio, true);
+        at(28_000 + bio as u64 % 997, 0, 3, 2 * bio + 1, true);
+    }
+    trace(&rows)
+}
+
+#[test]
+fn the_numbers_are_those_of_the_json_lines() {
+    let trace = sample();
+    let data = carried(&page(&trace));
+    let mut lines = Vec::new();
+    json::write(&mut lines, &trace, &layout("bio")).unwrap();
+    let lines = serde_json::Deserializer::from_slice(&lines).into_iter::<Value>();
+    let lines: Vec<Value> = lines.map(Result::unwrap).collect();
+    let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["line"] == kind);
+
+    let start: u64 = data["start"].as_str().unwrap().parse().unwrap();
+    let (events, calls) = (&data["events"], &data["calls"]);
+    let at = |column: &Value, index: usize| column[index].as_u64().unwrap();
+    for (index, line) in of_kind("event").enumerate() {
+        assert_eq!(start + at(&events["time"], index), line["time"]);
+        assert_eq!(events["cpu"][index], line["cpu"]);
+        assert_eq!(events["life"][index], line["life"]);
+        assert_eq!(events["depth"][index], line["depth"]);
+        let function = at(&events["function"], index) as usize;
+        assert_eq!(data["functions"][function][0], line["function"]);
+        if line["kind"] == "return" {
+            let call = at(&events["call"], index) as usize;
+            assert_eq!(at(&calls["end"], call) - at(&calls["begin"], call), line["duration"]);
+        }
+        let shown: HashMap<&str, &Value> = ["fields", "changes"]
+            .iter()
+            .flat_map(|kind| data[kind][index.to_string()].as_array())
+            .flat_map(|pairs| pairs.as_chunks::<2>().0)
+            .map(|[name, value]| {
+                let name = data["names"][name.as_u64().unwrap() as usize].as_str().unwrap();
+                (name, &data["strings"][value.as_u64().unwrap() as usize])
+            })
+            .collect();
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        for (name, value) in line["fields"].as_object().into_iter().flatten() {
+            assert_eq!(*shown[name.as_str()], text(value));
+        }
+        for change in line["changes"].as_array().into_iter().flatten() {
+            assert_eq!(*shown[change["field"].as_str().unwrap()], text(&change["after"]));
+        }
+    }
+    for (index, line) in of_kind("life").enumerate() {
+        let lives = &data["lives"];
+        assert_eq!(at(&lives["end"], index) - at(&lives["begin"], index), line["duration"]);
+        for column in ["address", "generation", "parent", "link"] {
+            assert_eq!(lives[column][index], line[column]);
+        }
+    }
+    assert_eq!(of_kind("ledger").next(), Some(&data["ledger"]));
+}
+
+#[test]
+fn a_name_cannot_end_the_script() {
+    let mut trace = sample();
+    trace.events[0].comm = "</script><b>".to_owned();
+    trace.release = "<i>".to_owned();
+    let page = page(&trace);
+    assert!(!page.contains("<b>") && !page.contains("<i>"));
+    assert_eq!(carried(&page)["threads"][0], "</script><b> 42");
+}
+
+/// What a page looks like in Chromium after its script has run, and `script` after it; `None` where
+/// there is no Chromium.
+fn in_chromium(page: &str, fragment: &str, script: &str) -> Option<String> {
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let browser = names.into_iter().find_map(|name| which::which(name).ok());
+    let Some(browser) = browser else {
+        eprintln!("skipped: none of {names:?} is installed");
+        return None;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("page.html");
+    let page = page.replace("</body>", &format!("<script>{script}</script></body>"));
+    fs::write(&file, page).unwrap();
+    let output = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1500,950"])
+        .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))
+        .args(["--virtual-time-budget=5000", "--dump-dom"])
+        .arg(format!("file://{}#{fragment}", file.display()))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let shown = String::from_utf8(output.stdout).unwrap();
+    Some(shown.split_once("<script id=\"data\"").unwrap().0.to_owned())
+}
+
+#[test]
+fn a_browser_shows_objects_calls_and_fields() {
+    let Some(shown) = in_chromium(&page(&sample()), "0.1", "") else { return };
+    for part in [
+        "2 objects, 12 events, 800 ns",
+        "2 of 2 objects",
+        "<h2 id=\"name\">bio 0xffff888100001000 #0: WRITE 2048+8, 700 ns</h2>",
+        "→ clone 0xffff888100001100",
+        "<mark>bi_iter.bi_sector 2048 → 4096</mark>",
+        "<tr class=\"now\"><td>bi_iter.bi_sector</td><td>4096</td>",
+        "<td>REQ_OP_WRITE|REQ_SYNC|REQ_IDLE</td>",
+        "at the call of submit_bio_noacct(), 100 ns",
+        "<td>bio_alloc_clone</td><td class=\"number\">1</td><td class=\"number\" title=\"50 ns\">50 ns</td>",
+    ] {
+        assert!(shown.contains(part), "no {part} in {shown}");
+    }
+    // The slowest object stands first.
+    let (first, second) = (shown.find("title=\"700 ns\"").unwrap(), shown.find("↳ clone").unwrap());
+    assert!(first < second);
+}
+
+#[test]
+fn a_browser_shows_an_empty_trace() {
+    let Some(shown) = in_chromium(&page(&Trace::default()), "0.0", "drawTimeline()") else {
+        return;
+    };
+    assert!(shown.contains("0 objects, 0 events, 0 ns"), "{shown}");
+    assert!(shown.contains("0 of 0 objects"), "{shown}");
+}
+
+#[test]
+fn a_browser_filters_a_large_trace() {
+    let trace = large(1_075);
+    assert!(trace.events.len() > 100_000);
+    let page = page(&trace);
+    let address = format!("{:#x}", trace.lives[77].address);
+    let script = format!(
+        "const by = (id, text) => {{ $(id).value = text; $(id).dispatchEvent(new Event('input')); }};\
+         by('cpu', '1'); document.title = $('found').textContent; by('cpu', ''); by('text', '{address}');"
+    );
+    let Some(shown) = in_chromium(&page, "77.3", &script) else { return };
+    assert!(shown.contains("<title>1074 of 2150 objects</title>"), "{shown}");
+    assert!(shown.contains("1 of 2150 objects"), "{shown}");
+    assert!(shown.contains(&format!("<h2 id=\"name\">bio {address} #0")));
+    let rows = shown.matches("class=\"row call").count();
+    assert!((5..60).contains(&rows), "{rows} rows: only the visible ones are in the page");
+}

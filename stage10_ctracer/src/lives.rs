@@ -1,0 +1,322 @@
+//! Which events belong to one object: addresses are used again, and objects come from other ones.
+
+use std::collections::HashMap;
+
+use crate::model::{Function, Life, Link};
+
+/// What the functions of a type do to an object's life.
+pub struct Rules {
+    /// Initialise an object: always a new life.
+    pub begins: &'static [&'static str],
+    /// Prepare an object for work: a new life where the one before is complete.
+    prepares: &'static [&'static str],
+    /// See every object once: at the second time, the end of the life before was missed.
+    once: &'static [&'static str],
+    /// Complete an object; its owner may still look at it.
+    completes: &'static [&'static str],
+    /// Free it: what comes at this address afterwards is a new life.
+    frees: &'static [&'static str],
+    /// Make another object of it, which they return.
+    makes: &'static [(&'static str, Link)],
+    /// Tie two of their arguments: positions of child and parent.
+    ties: &'static [(&'static str, usize, usize, Link)],
+}
+
+const BIO: Rules = Rules {
+    begins: &["bio_init", "bio_reset"],
+    prepares: &[
+        "bio_add_page",
+        "bio_add_folio",
+        "__bio_add_page",
+        "bio_iov_iter_get_pages",
+        "bio_associate_blkg",
+        "bio_associate_blkg_from_css",
+        "bio_clone_blkg_association",
+        "guard_bio_eod",
+        "submit_bio",
+        "submit_bio_wait",
+    ],
+    once: &["submit_bio"],
+    completes: &["bio_endio", "bio_uninit"],
+    frees: &["bio_free"],
+    makes: &[
+        ("bio_alloc_clone", Link::Clone),
+        ("bio_clone_fast", Link::Clone),
+        ("bio_split", Link::Split),
+    ],
+    ties: &[
+        ("bio_init_clone", 0, 1, Link::Clone),
+        ("__bio_clone", 0, 1, Link::Clone),
+        ("__bio_clone_fast", 0, 1, Link::Clone),
+        ("bio_chain", 0, 1, Link::Chain),
+    ],
+};
+
+const NONE: Rules = Rules {
+    begins: &[],
+    prepares: &[],
+    once: &[],
+    completes: &[],
+    frees: &[],
+    makes: &[],
+    ties: &[],
+};
+
+const REQUEST: Rules = Rules {
+    begins: &["blk_rq_init"],
+    completes: &["blk_mq_end_request", "__blk_mq_end_request"],
+    frees: &["blk_mq_free_request", "__blk_mq_free_request"],
+    ..NONE
+};
+
+const INODE: Rules = Rules {
+    begins: &["inode_init_always", "inode_init_always_gfp"],
+    frees: &["destroy_inode", "__destroy_inode"],
+    ..NONE
+};
+
+const FOLIO: Rules = Rules { frees: &["__folio_put", "__folio_put_small"], ..NONE };
+const SK_BUFF: Rules = Rules { frees: &["kfree_skbmem", "__kfree_skb"], ..NONE };
+const TASK: Rules = Rules { frees: &["free_task"], ..NONE };
+
+/// What is known about a type; about most of them, nothing.
+pub fn rules(type_name: &str) -> &'static Rules {
+    match type_name {
+        "bio" => &BIO,
+        "request" => &REQUEST,
+        "inode" => &INODE,
+        "folio" => &FOLIO,
+        "sk_buff" => &SK_BUFF,
+        "task_struct" => &TASK,
+        _ => &NONE,
+    }
+}
+
+/// What a function does to a life; the same as in [`Rules`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Effect {
+    begins: bool,
+    prepares: bool,
+    once: bool,
+    completes: bool,
+    frees: bool,
+    makes: Option<Link>,
+    ties: Option<(usize, usize, Link)>,
+}
+
+/// The object that has an address now.
+struct Current {
+    life: usize,
+    /// Has been passed to a function that sees it once.
+    seen: bool,
+    completed: bool,
+    freed: bool,
+    /// Calls that have not returned.
+    open: usize,
+    bytes: Box<[u8]>,
+}
+
+/// All lives so far.
+pub struct Lives {
+    effects: Vec<Effect>,
+    current: HashMap<u64, Current>,
+    /// The lives, in the order in which they began.
+    pub lives: Vec<Life>,
+}
+
+impl Lives {
+    /// For events of these functions.
+    pub fn new<'a>(rules: &Rules, functions: impl Iterator<Item = &'a Function>) -> Lives {
+        let effect = |function: &Function| {
+            let name = function.name.as_str();
+            let has = |names: &[&str]| names.contains(&name);
+            Effect {
+                begins: has(rules.begins),
+                prepares: has(rules.prepares),
+                once: has(rules.once),
+                completes: has(rules.completes),
+                frees: has(rules.frees),
+                makes: rules.makes.iter().find(|(known, _)| *known == name).map(|(_, link)| *link),
+                ties: rules
+                    .ties
+                    .iter()
+                    .find(|(known, ..)| *known == name)
+                    .map(|(_, child, parent, link)| (*child, *parent, *link)),
+            }
+        };
+        let effects = functions.map(effect).collect();
+        Lives { effects, current: HashMap::new(), lives: Vec::new() }
+    }
+
+    fn start(&mut self, address: u64, time: u64) -> usize {
+        let life = self.lives.len();
+        let before = self.current.get(&address).map(|current| current.life);
+        let generation = before.map_or(0, |before| self.lives[before].generation + 1);
+        self.lives.push(Life { address, generation, begin: time, ..Life::default() });
+        let current = Current {
+            life,
+            seen: false,
+            completed: false,
+            freed: false,
+            open: 0,
+            bytes: Box::default(),
+        };
+        self.current.insert(address, current);
+        life
+    }
+
+    /// The life of an object that is passed to a function.
+    pub fn enter(&mut self, function: usize, object: usize, address: u64, time: u64) -> usize {
+        let effect = self.effects[function];
+        let is_new = self.current.get(&address).is_none_or(|current| {
+            current.freed
+                || (effect.begins && object == 0)
+                || (effect.once && current.seen)
+                || (effect.prepares && current.completed && current.open == 0)
+        });
+        let life = match self.current.get(&address) {
+            Some(current) if !is_new => current.life,
+            _ => self.start(address, time),
+        };
+        if let Some(current) = self.current.get_mut(&address) {
+            current.open += 1;
+            current.seen |= effect.once;
+            if (effect.completes || effect.frees) && object == 0 {
+                current.completed = true;
+                self.lives[life].end = Some(time);
+            }
+        }
+        life
+    }
+
+    /// A call ties its objects, as soon as all of them are known.
+    pub fn tie(&mut self, function: usize, lives: &[(u64, usize)]) {
+        let Some((child, parent, link)) = self.effects[function].ties else { return };
+        if let (Some((_, child)), Some((_, parent))) = (lives.get(child), lives.get(parent)) {
+            self.link(*child, *parent, link);
+        }
+    }
+
+    /// A function returns, to which the object of this life was passed.
+    pub fn leave(&mut self, function: usize, life: usize, value: u64, time: u64) {
+        let effect = self.effects[function];
+        let address = self.lives[life].address;
+        if let Some(current) = self.current.get_mut(&address).filter(|c| c.life == life) {
+            current.open = current.open.saturating_sub(1);
+            if effect.frees {
+                current.freed = true;
+                self.lives[life].end = Some(time);
+            }
+        }
+        // NULL and error codes are no pointers.
+        if let Some(link) = effect.makes.filter(|_| (value as i64) < -4095) {
+            let child = match self.current.get(&value) {
+                Some(current) if !current.freed => current.life,
+                _ => self.start(value, time),
+            };
+            self.link(child, life, link);
+        }
+    }
+
+    /// A split clones first, and chains afterwards: it remains a split.
+    fn link(&mut self, child: usize, parent: usize, link: Link) {
+        let known = self.lives[child].parent.map(|(_, link)| link);
+        if child != parent && (known.is_none() || link == Link::Split) {
+            self.lives[child].parent = Some((parent, link));
+        }
+    }
+
+    /// The bytes of this life's event before, in exchange for those of now. `None`: there is no event
+    /// before, or the memory belongs to another object by now.
+    pub fn replace_bytes(&mut self, life: usize, bytes: &[u8]) -> Option<Box<[u8]>> {
+        let current = self.current.get_mut(&self.lives[life].address)?;
+        if current.life != life || current.freed || bytes.is_empty() {
+            return None;
+        }
+        let before = std::mem::replace(&mut current.bytes, bytes.into());
+        (!before.is_empty()).then_some(before)
+    }
+
+    /// Whether the object of this life is still at its address.
+    pub fn is_there(&self, life: usize) -> bool {
+        let current = self.current.get(&self.lives[life].address);
+        current.is_some_and(|current| current.life == life && !current.freed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: u64 = 0xffff_8880_0000_1000;
+    const B: u64 = 0xffff_8880_0000_2000;
+
+    fn lives(names: &[&str]) -> Lives {
+        let function = |name: &&str| Function { name: (*name).to_owned(), ..Function::default() };
+        let functions: Vec<Function> = names.iter().map(function).collect();
+        Lives::new(rules("bio"), functions.iter())
+    }
+
+    #[test]
+    fn a_reused_address_is_another_life() {
+        let mut lives = lives(&["submit_bio", "bio_endio", "bio_put", "bio_free"]);
+        let mut call = |function, time| {
+            let life = lives.enter(function, 0, A, time);
+            lives.leave(function, life, 0, time + 1);
+            life
+        };
+        assert_eq!([call(0, 1), call(1, 3), call(2, 5), call(3, 7)], [0; 4]);
+        assert_eq!([call(0, 11), call(1, 13)], [1; 2], "freed before");
+        assert_eq!([call(0, 21), call(2, 23)], [2; 2], "completed before");
+        assert_eq!([call(0, 31), call(2, 33)], [3; 2], "submitted before");
+        assert_eq!(lives.lives[0].end, Some(8));
+        assert_eq!(
+            lives.lives[1],
+            Life { address: A, generation: 1, begin: 11, end: Some(13), parent: None }
+        );
+        assert_eq!((lives.lives[2].generation, lives.lives[2].end), (2, None));
+    }
+
+    #[test]
+    fn a_completed_object_lives_on_while_it_is_completed() {
+        let mut lives = lives(&["bio_endio", "bio_add_page"]);
+        let life = lives.enter(0, 0, A, 1);
+        assert_eq!(lives.enter(1, 0, A, 2), life, "inside its completion");
+        lives.leave(1, life, 0, 3);
+        lives.leave(0, life, 0, 4);
+        assert_ne!(lives.enter(1, 0, A, 5), life);
+    }
+
+    #[test]
+    fn a_split_is_a_child() {
+        let mut lives = lives(&["bio_split", "bio_alloc_clone", "bio_init", "bio_chain"]);
+        let parent = lives.enter(0, 0, A, 1);
+        lives.enter(1, 0, A, 2);
+        let child = lives.enter(2, 0, B, 3);
+        lives.leave(2, child, 0, 4);
+        lives.leave(1, parent, B, 5);
+        assert_eq!(lives.lives[child].parent, Some((parent, Link::Clone)));
+        lives.leave(0, parent, B, 6);
+        lives.enter(3, 0, B, 7);
+        lives.enter(3, 1, A, 7);
+        lives.tie(3, &[(B, child), (A, parent)]);
+        assert_eq!(lives.lives[child].parent, Some((parent, Link::Split)));
+        lives.leave(1, parent, 0, 8);
+        lives.leave(1, parent, (-12_i64) as u64, 8);
+        assert_eq!(lives.lives.len(), 2, "errors are no objects");
+    }
+
+    #[test]
+    fn bytes_of_a_life_are_compared_with_its_own() {
+        let mut lives = lives(&["bio_init", "bio_free"]);
+        let first = lives.enter(0, 0, A, 1);
+        assert_eq!(lives.replace_bytes(first, &[1]), None);
+        assert_eq!(lives.replace_bytes(first, &[2]).as_deref(), Some(&[1][..]));
+        let second = lives.enter(0, 0, A, 2);
+        assert_eq!(lives.replace_bytes(first, &[3]), None, "its memory is another's");
+        assert_eq!(lives.replace_bytes(second, &[4]), None);
+        lives.enter(1, 0, A, 3);
+        lives.leave(1, second, 0, 4);
+        assert!(!lives.is_there(second));
+    }
+}

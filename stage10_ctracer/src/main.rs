@@ -1,0 +1,95 @@
+//! Stage 10: the life of a kernel struct.
+
+use std::{cell::RefCell, mem::MaybeUninit, process::ExitCode};
+
+use anyhow::{Context, Result};
+use common::{Cli, Session};
+use libbpf_rs::{MapCore, MapFlags, btf::Btf};
+
+mod attach;
+mod btf;
+mod calls;
+mod cli;
+mod decode;
+mod discovery;
+mod events;
+mod folded;
+mod follow;
+mod html;
+mod json;
+mod ledger;
+mod lives;
+mod model;
+mod outputs;
+mod perfetto;
+mod summary;
+mod text;
+mod trace {
+    #![allow(missing_docs)]
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+use attach::{Attached, Tier};
+use cli::Ctracer;
+use follow::Follower;
+use ledger::Reading;
+use trace::TraceSkelBuilder;
+
+fn main() -> ExitCode {
+    common::main(common::program!(), run)
+}
+
+fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
+    let mut object = MaybeUninit::uninit();
+    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let cli = &cli.own;
+    let types = btf::Btf::read("vmlinux", None)?;
+    let tier = Tier::choose(&types)?;
+    let found = discovery::discover(cli, &types)?;
+    if cli.list {
+        found.print();
+        return Ok(());
+    }
+    let outputs = outputs::Outputs::create(cli)?;
+    let vmlinux = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
+    let kallsyms = std::fs::read_to_string("/proc/kallsyms").context("/proc/kallsyms")?;
+    let layout = decode::Layout::new(&vmlinux, &cli.type_name)?.with_functions(&kallsyms);
+
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.object_size = layout.size() as u64;
+    constants.by_address = tier == Tier::Single;
+    constants.pid = cli.pid.unwrap_or(0);
+    constants.pid_namespace = common::pid_namespace()?;
+    constants.dev = cli.dev.unwrap_or(0);
+    constants.sample = cli.sample.unwrap_or(1);
+    tier.prepare(&mut open);
+    let mut skel = session.load(open)?;
+
+    let rules = lives::rules(&cli.type_name);
+    let cookies = attach::cookies(&found.functions, rules);
+    for (traceable, cookie) in found.functions.iter().zip(&cookies) {
+        let address = traceable.address.to_ne_bytes();
+        skel.maps.functions.update(&address, &cookie.to_ne_bytes(), MapFlags::ANY)?;
+    }
+    let _runs = attach::count_runs()?;
+    let attached = Attached::attach(tier, &skel.progs, &found.functions, &cookies, session)?;
+    let Some(attached) = attached else { return Ok(()) };
+    eprint!("{}", attached.describe(tier, &found));
+
+    let waiting = RefCell::new(Vec::new());
+    let reader = events::Reader::new(&skel.maps.events, &waiting)?;
+    let mut follower = Follower::new(cli, &layout, rules, found.into_trace(&cli.type_name)?)?;
+    let read = || Reading::take(|| attached.counts(&skel.progs), &skel.maps.counters);
+    let before = read()?;
+    let variables = skel.maps.bss_data.as_deref_mut().context("the program has no variables")?;
+    variables.recording = 1;
+    session.attach([])?;
+    while !session.is_over() && !follower.is_full() {
+        follower.take(reader.poll()?)?;
+    }
+    variables.recording = 0;
+    session.detach()?;
+    let ledger = read()?.since(&before);
+    follower.take(reader.rest()?)?;
+    outputs.write(&follower.finish(ledger)?, &layout)
+    // `attached` is dropped last: the user sees the results while the probes are removed.
+}

@@ -1,0 +1,146 @@
+//! One file with all that a machine without a network needs: the kernels, and the crates.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cache::{self, Cache};
+use crate::error::{USAGE, fail};
+use crate::kernels::{Kernel, Table};
+use crate::say;
+use crate::workspace;
+
+/// Free megabytes that the crates take while they are collected.
+const CRATES_MB: u64 = 1000;
+/// Cargo's configuration of the workspace.
+const CONFIG: &str = ".cargo/config.toml";
+/// What stands before the part of it that a bundle adds.
+const MARK: &str =
+    "\n# From a bundle (cargo vm bundle): the crates are in vendor/, cargo needs no network.\n";
+const SOURCES: &str = "\
+[source.crates-io]
+replace-with = \"vendored-sources\"
+
+[source.vendored-sources]
+directory = \"vendor\"
+
+[net]
+offline = true
+";
+
+/// Writes `file`: a tar archive, compressed with zstd. Below `vendor` and `.cargo` it holds what
+/// cargo needs and is unpacked into the workspace by hand, because without it cargo cannot build this
+/// program; below `kernels`, what [`install`] puts into the cache.
+pub fn write(file: &Path, kernel: Option<&str>) -> Result<()> {
+    let root = workspace::root()?;
+    let cache = Cache::open()?;
+    let table = Table::load()?;
+    let mut kernels = Vec::new();
+    for name in table.names(kernel, &cache)? {
+        let Ok(line) = table.line(&name) else {
+            return Err(fail(USAGE, format!("a bundle holds kernel lines, and {name} is none")));
+        };
+        Kernel::named(&name, &cache)?;
+        kernels.push(line.dir(&cache));
+    }
+    let file = std::path::absolute(file)?;
+    let _lock = cache.lock()?;
+    cache.need_space(CRATES_MB, "a bundle")?;
+    let temp = cache.temp_dir()?;
+    say!("collecting the crates");
+    let mut vendor = workspace::cargo(&root);
+    vendor.args(["vendor", "--quiet", "--versioned-dirs", "--respect-source-config"]);
+    let output = vendor.arg(temp.path().join("vendor")).output().context("cannot start cargo")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo vendor failed: {}", said.trim());
+    let config = with_sources(&fs::read_to_string(root.join(CONFIG)).context(CONFIG)?);
+    fs::create_dir(temp.path().join(".cargo"))?;
+    cache::write(&temp.path().join(CONFIG), config.as_bytes())?;
+    say!("writing {}", file.display());
+    let mut part = file.clone().into_os_string();
+    part.push(".part");
+    // posix: times with nanoseconds.
+    let mut args: Vec<OsString> =
+        ["--create", "--zstd", "--format=posix", "--owner=0", "--group=0"]
+            .map(OsString::from)
+            .into();
+    args.extend(["--file".into(), part.clone(), "-C".into(), temp.path().into()]);
+    args.extend([".cargo", "vendor", "-C"].map(OsString::from));
+    args.push(cache.path("").into());
+    for dir in &kernels {
+        let name = dir.file_name().context("a kernel without a name")?;
+        args.push(Path::new("kernels").join(name).into());
+    }
+    if let Err(error) = cache::run("tar", &args) {
+        fs::remove_file(&part).ok();
+        return Err(error.context(format!("cannot write {}", file.display())));
+    }
+    fs::rename(&part, &file).with_context(|| format!("cannot write {}", file.display()))?;
+    say!("{} has {} MB", file.display(), fs::metadata(&file)?.len() >> 20);
+    Ok(())
+}
+
+/// The workspace's configuration, with the crates of a bundle in the place of the registry.
+fn with_sources(config: &str) -> String {
+    let own = config.split(MARK).next().unwrap_or(config);
+    format!("{own}{MARK}{SOURCES}")
+}
+
+/// Puts the kernels of a bundle into the cache. Returns their names.
+pub fn install(file: &Path) -> Result<Vec<String>> {
+    let file = std::path::absolute(file)?;
+    if !file.is_file() {
+        return Err(fail(USAGE, format!("there is no file {}", file.display())));
+    }
+    let cache = Cache::open()?;
+    {
+        let _lock = cache.lock()?;
+        let temp = cache.temp_dir()?;
+        say!("unpacking the kernels of {}", file.display());
+        let args: [OsString; 6] = [
+            "--extract".into(),
+            "--file".into(),
+            file.clone().into(),
+            "-C".into(),
+            temp.path().into(),
+            "kernels".into(),
+        ];
+        cache::run("tar", &args).with_context(|| {
+            format!("{} is no bundle, or is damaged: copy it again", file.display())
+        })?;
+        for entry in fs::read_dir(temp.path().join("kernels"))? {
+            let made = entry?.path();
+            let place: PathBuf = cache.path("kernels").join(made.file_name().context("no name")?);
+            cache::put(&made, &place)?;
+        }
+    }
+    let table = Table::load()?;
+    let here = table.lines.iter().filter(|line| line.dir(&cache).is_dir());
+    let names: Vec<String> = here.map(|line| line.name.clone()).collect();
+    if names.is_empty() {
+        bail!(
+            "{} has none of the kernels that this version of the workshop uses: it was made from \
+             another version. Make a new one with cargo vm bundle",
+            file.display()
+        );
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sources_are_added_once() {
+        let root = workspace::root().unwrap();
+        let config = fs::read_to_string(root.join(CONFIG)).unwrap();
+        let once = with_sources(&config);
+        assert!(once.contains("directory = \"vendor\"") && once.contains("vm = \"run"));
+        assert_eq!(with_sources(&once), once);
+        let parsed: toml::Table = toml::from_str(&once).unwrap();
+        assert!(parsed.contains_key("target") && parsed.contains_key("source"));
+    }
+}
