@@ -189,7 +189,7 @@ fn bigreads_shows_what_strace_shows() -> Result<()> {
             dd if=big of=/dev/null bs=$size status=none
         done
         dd if=/dev/zero of=/dev/null bs=3M count=2 status=none
-        dd if=big bs=1M count=1 status=none | dd bs=1M iflag=fullblock of=/dev/null status=none
+        dd if=big of=/dev/null bs=1M count=1 skip=4 status=none
         dd if=big of=/dev/null bs=1M skip=100 status=none
         cat big >/dev/null";
     let log = strace("-y -e trace=read,pread64", script)?;
@@ -225,10 +225,15 @@ fn bigreads_sees_the_reads_of_64_threads() -> Result<()> {
     let output = running.interrupt()?;
     let reads = report["read"]["total_ios"].as_u64().context("fio")?;
     let shown = big_reads(&output)?.iter().filter(|(.., file)| file == "big").count() as u64;
-    let missed = count(&output, "lines lost")? + count(&output, "skipped")?;
+    let (lost, skipped) = (count(&output, "lines lost")?, count(&output, "skipped")?);
     fs::remove_file(format!("{DIRECTORY}/big"))?;
     ensure!(reads == 4096, "{report}");
-    ensure!(shown + missed == reads, "{shown} shown, {missed} missed, {reads} reads");
+    // Short reads are skipped, too.
+    let complete = reads.saturating_sub(skipped)..=reads;
+    ensure!(
+        complete.contains(&(shown + lost)),
+        "{shown} shown, {lost} lost, {skipped} skipped, {reads} reads"
+    );
     Ok(())
 }
 
@@ -434,7 +439,7 @@ fn kmalloc_callers_adds_up_to_the_tracepoint() -> Result<()> {
     let [calls, asked, given] = row(&output, "(all)")?;
     let skipped = count(&output, "skipped")?;
     ensure!(
-        least > 1000 && (least..=most).contains(&(calls + skipped)),
+        least > 500 && (least..=most).contains(&(calls + skipped)),
         "{calls} calls + {skipped} skipped, not {least} to {most}: {output}"
     );
     ensure!(given >= asked, "{asked} bytes, {given} given");
