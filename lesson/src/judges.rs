@@ -165,18 +165,7 @@ fn verdict(line: &str) -> Option<(String, Verdict)> {
 
 /// Builds a package; where it does not compile, the error is the compiler's message.
 pub fn build(root: &Path, target: &Path, package: &str) -> Result<Result<PathBuf, String>> {
-    built(cargo(root), target, package)
-}
-
-/// The same for a workspace that uses the target directory of this one.
-pub fn build_into(root: &Path, target: &Path, package: &str) -> Result<Result<PathBuf, String>> {
-    let mut command = cargo(root);
-    command.env("CARGO_TARGET_DIR", target.parent().context("no target directory")?);
-    built(command, target, package)
-}
-
-fn built(mut cargo: Command, target: &Path, package: &str) -> Result<Result<PathBuf, String>> {
-    let output = cargo
+    let output = cargo(root)
         .args(["build", "--quiet", "--package", package])
         .output()
         .context("cannot start cargo")?;

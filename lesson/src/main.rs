@@ -101,9 +101,8 @@ enum Cmd {
         /// Run the judges on the stages, too, as `cargo vm test` does
         #[arg(long)]
         all: bool,
-        /// Prove only what contains this
-        #[arg(default_value = "")]
-        filter: String,
+        /// Prove only what contains one of these
+        filters: Vec<String>,
     },
 }
 
@@ -200,8 +199,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
             }
             println!("{} starts from {} again.", mine.display(), exercise.start.display());
         }
-        Some(Cmd::Prove { kernel, all, filter }) => {
-            let wrong = prove::prove(&root, kernel.as_deref(), all, &filter)?;
+        Some(Cmd::Prove { kernel, all, filters }) => {
+            let wrong = prove::prove(&root, kernel.as_deref(), all, &filters)?;
             return Ok(if wrong.is_empty() { done } else { ExitCode::from(NOT_YET) });
         }
         Some(Cmd::Stop) => match Guest::of(&root, None).stop()? {

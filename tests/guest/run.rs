@@ -104,7 +104,7 @@ impl Running {
     /// Starts a stage, and returns when it says that its programs are attached.
     pub fn stage(name: &str, arguments: &[&str]) -> Result<Running> {
         let mut running = Running::spawn(Command::new(program(name)).args(arguments))?;
-        running.wait_for("tracing")?;
+        running.wait_for(": tracing ")?;
         Ok(running)
     }
 
