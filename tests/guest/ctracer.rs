@@ -46,6 +46,7 @@ fn supported() -> Result<bool> {
     }
     let ended = stage("stage10", &["--list"])?;
     ensure!(ended.code == Some(3) && ended.stderr.contains("5.15"), "{ended:?}");
+    println!("unsupported stage10: needs 5.15 (exit code 3)");
     Ok(false)
 }
 

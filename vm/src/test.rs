@@ -3,7 +3,7 @@
 //! Cargo builds all test programs; each is asked which of its tests match the filter, and only
 //! those run: the host's here, the guest tests in one or two boots per kernel.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -201,8 +201,9 @@ fn run(
     let known = match workspace::programs(root) {
         // But for the attempts at exercises, which no test judges here.
         Ok(programs) => {
-            let names = programs.into_iter().map(|program| program.name);
-            names.filter(|name| !name.starts_with("mine-")).collect()
+            let names = programs.into_iter().map(|program| program.package);
+            let names = names.filter(|name| !name.starts_with("mine-"));
+            names.collect::<BTreeSet<_>>().into_iter().collect()
         }
         Err(_) => Vec::new(),
     };
