@@ -16,7 +16,10 @@ use ratatui::{
     crossterm::{
         cursor::{Hide, Show},
         event, execute,
-        terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode},
+        terminal::{
+            Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
+            enable_raw_mode,
+        },
     },
 };
 use rustix::{
@@ -54,8 +57,9 @@ impl FullScreen {
         // From here on, dropping it restores the terminal.
         let mut screen = FullScreen { terminal, tty, watcher };
         enable_raw_mode().context("the terminal's mode could not be set")?;
-        execute!(screen.tty, EnterAlternateScreen, Hide).context("the terminal")?;
-        screen.terminal.clear().context("the terminal")?;
+        // Not Terminal::clear(), which asks for the cursor's place: not every terminal answers.
+        execute!(screen.tty, EnterAlternateScreen, Clear(ClearType::All), Hide)
+            .context("the terminal")?;
         Ok(screen)
     }
 
