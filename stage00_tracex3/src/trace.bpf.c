@@ -54,8 +54,8 @@ int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
 		if (before && before->allocated == start.allocated)
 			return 0; /* requeued and issued again: the first time counts */
 		/* The map is full, or the completion of an earlier request at this address was not seen. */
-		bpf_map_update_elem(&starts, &key, &start, BPF_ANY);
-		__sync_fetch_and_add(&dropped, 1);
+		if (bpf_map_update_elem(&starts, &key, &start, BPF_ANY) || before)
+			__sync_fetch_and_add(&dropped, 1);
 	}
 	return 0;
 }

@@ -39,8 +39,8 @@ int BPF_KPROBE(submit_bio_entry, struct bio *bio)
 		if (before && before->punted && !start.punted)
 			return 0; /* the worker's call: the first one counts */
 		/* The map is full, or the completion of an earlier bio at this address was not seen. */
-		bpf_map_update_elem(&starts, &io, &start, BPF_ANY);
-		__sync_fetch_and_add(&dropped, 1);
+		if (bpf_map_update_elem(&starts, &io, &start, BPF_ANY) || before)
+			__sync_fetch_and_add(&dropped, 1);
 	}
 	bpf_printk("submit_bio(bio=0x%llx) called: %llu", io, start.time);
 	return 0;
