@@ -177,6 +177,25 @@ fn follows_a_bio() -> Result<()> {
         "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{disk}; partx -u /dev/{disk} || true"
     ))?;
     let linear = Mapped::new("ctracer", &format!("0 16384 linear /dev/{disk} 8192"))?;
+    // Where the kernel has skipped hits, which the ledger says, a life may lack its end: a run without
+    // one is judged.
+    let mut judged = Ok(());
+    for _ in 0..5 {
+        let (output, other) = four_reads(&disk, &nvme, &linear)?;
+        let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+        let ledger = lines(&all, "ledger").next().context("no ledger")?;
+        let skipped = number(&ledger["recursion"])? + number(&ledger["instances"])?;
+        judged = follows(&all, &output, &other);
+        if judged.is_ok() || skipped == 0 {
+            break;
+        }
+    }
+    judged
+}
+
+/// What stage 10 says of a read of a disk, a partition, a mapped device, and of a large one; and what
+/// stage 04 says of the first.
+fn four_reads(disk: &str, nvme: &str, linear: &Mapped) -> Result<(String, String)> {
     let arguments: Vec<&str> = FEW.into_iter().chain(["--json"]).collect();
     let running = Running::stage("stage10", &arguments)?;
     let other = Running::stage("stage04", &["--quiet"])?;
@@ -188,10 +207,12 @@ fn follows_a_bio() -> Result<()> {
     read(&format!("/dev/{disk}1"), "bs=8k count=1 skip=3")?;
     read(&linear.path(), "bs=16k count=1 skip=2")?;
     read(&format!("/dev/{nvme}"), "bs=4M count=1")?;
-    let output = running.interrupt()?;
-    let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
-    let events: Vec<&Value> = lines(&all, "event").collect();
-    let lives: Vec<&Value> = lines(&all, "life").collect();
+    Ok((running.interrupt()?, other))
+}
+
+fn follows(all: &[Value], output: &str, other: &str) -> Result<()> {
+    let events: Vec<&Value> = lines(all, "event").collect();
+    let lives: Vec<&Value> = lines(all, "life").collect();
 
     // Every life that was submitted with this size and sector.
     let submitted = |size: u64, sector: u64, comm: &str| -> Result<Vec<u64>> {
@@ -224,7 +245,7 @@ fn follows_a_bio() -> Result<()> {
         operation.as_str().is_some_and(|flags| flags.starts_with("REQ_OP_READ")),
         "{operation}"
     );
-    let judge = slowest(&other, BIO)?;
+    let judge = slowest(other, BIO)?;
     ensure!(judge.io == events[submit]["address"], "stage 04 saw {}", judge.io);
     for (at, time) in [(submit, judge.from), (end, judge.to)] {
         let mine: Vec<&&Value> = events.iter().filter(|event| event["life"] == life).collect();
