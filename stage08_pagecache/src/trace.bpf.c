@@ -37,8 +37,8 @@ static __always_inline int read_begins(struct kiocb *iocb, struct iov_iter *iter
 	read.miss = read.pages - read.hit;
 	recall_unfinished((u64)iocb, iocb->ki_flags, &read);
 	if (bpf_map_update_elem(&starts, &reader, &read, BPF_NOEXIST)) {
-		bool old = bpf_map_lookup_elem(&starts, &reader); /* the return was not seen */
-		__sync_fetch_and_add(&dropped, bpf_map_update_elem(&starts, &reader, &read, BPF_ANY) || old);
+		bpf_map_update_elem(&starts, &reader, &read, BPF_ANY);
+		__sync_fetch_and_add(&dropped, 1);
 	}
 	return 0;
 }
