@@ -1,4 +1,4 @@
-//! `cargo lesson prove`, which CI runs: every exercise can be failed and passed, and every experiment
+//! `cargo lesson prove`: every exercise can be failed and passed, and every experiment
 //! of a README ("Break it") gives the error that the README shows, or turns a judge red.
 
 use std::{

@@ -32,7 +32,7 @@ fn readmes_show_real_output() -> Result<()> {
     let workload = run::workspace().join("vm/workload.sh");
     let workload = Running::spawn(&mut Command::new(workload))?;
     let mut wrong = Vec::new();
-    // Stage 10 prints no summary of this form: ctracer.rs looks at its README.
+    // Stage 10 prints no summary of this form, and nothing compares its README yet.
     let stages = run::stages()?.into_iter().filter(|stage| !stage.starts_with("stage10"));
     let result = stages.into_iter().try_for_each(|directory| {
         let package = directory.split('_').next().unwrap_or_default();
