@@ -13,8 +13,6 @@
 
 #define EAGAIN 11
 #define EIOCBQUEUED 529
-#define IOCB_NOWAIT (1 << 3) /* do not wait for the disk */
-#define IOCB_WAITQ (1 << 19) /* call back when the page has its data; io_uring only */
 
 struct read {
 	u64 file, offset, bytes; /* asked for */
@@ -47,6 +45,9 @@ static __always_inline void recall_unfinished(u64 iocb, int flags, struct read *
 		return;
 	/* With IOCB_NOWAIT alone, the application asks anew. */
 	if ((flags & (IOCB_NOWAIT | IOCB_WAITQ)) == IOCB_NOWAIT && !before->calls_back)
+		return;
+	/* So it does with IOSQE_ASYNC, where only the rest of a read is asked for again. */
+	if (BPF_CORE_READ((struct io_kiocb *)iocb, flags) & IOSQE_ASYNC && !before->is_rest)
 		return;
 	read->hit = before->hit;
 	read->miss = before->miss;

@@ -212,6 +212,16 @@ struct kiocb {
 	void *ki_complete; /* what is called at the end; NULL where the reader waits for it */
 };
 
+#define IOCB_NOWAIT (1 << 3) /* do not wait for the disk */
+#define IOCB_WAITQ (1 << 19) /* call back when the page has its data; io_uring only */
+
+/* include/linux/io_uring_types.h: a request of io_uring; one that reads begins with its kiocb. */
+struct io_kiocb {
+	u32 flags; /* the lowest are the IOSQE_ flags of the application, io_uring_enter(2) */
+};
+
+#define IOSQE_ASYNC (1 << 4) /* a worker asks, and does not ask without waiting first */
+
 struct iov_iter {
 	unsigned long count;
 };

@@ -769,11 +769,12 @@ fn stage08_an_application_may_ask_again() -> Result<()> {
         let offset = n * MIB;
         let refused = first(&mut reader, offset)?;
         ensure!(refused == -i64::from(libc::EAGAIN), "{name}: {refused}");
-        device.read(offset, PAGE)?;
+        // A hit where the refused call has already sent for the page, as on 7.2.
+        let second = device.read(offset, PAGE)?;
         let got = again(&mut reader, offset)?;
         ensure!(got == PAGE as i64, "{name}: {got}");
         let read = |got, hit, miss| Read { offset, bytes: PAGE, hit, miss, got };
-        expected.push((name, [read(refused, 0, 1), read(got, 0, 1), read(got, 1, 0)]));
+        expected.push((name, [read(refused, 0, 1), second, read(got, 1, 0)]));
     }
     let output = running.interrupt()?;
     let (printed, _) = printed(&output, &device)?;
