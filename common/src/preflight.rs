@@ -111,23 +111,23 @@ fn function(name: &str) -> Result<()> {
     let known = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
     let present = known.lines().any(|line| line.split_whitespace().nth(2) == Some(name));
     let why = if present {
-        "has it, but does not let it be traced"
+        format!("has the function {name}(), but does not let it be traced")
     } else {
-        "has none: it was renamed, inlined or removed"
+        format!("has no function {name}(): it was renamed, inlined or removed")
     };
-    let like = similar(name, names());
-    let like =
-        if like.is_empty() { "nothing there is named alike".into() } else { like.join(", ") };
+    let alike = match similar(name, names()) {
+        names if names.is_empty() => "none".into(),
+        names => names.join(", "),
+    };
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     unsupported(format!(
-        "the kernel function {name}() cannot be hooked: this kernel ({}) {why}.\n  \
-         Named alike, and traceable: {like}\n  All of them: {}",
+        "this kernel ({}) {why}\n  Similar names that can be traced: {alike}\n  All names: {}",
         release.trim(),
         list.display()
     ))
 }
 
-/// The names most like `name`, the best first, at most five: how to find the successor of a
+/// The names most like `name`, the best first, at most three: how to find the successor of a
 /// function that is gone. `blk_start_request` gives `blk_mq_start_request`.
 pub fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut scored: Vec<(f64, &str)> = names
@@ -136,7 +136,7 @@ pub fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a 
         .collect();
     scored.sort_by(|(a, left), (b, right)| b.total_cmp(a).then(left.cmp(right)));
     scored.dedup();
-    scored.truncate(5);
+    scored.truncate(3);
     scored.into_iter().map(|(_, name)| name).collect()
 }
 

@@ -81,6 +81,9 @@ pub(crate) fn explain(
     anyhow!("{reason}{more}")
 }
 
+/// How the message ends where a program reads what the kernel's structs do not have.
+const MISSING: &str = "this kernel's BTF does not have";
+
 /// What the verifier says when it rejects a program.
 #[derive(Debug, PartialEq, Eq)]
 struct Refusal<'a> {
@@ -131,7 +134,10 @@ impl<'a> Refusal<'a> {
     }
 
     fn describe(&self, package: &Path) -> String {
-        let mut text = format!("the verifier rejects {}(): {}", self.program, self.reason);
+        let mut text = match self.missing() {
+            Some(what) => format!("{}() needs {what}, which {MISSING}", self.program),
+            None => format!("the verifier rejects {}(): {}", self.program, self.reason),
+        };
         if let Some((code, _)) = self.code.first() {
             match self.place(package) {
                 Some(place) => text += &format!("\n  {place}: {code}"),
@@ -142,6 +148,14 @@ impl<'a> Refusal<'a> {
             text += &format!("\n  {suggestion}");
         }
         text
+    }
+
+    /// What libbpf, before the verifier looked, did not find in the kernel's BTF: of `failed to
+    /// resolve CO-RE relocation <byte_off> [39] struct bio.x (0:0 @ offset 0)`, `struct bio.x`.
+    fn missing(&self) -> Option<&str> {
+        let relocation = self.reason.strip_prefix("failed to resolve CO-RE relocation ")?;
+        let (_, what) = relocation.split_once("] ")?;
+        Some(what.split_once(" (").map_or(what, |(what, _)| what))
     }
 
     /// Where the code stands, `stage03_latency_map/src/trace.bpf.c:52`: the kernel says so, or it is
@@ -210,6 +224,19 @@ mod tests {
         let source = "\tstart = *found;\n\n\n\n\n\tfound = bpf_map_lookup_elem(&starts, &io);\n\n\tstart = *found;\n";
         assert_eq!(refusal.line_in(source), Some(8));
         assert_eq!(refusal.line_in("nothing like it"), None);
+    }
+
+    #[test]
+    fn a_missing_member_is_no_matter_of_the_verifier() {
+        let log = "libbpf: prog 'x': -- BEGIN PROG LOAD LOG --\n\
+            ; return bio->bi_sectr; @ trace.bpf.c:9\n0: <invalid CO-RE relocation>\n\
+            failed to resolve CO-RE relocation <byte_off> [39] struct bio.bi_sectr (0:0 @ offset 0)\n\
+            processed 1 insns (limit 1000000)\n-- END PROG LOAD LOG --\n";
+        assert_eq!(
+            Refusal::parse(log).unwrap().describe(Path::new("/nowhere")),
+            "x() needs struct bio.bi_sectr, which this kernel's BTF does not have\n  \
+             trace.bpf.c:9: return bio->bi_sectr;"
+        );
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! What the verifier means: the refusals that a beginner meets most.
 
-/// A text in the verifier's message, and what it means.
+/// How a refusal ends that is libbpf's: it has not found a type or a member.
+const MISSING: &str = "which this kernel's BTF does not have";
+
+/// A text in the message, and what it means.
 const REFUSALS: &[(&str, &str)] = &[
     (
         "invalid mem access 'map_value_or_null'",
@@ -68,8 +71,8 @@ const REFUSALS: &[(&str, &str)] = &[
          them.",
     ),
     (
-        "failed to resolve CO-RE relocation",
-        "The kernel's BTF has no such type or member: it has another name there, or vmlinux.h \
+        MISSING,
+        "There is no such type or member: it has another name in this kernel, or vmlinux.h \
          misspells it. bpf_core_field_exists() asks before you read.",
     ),
     (
@@ -89,7 +92,12 @@ const REFUSALS: &[(&str, &str)] = &[
     ),
 ];
 
-/// What a message of the verifier means, where it is one of those that beginners meet.
+/// Whether a program was refused before it ran, by the verifier or by libbpf.
+pub fn is_refused(message: &str) -> bool {
+    message.contains("the verifier rejects") || message.contains(MISSING)
+}
+
+/// What a refusal means, where it is one of those that beginners meet.
 pub fn refusal(message: &str) -> Option<&'static str> {
     REFUSALS.iter().find(|(text, _)| message.contains(text)).map(|(_, meaning)| *meaning)
 }
@@ -113,7 +121,7 @@ mod tests {
             ("R0 invalid mem access 'map_value_or_null'", "NULL"),
             ("R1 invalid mem access 'scalar'", "BPF_CORE_READ"),
             ("cannot call GPL-restricted function from non-GPL compatible program", "licence"),
-            ("failed to resolve CO-RE relocation <byte_off> [39] struct bvec_iter.bi_sectr", "BTF"),
+            ("x() needs struct bio.bi_sectr, which this kernel's BTF does not have", "vmlinux.h"),
         ] {
             let said = format!("mine-03: the verifier rejects bio_endio_entry(): {said}\n");
             assert!(refusal(&said).is_some_and(|meaning| meaning.contains(word)), "{said}");

@@ -377,11 +377,11 @@ fn failure(expected: &str, why: &str) -> String {
         indented(expected, "        "),
         indented(&shown, "        ")
     );
-    if why.contains("the verifier rejects")
+    if explain::is_refused(why)
         && let Some(meaning) = explain::refusal(why)
     {
         let meaning = indented(&wrapped(meaning, 80), "        ");
-        text += &format!("\n      what the verifier means:\n{meaning}");
+        text += &format!("\n      what this means:\n{meaning}");
     }
     text
 }
@@ -416,6 +416,6 @@ mod tests {
         assert!(shown.contains("… and 89 more lines") && shown.lines().count() < 20, "{shown}");
         let shown =
             failure("x", "the verifier rejects y(): R0 invalid mem access 'map_value_or_null'");
-        assert!(shown.contains("what the verifier means:\n        A look-up"), "{shown}");
+        assert!(shown.contains("what this means:\n        A look-up"), "{shown}");
     }
 }

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use crate::{
     desk::copy_attempt,
     exercise::{Exercise, Judge},
+    explain,
     guest::Guest,
     judges::{self, Judges, Verdict},
 };
@@ -359,7 +360,7 @@ fn check(
         (Expected::NotCompiled(_), _) | (_, None) => bail!("{} passes", tests.join(", ")),
         // A judge that says no because the program does not start has not judged it.
         (Expected::Fail, Some((test, why))) => {
-            let starts = !why.contains("the verifier rejects");
+            let starts = !explain::is_refused(why);
             ensure!(starts, "{test}: {why}");
             Ok(())
         }
