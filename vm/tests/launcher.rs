@@ -64,8 +64,22 @@ fn reader(mut file: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     receiver
 }
 
+/// What these tests were started to ignore (`nohup cargo vm test &`), their launchers do not.
+fn ignore_no_signal(command: &mut Command) {
+    // SAFETY: async-signal-safe system calls, no memory of the parent touched.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        });
+    }
+}
+
 impl Running {
     fn on_pipes(mut command: Command) -> Running {
+        ignore_no_signal(&mut command);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         Running {
@@ -90,6 +104,7 @@ impl Running {
         for set in [Command::stdin, Command::stdout, Command::stderr] {
             set(&mut command, Stdio::from(slave.try_clone().unwrap()));
         }
+        ignore_no_signal(&mut command);
         // SAFETY: two system calls, async-signal-safe, no memory of the parent touched.
         unsafe {
             command.pre_exec(|| {
