@@ -100,7 +100,7 @@ fn measure_row(plan: &Plan, row: &Row, dir: &Path) -> Result<Outcome> {
         Outcome { name: row.name.clone(), measured: Vec::new(), started: None, note: None };
     if row.argv.is_empty() {
         for &load in &row.loads {
-            outcome.measured.push(runs(plan, load)?);
+            outcome.measured.push(runs(plan, row, load)?);
         }
         return Ok(outcome);
     }
@@ -142,9 +142,10 @@ fn beside_tracer(
     let tracer = Tracer::start(&argv, dir)?;
     let mut done = 0;
     for &load in &row.loads {
-        let measured = runs(plan, load)?;
-        done +=
-            u64::from(plan.ios) * measured.runs.len() as u64 * u64::from(load != Load::Cached1m);
+        let measured = runs(plan, row, load)?;
+        done += u64::from(ios(plan, row))
+            * measured.runs.len() as u64
+            * u64::from(load != Load::Cached1m);
         outcome.measured.push(measured);
     }
     let (started, text) = tracer.end()?;
@@ -159,9 +160,14 @@ fn beside_tracer(
     Ok(())
 }
 
-fn runs(plan: &Plan, load: Load) -> Result<Measured> {
+/// How many direct reads, or reads of 4 KiB from the page cache, a run of a row has.
+fn ios(plan: &Plan, row: &Row) -> u32 {
+    row.most.map_or(plan.ios, |most| plan.ios.min(most))
+}
+
+fn runs(plan: &Plan, row: &Row, load: Load) -> Result<Measured> {
     let mut reader = load::Reader::open(load, plan.fio)?;
-    let ios = reader.ios(plan.ios);
+    let ios = reader.ios(ios(plan, row));
     reader.run(reader.ios(WARM_UP).min(ios))?;
     let runs = (0..plan.runs).map(|_| reader.run(ios)).collect::<Result<_>>()?;
     ensure!(plan.runs > 0, "no runs");

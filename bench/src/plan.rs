@@ -27,6 +27,8 @@ pub struct Row {
     pub argv: Vec<String>,
     /// What reads.
     pub loads: Vec<Load>,
+    /// At most so many reads a run.
+    pub most: Option<u32>,
 }
 
 /// What to measure.

@@ -241,11 +241,16 @@ fn rows(root: &Path) -> Result<(Vec<Row>, PathBuf)> {
         |name: &str| files.get(name).cloned().with_context(|| format!("cargo built no {name}"));
     let bench = file("bench")?;
     let every = [Load::Direct, Load::Cached4k, Load::Cached1m];
-    let mut rows =
-        vec![Row { name: "nothing".into(), package: None, argv: Vec::new(), loads: every.into() }];
+    let mut rows = vec![Row {
+        name: "nothing".into(),
+        package: None,
+        argv: Vec::new(),
+        loads: every.into(),
+        most: None,
+    }];
     for (kind, name, loads) in EMPTY {
         let argv = vec![bench.display().to_string(), "--floor".into(), kind.into()];
-        rows.push(Row { name: name.into(), package: None, argv, loads: loads.into() });
+        rows.push(Row { name: name.into(), package: None, argv, loads: loads.into(), most: None });
     }
     for program in &programs {
         let file = file(&program.name)?;
@@ -265,6 +270,7 @@ fn rows(root: &Path) -> Result<(Vec<Row>, PathBuf)> {
                 package: None,
                 argv,
                 loads: loads.into(),
+                most: program.bench.most_reads,
             });
         }
     }
@@ -275,6 +281,7 @@ fn rows(root: &Path) -> Result<(Vec<Row>, PathBuf)> {
             package: Some((*package).into()),
             argv,
             loads: loads.to_vec(),
+            most: None,
         });
     }
     Ok((rows, bench))

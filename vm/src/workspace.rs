@@ -85,6 +85,8 @@ pub struct BenchForms {
     pub cached: bool,
     /// The arguments, a form each. Default: `--quiet` where the program has that option, and none.
     pub forms: Option<Vec<String>>,
+    /// At most so many reads a run: the program keeps all that it sees.
+    pub most_reads: Option<u32>,
 }
 
 /// The programs of the workshop, sorted by name. Needs no network.

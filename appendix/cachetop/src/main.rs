@@ -104,14 +104,17 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
     if on_terminal && !options.batch && !options.json {
         full_screen(options, session, &mut sampler, map)?;
         session.detach()?;
+        sampler.sample(map)?;
     } else {
-        while !session.is_over() {
+        let mut is_last = false;
+        while !is_last {
             let next = sampler.last + options.interval;
             while !session.is_over() && Instant::now() < next {
                 let left = next.saturating_duration_since(Instant::now());
                 thread::sleep(left.min(Duration::from_millis(50)));
             }
-            if session.is_over() {
+            is_last = session.is_over();
+            if is_last {
                 session.detach()?;
             }
             let (time, mut rows) = sampler.sample(map)?;
@@ -124,7 +127,6 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
             stdout().flush()?;
         }
     }
-    sampler.sample(map)?;
 
     let total = &sampler.total;
     let counts = common::counters(&skel.maps.bss_data)?;
