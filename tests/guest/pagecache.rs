@@ -19,8 +19,8 @@ use crate::{
     disks::{self, Mapped, Mounted, NullBlk},
     exercises::EXERCISE,
     run::{
-        LIMIT, Running, between, count, ensure_none, fio_command, fio_report, program, shell,
-        stage, wait_until,
+        LIMIT, Running, between, count, ensure_none, fio_command, fio_report, may_skip, program,
+        shell, skipped_some, stage, wait_until,
     },
 };
 
@@ -443,6 +443,10 @@ fn io_uring(stage: &str) -> Result<()> {
             let report = fio.end()?;
             ensure!(report.code == Some(0), "fio: {report:?}");
             let output = running.interrupt()?;
+            if skipped_some(&output)? {
+                sums(&output, count(&output, "reads through the page cache")? as usize)?;
+                continue;
+            }
             let ios = fio_report(&report.stdout)?["read"]["total_ios"].as_u64();
             let ios = ios.with_context(|| format!("{report:?}"))? as usize;
             let counted = events(&output)?.into_iter().filter(|event| !was_refused(event));
@@ -524,17 +528,16 @@ fn threads(stage: &str) -> Result<()> {
                 .collect::<Result<_>>()
         })?;
         let output = running.interrupt()?;
+        if skipped_some(&output)? {
+            sums(&output, count(&output, "reads through the page cache")? as usize)?;
+            continue;
+        }
         for ((file, judged), name) in files.iter().zip(&judged).zip(names) {
             same(name, judged, &printed(&output, file)?.0).with_context(|| output.clone())?;
         }
         totals(&output)?;
     }
     Ok(())
-}
-
-/// Whether stages 08 and 09 may be skipped on this kernel: it is preemptible, and has no sessions.
-pub fn may_skip() -> Result<bool> {
-    Ok(fs::read_to_string("/proc/sys/kernel/osrelease")?.contains("-rt"))
 }
 
 /// How often this program was skipped.
@@ -629,7 +632,7 @@ fn prints_every_read(stage: &str, load: &str) -> Result<()> {
     let reads = reads.with_context(|| format!("{report:?}"))?;
     let after = file.resident(0, file.size)?;
     let output = running.interrupt()?;
-    if may_skip()? && count(&output, "skipped")? > 0 {
+    if skipped_some(&output)? {
         // Of fio's reads alone there is no other count; those that were seen add up.
         return sums(&output, count(&output, "reads through the page cache")? as usize);
     }
