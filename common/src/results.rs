@@ -36,12 +36,12 @@ pub fn print_skipped(object: &Object) -> Result<()> {
     Ok(())
 }
 
-/// ` (of 997 measured, 3 not)`, to stand behind a figure that is taken from what was measured only;
+/// ` (of 997 measured, about 3 not)`, to stand behind a figure that is taken from what was measured only;
 /// nothing where all was measured.
 pub fn of_measured(measured: u64, not_measured: u64) -> String {
     match not_measured {
         0 => String::new(),
-        not => format!(" (of {measured} measured, {not} not)"),
+        not => format!(" (of {measured} measured, about {not} not)"),
     }
 }
 

@@ -32,7 +32,9 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
     common::print_skipped(skel.object())?;
-    let not_measured = counts.dropped + common::times_skipped(skel.object())?;
+    // A skipped completion leaves its start behind, which is dropped when the address comes again.
+    let skipped = common::times_skipped(skel.object())?;
+    let not_measured = counts.dropped.max(skipped);
     print_max_latency(&skel.maps.max, &skel.maps.stacks, counts.completed, not_measured)
 }
 
