@@ -138,7 +138,7 @@ pub fn check_syscall(name: &str) -> Result<()> {
     known.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)).then_with(|| a.cmp(b)));
     known.truncate(5);
     Err(Usage(format!(
-        "this kernel has no system call {name:?}. Named alike: {}\n  All of them: ls -d {}/sys_enter_*",
+        "this kernel has no system call {name:?}\n  Similar names: {}\n  All names: ls -d {}/sys_enter_*",
         known.join(", "),
         directory.display()
     ))
