@@ -73,7 +73,7 @@ pub fn main(options: &Options) -> Result<i32> {
 
     for name in names {
         let options = Options { kernel: Some(name.clone()), ..options.clone() };
-        let program = Program { argv: vec!["true".into()], stage: false };
+        let program = Program::other(vec!["true".into()]);
         match launch::run(&options, &program) {
             Ok(outcome) => {
                 let (seconds, accel) = (outcome.boot.as_secs_f64(), outcome.accel);

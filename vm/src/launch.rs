@@ -81,18 +81,30 @@ pub struct Program {
     /// Whether it is a stage: it gets the workload, a duration where it has none, and no standard
     /// input, which it would not read.
     pub stage: bool,
+    /// Whether, on a terminal, it gets keys all the same.
+    pub reads_keys: bool,
 }
 
 impl Program {
-    /// A program that was built in the workspace, from its file. `stage`: it is one of the
-    /// workshop's programs.
-    pub fn built(file: PathBuf, args: Vec<OsString>, stage: bool) -> Program {
+    /// Any program of the guest.
+    pub fn other(argv: Vec<OsString>) -> Program {
+        Program { argv, stage: false, reads_keys: false }
+    }
+
+    /// A program that was built in the workspace, from its file. `known`: it is one of the
+    /// workshop's.
+    pub fn built(
+        file: PathBuf,
+        args: Vec<OsString>,
+        known: Option<&workspace::Program>,
+    ) -> Program {
+        let stage = known.is_some();
         let mut argv = vec![file.into_os_string()];
         argv.extend(args);
         if stage && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
             argv.extend(["--duration".into(), STAGE_DURATION.into()]);
         }
-        Program { argv, stage }
+        Program { argv, stage, reads_keys: known.is_some_and(|known| known.reads_keys) }
     }
 }
 
@@ -191,7 +203,8 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
         say!("running {shown} on {DATA} as the workload (--idle: none)");
     }
     let request = request(program, workload, &options.env)?;
-    let exit = session::talk(stream, &request, !program.stage)?.ok_or_else(died)?;
+    let exit =
+        session::talk(stream, &request, !program.stage || request.stdin_tty)?.ok_or_else(died)?;
     if exit.others > 0 {
         let (n, s) = (exit.others, if exit.others == 1 { "" } else { "s" });
         say!(
@@ -329,7 +342,7 @@ fn request(
         argv: program.argv.clone(),
         env,
         cwd: std::env::current_dir().context("cannot determine the working directory")?.into(),
-        stdin_tty: terminals.raw && !program.stage,
+        stdin_tty: terminals.raw && (!program.stage || program.reads_keys),
         stdout_tty: terminals.stdout,
         stderr_tty: terminals.stderr,
         size: terminals.size,
@@ -373,7 +386,7 @@ mod tests {
             let file = dir.path().join("program");
             fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
-            Program { argv: vec![file.into(), "a b".into()], stage: true }
+            Program { stage: true, ..Program::other(vec![file.into(), "a b".into()]) }
         };
         let status = |text: &str| check_usage(&program(text)).unwrap();
         assert_eq!(status("exit 5"), None);

@@ -262,7 +262,7 @@ fn cmd_run(run: Run) -> Result<i32> {
             ));
         }
         setup::packages(false)?;
-        return Ok(launch::run(&options, &Program { argv, stage: false })?.status);
+        return Ok(launch::run(&options, &Program::other(argv))?.status);
     };
     let mut args = argv.split_off(1);
     // As with cargo, `run stage06 -- --quiet` is `run stage06 --quiet`.
@@ -279,7 +279,7 @@ fn cmd_run(run: Run) -> Result<i32> {
     if help {
         return here(file, &args);
     }
-    checked(&options, &Program::built(file, args, true))
+    checked(&options, &Program::built(file, args, Some(program)))
 }
 
 /// Runs a program of the workshop in the guest, if its command line is right.
@@ -311,22 +311,23 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
         Options { kernel: named(std::env::var("VM_KERNEL").ok()), ..Options::default() };
     let root = workspace::root()?;
     let name = file.file_name().unwrap_or_default();
-    let stage = !is_test && workspace::programs(&root)?.iter().any(|p| name == p.name.as_str());
+    let programs = workspace::programs(&root)?;
     if is_test {
         launch::prepare(&options)?;
         workspace::build_all(&root)?;
         options.disks = test::DISKS.to_vec();
         options.env = test::environment(&file, &root);
-        return Ok(launch::run(&options, &Program::built(file, args, false))?.status);
+        return Ok(launch::run(&options, &Program::built(file, args, None))?.status);
     }
-    checked(&options, &Program::built(file, args, stage))
+    let known = programs.iter().find(|program| name == program.name.as_str());
+    checked(&options, &Program::built(file, args, known))
 }
 
 fn cmd_shell(guest: Guest) -> Result<i32> {
     let mut options = guest.options();
     options.shell = true;
     setup::packages(false)?;
-    let shell = Program { argv: vec!["bash".into()], stage: false };
+    let shell = Program::other(vec!["bash".into()]);
     if let Some(status) = launch::join(&options, &shell)? {
         return Ok(status);
     }

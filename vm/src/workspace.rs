@@ -73,6 +73,8 @@ pub struct Program {
     pub package: String,
     /// Whether the package's name stands for it, too: `default-run` in Cargo.toml.
     pub is_default: bool,
+    /// Whether it reads keys on a terminal: `reads_keys`.
+    pub reads_keys: bool,
     /// How `cargo vm bench` measures it.
     pub bench: BenchForms,
 }
@@ -131,6 +133,7 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     for package in metadata.workspace_packages() {
         let Some(workshop) = package.metadata.get("workshop") else { continue };
+        let reads_keys = workshop.get("reads_keys").and_then(serde_json::Value::as_bool);
         let bench = workshop.get("bench").cloned().map(serde_json::from_value::<BenchForms>);
         let bench = bench.transpose();
         let bench = bench.with_context(|| format!("{}: `bench`", package.manifest_path))?;
@@ -139,6 +142,7 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
                 name: bin.name.clone(),
                 package: package.name.clone(),
                 is_default: package.default_run.as_ref() == Some(&bin.name),
+                reads_keys: reads_keys.unwrap_or(false),
                 bench: bench.clone().unwrap_or_default(),
             });
         }

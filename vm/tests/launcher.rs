@@ -650,6 +650,16 @@ fn a_stage_leaves_the_terminal_alone() {
     run.expect("summary");
     assert_eq!(run.end().0, 4);
 
+    // One that says so in its Cargo.toml reads keys: cachetop.
+    let top =
+        executable(place.path(), "debug/cachetop", "echo started; read line && echo got $line");
+    let mut run = Running::on_terminal(vm(&place, &["runner", top.to_str().unwrap()]));
+    run.expect("started");
+    assert!(!run.echoes(), "not raw");
+    run.type_in("a key\r");
+    run.expect("got a key");
+    assert_eq!(run.end().0, 0);
+
     let mut shell = Command::new("sh");
     shell.env("TMPDIR", place.path()).args([
         "-c",
