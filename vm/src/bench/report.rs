@@ -94,6 +94,12 @@ impl<'a> Results<'a> {
         Some(thread(self.measured(name, load)?, self.native) - base)
     }
 
+    /// Whether the runs agree so far that their figure can be a budget.
+    pub fn repeats(&self, name: &str, load: Load) -> bool {
+        self.measured(name, load)
+            .is_some_and(|measured| spread(measured, self.native) < 2.0 * AGREE)
+    }
+
     /// A tracer's peak memory until it was attached.
     pub fn memory_kib(&self, name: &str) -> Option<u64> {
         let row = self.outcomes.iter().find(|outcome| outcome.name == name)?;
