@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Attaching one probe after the other takes long (6.1): only those that the test looks at.
-const FEW: [&str; 10] = [
+pub const FEW: [&str; 10] = [
     "--only=submit_bio*",
     "--only=bio_init*",
     "--only=bio_endio",
@@ -39,7 +39,7 @@ const FEW: [&str; 10] = [
 ];
 
 /// 5.10 cannot run the stage, and has to say so.
-fn supported() -> Result<bool> {
+pub fn supported() -> Result<bool> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     if !release.starts_with("5.10.") {
         return Ok(true);
@@ -135,11 +135,11 @@ fn finds_the_functions() -> Result<()> {
 }
 
 /// The JSON lines of one kind.
-fn lines<'a>(all: &'a [Value], kind: &str) -> impl Iterator<Item = &'a Value> {
+pub fn lines<'a>(all: &'a [Value], kind: &str) -> impl Iterator<Item = &'a Value> {
     all.iter().filter(move |line| line["line"] == kind)
 }
 
-fn number(value: &Value) -> Result<u64> {
+pub fn number(value: &Value) -> Result<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok()).with_context(|| value.to_string())
 }
 
@@ -293,7 +293,7 @@ fn follows(all: &[Value], output: &str, other: &str) -> Result<()> {
 }
 
 /// Calls and returns nest, in every thread, as deep as the events say.
-fn balanced(events: &[&Value]) -> Result<()> {
+pub fn balanced(events: &[&Value]) -> Result<()> {
     let mut threads: HashMap<(u64, u64), Vec<(String, u64)>> = HashMap::new();
     for event in events {
         let tid = number(&event["tid"])?;
