@@ -173,15 +173,16 @@ fn beside<T>(
     result
 }
 
-/// The functions that stage 10 traces.
-fn functions() -> Result<Vec<String>> {
+/// The functions that stage 10 traces, and whether they return a value.
+fn functions() -> Result<BTreeMap<String, bool>> {
     let listed = stage("stage10", &["--list"])?;
     let (traced, _) = listed.stdout.split_once("\nLeft out:\n").context("no list")?;
-    let name = |line: &str| {
+    let function = |line: &str| {
         let declaration = line.split('(').next().unwrap_or_default();
-        declaration.rsplit([' ', '*']).next().unwrap_or_default().to_owned()
+        let name = declaration.rsplit([' ', '*']).next().unwrap_or_default();
+        (name.to_owned(), declaration != format!("void {name}"))
     };
-    Ok(traced.lines().map(name).collect())
+    Ok(traced.lines().map(function).collect())
 }
 
 /// A direct read by one thread, from the call to the completion in an interrupt: every call and every
@@ -190,7 +191,8 @@ fn nests_as_ftrace_says() -> Result<()> {
     if !supported()? {
         return Ok(());
     }
-    let (disk, functions) = (disks::virtio()?, functions()?);
+    let disk = disks::virtio()?;
+    let functions: Vec<String> = functions()?.into_keys().collect();
     let read = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=2 iflag=direct 2>&1");
     let judged = || {
         let graph = Graph::start(&functions)?;
@@ -229,20 +231,19 @@ fn same_argument(theirs: &Step, ours: &Step) -> Result<()> {
     Ok(())
 }
 
-/// Functions, the position of the bio among their arguments, and whether they return a value. Of each
-/// kernel, some.
-const PROBED: [(&str, usize, bool); 11] = [
-    ("submit_bio", 1, false),
-    ("bio_endio", 1, false),
-    ("bio_init", 1, false),
-    ("__rq_qos_throttle", 2, false),
-    ("blk_attempt_plug_merge", 2, true),
-    ("blk_mq_sched_bio_merge", 2, true),
-    ("bio_iov_iter_get_pages", 1, true),
-    ("bio_integrity_prep", 1, true),
-    ("bio_split_rw", 1, true),
-    ("__bio_split_to_limits", 1, true),
-    ("bio_split_io_at", 1, true),
+/// Functions, and the position of the bio among their arguments. Of each kernel, some.
+const PROBED: [(&str, usize); 11] = [
+    ("submit_bio", 1),
+    ("bio_endio", 1),
+    ("bio_init", 1),
+    ("__rq_qos_throttle", 2),
+    ("blk_attempt_plug_merge", 2),
+    ("blk_mq_sched_bio_merge", 2),
+    ("bio_iov_iter_get_pages", 1),
+    ("bio_integrity_prep", 1),
+    ("bio_split_rw", 1),
+    ("__bio_split_to_limits", 1),
+    ("bio_split_io_at", 1),
 ];
 
 /// The same objects in the same positions, and the same values, as probes of ftrace see.
@@ -251,8 +252,10 @@ fn has_ftraces_arguments_and_values() -> Result<()> {
         return Ok(());
     }
     let (disk, known) = (disks::virtio()?, functions()?);
-    let probed: Vec<_> =
-        PROBED.iter().filter(|(name, ..)| known.contains(&name.to_string())).collect();
+    let probed = PROBED.iter().filter_map(|(name, position)| {
+        known.get(*name).map(|returns| (*name, *position, *returns))
+    });
+    let probed: Vec<_> = probed.collect();
     let only: Vec<String> = probed.iter().map(|(name, ..)| format!("--only={name}")).collect();
     let only: Vec<&str> = only.iter().map(String::as_str).collect();
     let mut hooks = Vec::new();
@@ -270,7 +273,7 @@ fn has_ftraces_arguments_and_values() -> Result<()> {
         let (mut second, mut values) = (0, 0);
         for (name, position, returns) in &probed {
             let all = |kind: &str, key: &str| -> Vec<String> {
-                let of = |event: &&&Value| event["function"] == *name && event["kind"] == kind;
+                let of = |event: &&&Value| event["function"] == **name && event["kind"] == kind;
                 let text = |event: &&Value| event[key].as_str().unwrap_or("none").to_owned();
                 events.iter().filter(of).map(text).collect()
             };
