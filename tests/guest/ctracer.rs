@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::{
     Test,
+    commands::{loaded, wait_until_unloaded},
     disks::{self, Mapped},
     run::{BIO, Running, count, fio, program, shell, slowest, stage, wait_until},
 };
@@ -395,10 +396,25 @@ fn programs_left() -> Result<bool> {
     Ok(names.iter().any(|name| programs.contains(name)) || events.contains("ctracer"))
 }
 
-/// After SIGKILL while attached, and after Ctrl-C before.
+/// After the two signals that end it, after SIGKILL while attached, and after Ctrl-C before.
 fn leaves_nothing() -> Result<()> {
     if !supported()? {
         return Ok(());
+    }
+    let before = loaded()?;
+    let expedited = || fs::read_to_string("/sys/kernel/rcu_expedited");
+    let usual = expedited()?;
+    for signal in [Signal::INT, Signal::TERM] {
+        let running = Running::stage("stage10", &["--only=submit_bio*"])?;
+        ensure!(programs_left()? && !loaded()?.is_subset(&before), "nothing is loaded");
+        running.signal(signal)?;
+        let ended = running.end()?;
+        ensure!(ended.code == Some(0), "{ended:?}");
+        // The programs are freed a moment later, but no probe is left.
+        let events = fs::read_to_string("/sys/kernel/tracing/kprobe_events")?;
+        ensure!(!events.contains("ctracer"), "{events}");
+        ensure!(expedited()? == usual, "grace periods are still expedited");
+        wait_until_unloaded(&before)?;
     }
     let running = Running::stage("stage10", &["--only=submit_bio*"])?;
     ensure!(programs_left()?, "nothing is attached");

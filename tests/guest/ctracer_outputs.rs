@@ -308,7 +308,12 @@ fn sampled(all: &[Value], functions: &[&str]) -> Result<()> {
         for function in functions {
             for kind in ["entry", "return"] {
                 let times = events.iter().filter(|event| **event == (function, kind)).count();
-                ensure!(times == 1, "#{life}: {times} times {kind} of {function}: {events:?}");
+                // Up to 6.1, bio_endio() calls bio_uninit(), and the owner of the bio does again.
+                let most = if *function == "bio_uninit" { 2 } else { 1 };
+                ensure!(
+                    (1..=most).contains(&times),
+                    "#{life}: {times} times {kind} of {function}: {events:?}"
+                );
             }
         }
     }
