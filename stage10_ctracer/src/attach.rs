@@ -285,13 +285,20 @@ impl KprobeEvents {
         let names = ["enter", "leave"].map(|kind| format!("{kind}_{}", std::process::id()));
         let [enter, leave] = &names;
         // Not in this process group: Ctrl-C must not end it. The kernel refuses to remove an event
-        // until the last program is detached.
+        // until the last program is detached. It waits for an RCU grace period after each probe that
+        // it removes, some 4 s in all: expedited ones take 10 ms.
         let script = format!(
-            "cd {} && cat >/dev/null
+            "cd {} && cat >/dev/null; rcu=/sys/kernel/rcu_expedited
+             remove() {{
+                 read expedited <$rcu
+                 [ \"$expedited\" = 0 ] && echo 1 >$rcu
+                 echo \"-:ctracer/$1\" >>kprobe_events; done=$?
+                 [ \"$expedited\" = 0 ] && echo 0 >$rcu
+                 return $done
+             }} 2>/dev/null
              for event in {enter} {leave}
-             do while grep -q \"/$event \" kprobe_events && ! echo \"-:ctracer/$event\" >>kprobe_events
-                do sleep 0.1; done
-             done 2>/dev/null",
+             do until remove $event || ! grep -q \"/$event \" kprobe_events; do sleep 0.1; done
+             done",
             tracefs().display()
         );
         let guard = Command::new("sh")

@@ -29,6 +29,8 @@ pub struct Discovery {
     pub functions: Vec<Traceable>,
     /// The others, and why.
     pub left_out: Vec<(Function, String)>,
+    /// The content of /proc/kallsyms.
+    pub symbols: String,
 }
 
 /// A function to trace.
@@ -74,7 +76,9 @@ pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
         bail!("no function of this kernel takes a struct {name} *: there is nothing to trace");
     }
     let names = candidates.iter().map(|candidate| candidate.function.name.clone()).collect();
-    let kernel = Kernel::read(&names)?;
+    let (traceable, symbols) = kernel_lists()?;
+    let kernel = Kernel::parse(&names, &traceable, &symbols);
+    found.symbols = symbols;
     for Candidate { function, registers } in candidates {
         let why = unwanted(&function, cli).or_else(|| kernel.refuses(&function));
         match (why, registers) {
@@ -184,6 +188,20 @@ fn unwanted(function: &Function, cli: &Ctracer) -> Option<String> {
     }
 }
 
+/// `available_filter_functions` and `kallsyms`. Both take the kernel seconds to write: on two CPUs at
+/// a time.
+fn kernel_lists() -> Result<(String, String)> {
+    let read = |path: PathBuf| {
+        fs::read_to_string(&path).with_context(|| format!("{} could not be read", path.display()))
+    };
+    let (traceable, symbols) = thread::scope(|scope| {
+        let symbols = scope.spawn(|| read("/proc/kallsyms".into()));
+        let traceable = read(tracefs().join("available_filter_functions"));
+        (traceable, symbols.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    Ok((traceable?, symbols?))
+}
+
 /// What the kernel says about its functions; only about those that are asked for.
 struct Kernel {
     /// Those that can be traced, and the module they belong to.
@@ -194,20 +212,6 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// Both lists take the kernel seconds to write: on two CPUs at a time.
-    fn read(names: &HashSet<String>) -> Result<Kernel> {
-        let read = |path: PathBuf| {
-            fs::read_to_string(&path)
-                .with_context(|| format!("{} could not be read", path.display()))
-        };
-        let (traceable, symbols) = thread::scope(|scope| {
-            let symbols = scope.spawn(|| read("/proc/kallsyms".into()));
-            let traceable = read(tracefs().join("available_filter_functions"));
-            (traceable, symbols.join().unwrap_or_else(|panic| resume_unwind(panic)))
-        });
-        Ok(Kernel::parse(names, &traceable?, &symbols?))
-    }
-
     fn parse(names: &HashSet<String>, traceable: &str, symbols: &str) -> Kernel {
         let mut kernel = Kernel {
             traceable: HashSet::new(),

@@ -1,8 +1,8 @@
 //! From the ring buffer's bytes to events in the order of their times.
 
-use std::{cell::RefCell, collections::HashMap, mem, time::Duration};
+use std::{cell::RefCell, collections::HashMap, mem, thread, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 use plain::Plain;
 
@@ -97,6 +97,10 @@ pub struct Reader<'a> {
     waiting: &'a RefCell<Vec<Raw>>,
 }
 
+/// How many events are taken from the ring buffer at a time. Without a bound, a load that writes as
+/// fast as they are read would never let go of the reader, and fill the memory.
+const BATCH: usize = 10_000;
+
 impl<'a> Reader<'a> {
     /// Reads this ring buffer; what has come waits in `waiting`.
     pub fn new(map: &'a dyn MapCore, waiting: &'a RefCell<Vec<Raw>>) -> Result<Reader<'a>> {
@@ -109,15 +113,21 @@ impl<'a> Reader<'a> {
         Ok(Reader { ring: builder.build().context("the ring buffer")?, waiting })
     }
 
-    /// Waits a moment for events, and returns those that no older one can follow, in order.
+    /// Takes a batch of events. False where there are no more.
+    fn consume(&self) -> Result<bool> {
+        let taken = self.ring.consume_raw_n(BATCH);
+        ensure!(taken >= 0, "the ring buffer: {}", std::io::Error::from_raw_os_error(-taken));
+        Ok(taken as usize == BATCH)
+    }
+
+    /// Returns the events that no older one can follow, in order; waits a moment where none have come.
+    ///
+    /// The program wakes nobody up: that would cost more than the rest of the event, and make events
+    /// of its own where the struct is a task_struct.
     pub fn poll(&self) -> Result<Vec<Raw>> {
         let before = self.waiting.borrow().len();
-        match self.ring.poll(Duration::from_millis(50)) {
-            // A signal: the caller looks at it.
-            Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
-                return Err(error).context("the ring buffer");
-            }
-            _ => {}
+        if !self.consume()? {
+            thread::sleep(Duration::from_millis(20));
         }
         let mut waiting = self.waiting.borrow_mut();
         waiting.sort_by_key(|event| event.time);
@@ -132,7 +142,7 @@ impl<'a> Reader<'a> {
 
     /// All events that are left.
     pub fn rest(&self) -> Result<Vec<Raw>> {
-        self.ring.consume().context("the ring buffer")?;
+        while self.consume()? {}
         let mut rest = self.waiting.take();
         rest.sort_by_key(|event| event.time);
         Ok(rest)

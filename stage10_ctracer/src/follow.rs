@@ -122,7 +122,7 @@ impl<'a> Follower<'a> {
             Kind::Return { value } => {
                 let (call, depth) = self.calls.leave(raw)?;
                 let (_, life) = call.objects.iter().find(|(address, _)| *address == raw.address)?;
-                self.lives.leave(raw.function, *life, value, raw.time);
+                self.lives.leave(raw.function, *life, value, call.time, raw.time);
                 Some((*life, depth, Some(call.time)))
             }
         }

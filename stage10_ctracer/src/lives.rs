@@ -35,6 +35,9 @@ const BIO: Rules = Rules {
         "guard_bio_eod",
         "submit_bio",
         "submit_bio_wait",
+        "bio_init_clone",
+        "__bio_clone",
+        "__bio_clone_fast",
     ],
     once: &["submit_bio"],
     completes: &["bio_endio", "bio_uninit"],
@@ -172,7 +175,7 @@ impl Lives {
             current.freed
                 || (effect.begins && object == 0)
                 || (effect.once && current.seen)
-                || (effect.prepares && current.completed && current.open == 0)
+                || (effect.prepares && object == 0 && current.completed && current.open == 0)
         });
         let life = match self.current.get(&address) {
             Some(current) if !is_new => current.life,
@@ -197,8 +200,8 @@ impl Lives {
         }
     }
 
-    /// A function returns, to which the object of this life was passed.
-    pub fn leave(&mut self, function: usize, life: usize, value: u64, time: u64) {
+    /// A function returns that was called at `began`, and to which the object of this life was passed.
+    pub fn leave(&mut self, function: usize, life: usize, value: u64, began: u64, time: u64) {
         let effect = self.effects[function];
         let address = self.lives[life].address;
         if let Some(current) = self.current.get_mut(&address).filter(|c| c.life == life) {
@@ -210,8 +213,11 @@ impl Lives {
         }
         // NULL and error codes are no pointers.
         if let Some(link) = effect.makes.filter(|_| (value as i64) < -4095) {
+            // What it has made is no older than the call: where it seems to be, its beginning was missed.
             let child = match self.current.get(&value) {
-                Some(current) if !current.freed => current.life,
+                Some(current) if !current.freed && self.lives[current.life].begin >= began => {
+                    current.life
+                }
                 _ => self.start(value, time),
             };
             self.link(child, life, link);
@@ -262,7 +268,7 @@ mod tests {
         let mut lives = lives(&["submit_bio", "bio_endio", "bio_put", "bio_free"]);
         let mut call = |function, time| {
             let life = lives.enter(function, 0, A, time);
-            lives.leave(function, life, 0, time + 1);
+            lives.leave(function, life, 0, time, time + 1);
             life
         };
         assert_eq!([call(0, 1), call(1, 3), call(2, 5), call(3, 7)], [0; 4]);
@@ -282,8 +288,8 @@ mod tests {
         let mut lives = lives(&["bio_endio", "bio_add_page"]);
         let life = lives.enter(0, 0, A, 1);
         assert_eq!(lives.enter(1, 0, A, 2), life, "inside its completion");
-        lives.leave(1, life, 0, 3);
-        lives.leave(0, life, 0, 4);
+        lives.leave(1, life, 0, 2, 3);
+        lives.leave(0, life, 0, 1, 4);
         assert_ne!(lives.enter(1, 0, A, 5), life);
     }
 
@@ -293,17 +299,37 @@ mod tests {
         let parent = lives.enter(0, 0, A, 1);
         lives.enter(1, 0, A, 2);
         let child = lives.enter(2, 0, B, 3);
-        lives.leave(2, child, 0, 4);
-        lives.leave(1, parent, B, 5);
+        lives.leave(2, child, 0, 3, 4);
+        lives.leave(1, parent, B, 2, 5);
         assert_eq!(lives.lives[child].parent, Some((parent, Link::Clone)));
-        lives.leave(0, parent, B, 6);
+        lives.leave(0, parent, B, 1, 6);
         lives.enter(3, 0, B, 7);
         lives.enter(3, 1, A, 7);
         lives.tie(3, &[(B, child), (A, parent)]);
         assert_eq!(lives.lives[child].parent, Some((parent, Link::Split)));
-        lives.leave(1, parent, 0, 8);
-        lives.leave(1, parent, (-12_i64) as u64, 8);
+        lives.leave(1, parent, 0, 7, 8);
+        lives.leave(1, parent, (-12_i64) as u64, 7, 8);
         assert_eq!(lives.lives.len(), 2, "errors are no objects");
+    }
+
+    #[test]
+    fn a_clone_whose_beginning_was_missed_is_another_life() {
+        let mut lives = lives(&["bio_alloc_clone", "bio_init", "submit_bio_noacct", "__bio_clone"]);
+        let parent = lives.enter(2, 0, A, 1);
+        let old = lives.enter(1, 0, B, 2);
+        lives.enter(0, 0, A, 10);
+        lives.leave(0, parent, B, 10, 20);
+        let clone = lives.enter(2, 0, B, 21);
+        assert_ne!(clone, old, "made before the call");
+        assert_eq!((lives.lives[old].parent, lives.lives[clone].parent), {
+            (None, Some((parent, Link::Clone)))
+        });
+        // One whose completion was seen is known as early as it is filled.
+        let mut lives = super::tests::lives(&["bio_endio", "__bio_clone"]);
+        let old = lives.enter(0, 0, B, 1);
+        lives.leave(0, old, 0, 1, 2);
+        assert_ne!(lives.enter(1, 0, B, 3), old);
+        assert_eq!(lives.enter(1, 1, A, 3), lives.enter(1, 1, A, 4));
     }
 
     #[test]
@@ -316,7 +342,7 @@ mod tests {
         assert_eq!(lives.replace_bytes(first, &[3]), None, "its memory is another's");
         assert_eq!(lives.replace_bytes(second, &[4]), None);
         lives.enter(1, 0, A, 3);
-        lives.leave(1, second, 0, 4);
+        lives.leave(1, second, 0, 3, 4);
         assert!(!lives.is_there(second));
     }
 }

@@ -56,8 +56,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     }
     let outputs = outputs::Outputs::create(cli)?;
     let vmlinux = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
-    let kallsyms = std::fs::read_to_string("/proc/kallsyms").context("/proc/kallsyms")?;
-    let layout = decode::Layout::new(&vmlinux, &cli.type_name)?.with_functions(&kallsyms);
+    let layout = decode::Layout::new(&vmlinux, &cli.type_name)?.with_functions(&found.symbols);
 
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.object_size = layout.size() as u64;

@@ -6,6 +6,7 @@
 #include <bpf/bpf_tracing.h>
 
 #define BPF_MAP_TYPE_RINGBUF 27
+#define BPF_RB_NO_WAKEUP 1
 #define LEVELS 8
 #define OBJECTS 3 /* of a call, at most so many are recorded */
 #define MAX_ERRNO 4095
@@ -103,7 +104,7 @@ static __always_inline bool record(const struct call *call, u64 stack, u32 is_re
 					 i };
 		bpf_get_current_comm(event->comm, sizeof(event->comm));
 		event->readable = !bpf_probe_read_kernel(event->bytes, object_size, (void *)event->address);
-		bpf_ringbuf_submit(event, 0);
+		bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
 		written = true;
 	}
 	return written;

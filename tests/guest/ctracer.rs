@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::{
     Test,
+    commands::{loaded, wait_until_unloaded},
     disks::{self, Mapped},
     run::{BIO, Running, count, fio, program, shell, slowest, stage, wait_until},
 };
@@ -25,7 +26,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Attaching one probe after the other takes long (6.1): only those that the test looks at.
-const FEW: [&str; 10] = [
+pub const FEW: [&str; 10] = [
     "--only=submit_bio*",
     "--only=bio_init*",
     "--only=bio_endio",
@@ -39,7 +40,7 @@ const FEW: [&str; 10] = [
 ];
 
 /// 5.10 cannot run the stage, and has to say so.
-fn supported() -> Result<bool> {
+pub fn supported() -> Result<bool> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     if !release.starts_with("5.10.") {
         return Ok(true);
@@ -135,11 +136,11 @@ fn finds_the_functions() -> Result<()> {
 }
 
 /// The JSON lines of one kind.
-fn lines<'a>(all: &'a [Value], kind: &str) -> impl Iterator<Item = &'a Value> {
+pub fn lines<'a>(all: &'a [Value], kind: &str) -> impl Iterator<Item = &'a Value> {
     all.iter().filter(move |line| line["line"] == kind)
 }
 
-fn number(value: &Value) -> Result<u64> {
+pub fn number(value: &Value) -> Result<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok()).with_context(|| value.to_string())
 }
 
@@ -293,7 +294,7 @@ fn follows(all: &[Value], output: &str, other: &str) -> Result<()> {
 }
 
 /// Calls and returns nest, in every thread, as deep as the events say.
-fn balanced(events: &[&Value]) -> Result<()> {
+pub fn balanced(events: &[&Value]) -> Result<()> {
     let mut threads: HashMap<(u64, u64), Vec<(String, u64)>> = HashMap::new();
     for event in events {
         let tid = number(&event["tid"])?;
@@ -395,10 +396,25 @@ fn programs_left() -> Result<bool> {
     Ok(names.iter().any(|name| programs.contains(name)) || events.contains("ctracer"))
 }
 
-/// After SIGKILL while attached, and after Ctrl-C before.
+/// After the two signals that end it, after SIGKILL while attached, and after Ctrl-C before.
 fn leaves_nothing() -> Result<()> {
     if !supported()? {
         return Ok(());
+    }
+    let before = loaded()?;
+    let expedited = || fs::read_to_string("/sys/kernel/rcu_expedited");
+    let usual = expedited()?;
+    for signal in [Signal::INT, Signal::TERM] {
+        let running = Running::stage("stage10", &["--only=submit_bio*"])?;
+        ensure!(programs_left()? && !loaded()?.is_subset(&before), "nothing is loaded");
+        running.signal(signal)?;
+        let ended = running.end()?;
+        ensure!(ended.code == Some(0), "{ended:?}");
+        // The programs are freed a moment later, but no probe is left.
+        let events = fs::read_to_string("/sys/kernel/tracing/kprobe_events")?;
+        ensure!(!events.contains("ctracer"), "{events}");
+        ensure!(expedited()? == usual, "grace periods are still expedited");
+        wait_until_unloaded(&before)?;
     }
     let running = Running::stage("stage10", &["--only=submit_bio*"])?;
     ensure!(programs_left()?, "nothing is attached");

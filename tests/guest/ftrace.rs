@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::run::between;
 
-const TRACEFS: &str = "/sys/kernel/tracing";
+pub const TRACEFS: &str = "/sys/kernel/tracing";
 
 /// What ftrace records.
 #[derive(Clone, Copy)]
@@ -21,6 +21,11 @@ pub enum Hook {
     Function(&'static str),
     /// The same, with the stack.
     Stack(&'static str),
+    /// Calls of a function, with one of its arguments; 1 is the first one.
+    Argument(&'static str, usize),
+    /// Returns of a function, with its value in the place of an argument. The event has the function's
+    /// name with `__return` behind.
+    Value(&'static str),
     /// A tracepoint, `block/block_rq_issue`, and a filter for it.
     Tracepoint(&'static str, &'static str),
 }
@@ -47,7 +52,7 @@ pub struct Ftrace {
     /// Of the instance, and the group of its probes.
     name: String,
     instance: PathBuf,
-    probes: Vec<&'static str>,
+    probes: Vec<String>,
 }
 
 impl Ftrace {
@@ -70,10 +75,13 @@ impl Ftrace {
         let argument = if cfg!(target_arch = "aarch64") { "%x0" } else { "%di" };
         let event = match hook {
             Hook::Function(function) | Hook::Stack(function) => {
-                let name = &self.name;
-                probes(&format!("p:{name}/{function} {function} argument={argument}:x64"))?;
-                self.probes.push(function);
-                format!("events/{name}/{function}")
+                self.probe('p', function, function, argument)?
+            }
+            Hook::Argument(function, number) => {
+                self.probe('p', function, function, &format!("$arg{number}"))?
+            }
+            Hook::Value(function) => {
+                self.probe('r', &format!("{function}__return"), function, "$retval")?
             }
             Hook::Tracepoint(name, filter) => {
                 if !filter.is_empty() {
@@ -86,6 +94,14 @@ impl Ftrace {
             self.write(&format!("{event}/trigger"), "stacktrace")?;
         }
         self.write(&format!("{event}/enable"), "1")
+    }
+
+    /// Adds a probe of this kind, `p` or `r`; returns its event's directory.
+    fn probe(&mut self, kind: char, event: &str, function: &str, value: &str) -> Result<String> {
+        let name = &self.name;
+        probes(&format!("{kind}:{name}/{event} {function} argument={value}:x64"))?;
+        self.probes.push(event.to_owned());
+        Ok(format!("events/{name}/{event}"))
     }
 
     fn write(&self, file: &str, text: &str) -> Result<()> {

@@ -9,6 +9,9 @@ mod by_hand;
 mod cachetop;
 mod commands;
 mod ctracer;
+mod ctracer_ftrace;
+mod ctracer_outputs;
+mod ctracer_types;
 mod disks;
 mod exercises;
 mod faults;
@@ -75,6 +78,9 @@ fn main() {
         cachetop::TESTS,
         by_hand::TESTS,
         ctracer::TESTS,
+        ctracer_ftrace::TESTS,
+        ctracer_outputs::TESTS,
+        ctracer_types::TESTS,
     ]
     .concat();
     let (part, parts) = part(&env::var("VM_TESTS_PART").unwrap_or_default()).unwrap_or((0, 1));

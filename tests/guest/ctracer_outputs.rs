@@ -1,0 +1,378 @@
+//! Stage 10's files beside its JSON lines, and its bounds: samples, a full buffer, a last event.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::{
+    Test,
+    ctracer::{FEW, lines, number, supported},
+    ctracer_types::adds_up,
+    disks::{self, Mapped, NullBlk},
+    run::{Running, count, fio, shell},
+};
+
+pub const TESTS: &[Test] = &[
+    ("stage10_writes_one_trace_in_all_forms", writes_one_trace_in_all_forms),
+    ("stage10_samples_whole_lives", samples_whole_lives),
+    ("stage10_says_what_it_has_lost", says_what_it_has_lost),
+    ("stage10_ends_after_the_last_event", ends_after_the_last_event),
+];
+
+/// One run with clones and parts.
+fn writes_one_trace_in_all_forms() -> Result<()> {
+    if !supported()? {
+        return Ok(());
+    }
+    let (disk, nvme) = (disks::virtio()?, disks::nvme()?);
+    let linear = Mapped::new("forms", &format!("0 16384 linear /dev/{disk} 8192"))?;
+    let files = ["--json", "--perfetto=/run/perfetto", "--html=/run/html", "--folded=/run/folded"];
+    let running = Running::stage("stage10", &[&FEW[..], &files].concat())?;
+    let read = |device: &str, size: &str| {
+        shell(&format!("dd if={device} of=/dev/null bs={size} count=3 iflag=direct 2>&1"))
+    };
+    read(&linear.path(), "16k")?;
+    read(&format!("/dev/{nvme}"), "2M")?;
+    let output = running.interrupt()?;
+    let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    adds_up(&all)?;
+    let links = lines(&all, "life").filter(|life| !life["parent"].is_null()).count();
+    ensure!(links >= 4, "{links} clones and parts: {output}");
+    let calls = Calls::new(&all)?;
+    perfetto(&fs::read("/run/perfetto")?, &all, &calls).context("perfetto")?;
+    html(&fs::read_to_string("/run/html")?, &all).context("html")?;
+    folded(&fs::read_to_string("/run/folded")?, &calls).context("folded")
+}
+
+/// What the JSON lines tell of calls.
+struct Calls {
+    /// Function and beginning, once for each object, and once more for the call.
+    begins: Vec<(String, u64)>,
+    /// Function, beginning and end of those that returned, likewise.
+    whole: Vec<(String, u64, u64)>,
+    /// The time of all calls that were made by no other one; `None`: one of them did not return.
+    outermost: Option<u64>,
+}
+
+impl Calls {
+    fn new(all: &[Value]) -> Result<Calls> {
+        let mut calls = Calls { begins: Vec::new(), whole: Vec::new(), outermost: Some(0) };
+        let mut seen = HashSet::new();
+        for event in lines(all, "event") {
+            let function = event["function"].as_str().context("no function")?.to_owned();
+            let time = number(&event["time"])?;
+            let key = ["time", "tid", "cpu", "kind", "depth", "function"].map(|key| &event[key]);
+            let times = 1 + usize::from(seen.insert(serde_json::to_string(&key)?));
+            if event["kind"] == "entry" {
+                calls.begins.extend(std::iter::repeat_n((function, time), times));
+                continue;
+            }
+            let Some(duration) = event["duration"].as_u64() else { continue };
+            if times == 2 && event["depth"] == 0 {
+                calls.outermost = calls.outermost.map(|sum| sum + duration);
+            }
+            let call = (function, time - duration, time);
+            calls.whole.extend(std::iter::repeat_n(call, times));
+        }
+        calls.begins.sort();
+        calls.whole.sort();
+        if calls.begins.len() != calls.whole.len() {
+            calls.outermost = None;
+        }
+        Ok(calls)
+    }
+}
+
+/// A field of a protobuf message.
+#[derive(Clone, Copy)]
+enum Field<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+}
+
+/// The fields of a protobuf message, by their numbers: the encoding as its documentation has it.
+fn message(mut bytes: &[u8]) -> Result<Vec<(u64, Field<'_>)>> {
+    fn varint(bytes: &mut &[u8]) -> Result<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = bytes.split_first().context("the message is cut")?;
+            *bytes = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        bail!("a number of more than 64 bits")
+    }
+    fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Result<&'a [u8]> {
+        let (taken, rest) = bytes.split_at_checked(length).context("the message is cut")?;
+        *bytes = rest;
+        Ok(taken)
+    }
+    let mut fields = Vec::new();
+    while !bytes.is_empty() {
+        let tag = varint(&mut bytes)?;
+        let field = match tag & 7 {
+            0 => Field::Number(varint(&mut bytes)?),
+            1 => Field::Number(u64::from_le_bytes(take(&mut bytes, 8)?.try_into()?)),
+            2 => {
+                let length = varint(&mut bytes)? as usize;
+                Field::Bytes(take(&mut bytes, length)?)
+            }
+            kind => bail!("a field of kind {kind}"),
+        };
+        fields.push((tag >> 3, field));
+    }
+    Ok(fields)
+}
+
+fn numbers(fields: &[(u64, Field)], wanted: u64) -> Vec<u64> {
+    let of = |(number, field): &(u64, Field)| match field {
+        Field::Number(value) if *number == wanted => Some(*value),
+        _ => None,
+    };
+    fields.iter().filter_map(of).collect()
+}
+
+fn messages<'a>(fields: &[(u64, Field<'a>)], wanted: u64) -> Vec<&'a [u8]> {
+    let of = |(number, field): &(u64, Field<'a>)| match field {
+        Field::Bytes(bytes) if *number == wanted => Some(*bytes),
+        _ => None,
+    };
+    fields.iter().filter_map(of).collect()
+}
+
+/// Perfetto's numbers of fields, from `protos/perfetto/trace` in its sources: TracePacket has timestamp
+/// = 8, track_event = 11, interned_data = 12 with event_names = 2, track_descriptor = 60; TrackEvent
+/// has type = 9 (1 begins a slice, 2 ends it), name_iid = 10, track_uuid = 11, flow_ids = 47,
+/// terminating_flow_ids = 48.
+fn perfetto(file: &[u8], all: &[Value], calls: &Calls) -> Result<()> {
+    let mut names = HashMap::new();
+    let mut tracks = HashSet::new();
+    let mut open: HashMap<u64, Vec<(String, u64)>> = HashMap::new();
+    let (mut begins, mut slices, mut lives) = (Vec::new(), Vec::new(), 0);
+    let (mut last, mut leave, mut arrive) = (0, BTreeMap::new(), BTreeMap::new());
+    for (_, packet) in message(file)? {
+        let Field::Bytes(packet) = packet else { bail!("a packet is no message") };
+        let packet = message(packet)?;
+        for interned in messages(&packet, 12) {
+            for name in messages(&message(interned)?, 2) {
+                let name = message(name)?;
+                let text = messages(&name, 2).first().map(|text| String::from_utf8_lossy(text));
+                names.insert(numbers(&name, 1)[0], text.unwrap_or_default().into_owned());
+            }
+        }
+        for track in messages(&packet, 60) {
+            tracks.insert(numbers(&message(track)?, 1)[0]);
+        }
+        for event in messages(&packet, 11) {
+            let event = message(event)?;
+            let time = *numbers(&packet, 8).first().context("an event without a time")?;
+            ensure!(time >= last, "{time} comes after {last}");
+            last = time;
+            let track = numbers(&event, 11)[0];
+            ensure!(tracks.contains(&track), "no track {track}");
+            leave.extend(numbers(&event, 47).into_iter().map(|flow| (flow, time)));
+            arrive.extend(numbers(&event, 48).into_iter().map(|flow| (flow, time)));
+            let open = open.entry(track).or_default();
+            match numbers(&event, 9)[..] {
+                [1] => open.push((names[&numbers(&event, 10)[0]].clone(), time)),
+                [2] => {
+                    let (name, begin) = open.pop().context("an end without a beginning")?;
+                    if name == "bio" {
+                        lives += 1;
+                    } else {
+                        begins.push((name.clone(), begin));
+                        slices.push((name, begin, time));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    ensure!(open.values().all(Vec::is_empty), "no end: {open:?}");
+    begins.sort();
+    ensure!(begins == calls.begins, "{} slices, {} calls", begins.len(), calls.begins.len());
+    for call in &calls.whole {
+        ensure!(slices.contains(call), "no slice for {call:?}");
+    }
+    ensure!(lives == lines(all, "life").count(), "{lives} lives");
+    // An arrow for each life that came from another one.
+    let parents = lines(all, "life").filter(|life| !life["parent"].is_null()).count();
+    ensure!(leave.len() == parents && arrive.len() == parents, "{leave:?}, {arrive:?}");
+    for (flow, time) in &leave {
+        ensure!(arrive.get(flow).is_some_and(|end| end >= time), "{flow}: {leave:?}, {arrive:?}");
+    }
+    Ok(())
+}
+
+/// The page's data are the JSON lines in columns.
+fn html(page: &str, all: &[Value]) -> Result<()> {
+    let (_, data) = page.split_once("<script id=\"data\"").context("no data")?;
+    let data = data.split_once('>').and_then(|(_, data)| data.split_once("</script>"));
+    let data: Value = serde_json::from_str(data.context("no data")?.0)?;
+    let start: u64 = number(&data["start"])?;
+    let (events, lives) = (&data["events"], &data["lives"]);
+    let mut rows = 0;
+    for (index, line) in lines(all, "event").enumerate() {
+        let entry = |list: &str, column: &str| -> Result<&Value> {
+            Ok(&data[list][number(&events[column][index])? as usize])
+        };
+        ensure!(start + number(&events["time"][index])? == number(&line["time"])?, "{line}");
+        for column in ["cpu", "life", "depth", "argument"] {
+            ensure!(events[column][index] == line[column], "{column}: {line}");
+        }
+        let is_return = number(&events["isReturn"][index])? == 1;
+        ensure!(is_return == (line["kind"] == "return"), "{line}");
+        ensure!(entry("functions", "function")?[0] == line["function"], "{line}");
+        let thread = format!("{} {}", line["comm"].as_str().unwrap_or_default(), line["tid"]);
+        ensure!(*entry("threads", "thread")? == *thread, "{thread}: {line}");
+        let value = &data["values"][index.to_string()];
+        ensure!(*value == line["value"], "{value}: {line}");
+        if let Some(duration) = line["duration"].as_u64() {
+            let call = number(&events["call"][index])? as usize;
+            let [begin, end] = ["begin", "end"].map(|key| data["calls"][key][call].as_u64());
+            ensure!(begin.zip(end).is_some_and(|(begin, end)| end - begin == duration), "{line}");
+        }
+        let changes = data["changes"][index.to_string()].as_array().map_or(0, Vec::len);
+        let expected = line["changes"].as_array().map_or(0, Vec::len);
+        ensure!(changes == 2 * expected, "{changes}: {line}");
+        rows += 1;
+    }
+    ensure!(events["time"].as_array().map(Vec::len) == Some(rows), "{rows} events");
+    for (index, line) in lines(all, "life").enumerate() {
+        for column in ["address", "generation", "parent", "link"] {
+            ensure!(lives[column][index] == line[column], "{column}: {line}");
+        }
+        ensure!(start + number(&lives["begin"][index])? == number(&line["begin"])?, "{line}");
+        let end = lives["end"][index].as_u64().map(|end| start + end);
+        ensure!(end == line["end"].as_u64(), "{line}");
+    }
+    ensure!(Some(&data["ledger"]) == lines(all, "ledger").next(), "{}", data["ledger"]);
+    Ok(())
+}
+
+/// The time of all stacks is that of the calls that nobody made.
+fn folded(file: &str, calls: &Calls) -> Result<()> {
+    let mut sum = 0;
+    for line in file.lines() {
+        sum += line.rsplit(' ').next().unwrap_or_default().parse::<u64>()?;
+    }
+    ensure!(calls.outermost.is_none_or(|expected| sum == expected), "{sum}: {:?}", calls.outermost);
+    Ok(())
+}
+
+/// One bio in five: so many of them, each with all that happens to a bio.
+fn samples_whole_lives() -> Result<()> {
+    if !supported()? {
+        return Ok(());
+    }
+    let disk = NullBlk::new(&[])?;
+    let functions = ["submit_bio", "bio_init", "bio_endio", "bio_uninit"];
+    let only = functions.map(|function| format!("--only={function}"));
+    let only: Vec<&str> = only.iter().map(String::as_str).collect();
+    let mut judged = Ok(());
+    for _ in 0..5 {
+        let running = Running::stage("stage10", &[&only[..], &["--json", "--sample=5"]].concat())?;
+        fio(&format!(
+            "--filename=/dev/{} --direct=1 --rw=randread --bs=4k --ioengine=psync --number_ios=500",
+            disk.name
+        ))?;
+        let output = running.interrupt()?;
+        let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+        judged = sampled(&all, &functions);
+        // Hits that the kernel has skipped, which the ledger tells, are missing in lives.
+        let ledger = lines(&all, "ledger").next().context("no ledger")?;
+        if judged.is_ok() || number(&ledger["recursion"])? + number(&ledger["instances"])? == 0 {
+            break;
+        }
+    }
+    judged
+}
+
+fn sampled(all: &[Value], functions: &[&str]) -> Result<()> {
+    adds_up(all)?;
+    let mut lives: BTreeMap<u64, Vec<(&str, &str)>> = BTreeMap::new();
+    for event in lines(all, "event") {
+        let text = |key: &str| event[key].as_str().unwrap_or_default();
+        lives.entry(number(&event["life"])?).or_default().push((text("function"), text("kind")));
+    }
+    // Every CPU counts by itself, and the disk was looked at by others too.
+    ensure!((100..110).contains(&lives.len()), "{} of 500", lives.len());
+    for (life, events) in &lives {
+        for function in functions {
+            for kind in ["entry", "return"] {
+                let times = events.iter().filter(|event| **event == (function, kind)).count();
+                // Up to 6.1, bio_endio() calls bio_uninit(), and the owner of the bio does again.
+                let most = if *function == "bio_uninit" { 2 } else { 1 };
+                ensure!(
+                    (1..=most).contains(&times),
+                    "#{life}: {times} times {kind} of {function}: {events:?}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The reader sleeps until the ring buffer is full. What was written before arrives, the rest is
+/// counted.
+fn says_what_it_has_lost() -> Result<()> {
+    if !supported()? {
+        return Ok(());
+    }
+    let disk = NullBlk::new(&[])?;
+    let functions = ["submit_bio*", "bio_init", "bio_endio", "bio_uninit", "bio_associate_blkg*"];
+    let only = functions.map(|function| format!("--only={function}"));
+    let only: Vec<&str> = only.iter().map(String::as_str).collect();
+    let running =
+        Running::stage("stage10", &[&only[..], &["--quiet", "--max-events=9999999"]].concat())?;
+    running.signal(Signal::STOP)?;
+    let report = fio(&format!(
+        "--filename=/dev/{} --direct=1 --rw=randread --bs=4k --ioengine=psync --norandommap \
+         --number_ios=8000",
+        disk.name
+    ));
+    running.signal(Signal::CONT)?;
+    let ios = number(&report?["read"]["total_ios"])?;
+    let output = running.interrupt()?;
+    let of = |what: &str| count(&output, what);
+    ensure!(output.contains("the ledger balances"), "{output}");
+    let lost = of("lost (ring buffer")?;
+    let recorded = of("calls recorded")? + of("returns recorded")?;
+    let unmatched = of("returns of calls that")?;
+    ensure!(lost > 1000, "lost {lost} only: {output}");
+    ensure!(of("events")? == recorded, "{output}");
+    // An event has more than 200 bytes, and the buffer 16 MiB.
+    ensure!((20_000..84_000).contains(&recorded), "{output}");
+    // Four functions at least, entry and return.
+    let missed = of("missed (another BPF")? + of("missed (no room")?;
+    ensure!(recorded + lost + unmatched + missed >= 8 * ios, "{ios} I/Os: {output}");
+    Ok(())
+}
+
+/// --max-events: so many are shown, and the ledger counts the others too.
+fn ends_after_the_last_event() -> Result<()> {
+    if !supported()? {
+        return Ok(());
+    }
+    let disk = disks::virtio()?;
+    let arguments = ["--json", "--max-events=7", "--only=submit_bio", "--only=bio_endio"];
+    let running = Running::stage("stage10", &arguments)?;
+    shell(&format!("dd if=/dev/{disk} of=/dev/null bs=4k count=40 iflag=direct 2>&1"))?;
+    let ended = running.end()?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    let all = ended.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    ensure!(lines(&all, "event").count() == 7, "{ended:?}");
+    let recorded =
+        count(&ended.stderr, "calls recorded")? + count(&ended.stderr, "returns recorded")?;
+    let beyond = count(&ended.stderr, "more events, not shown")?;
+    ensure!(7 + beyond == recorded, "{ended:?}");
+    ensure!(ended.stderr.contains("the ledger balances"), "{ended:?}");
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! Stage 10 with other structs than bios, judged by what the load knows of its objects.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::{
+    Test,
+    ctracer::{lines, number, supported},
+    disks,
+    run::{Running, between, program, shell, stage, wait_until},
+};
+
+pub const TESTS: &[Test] = &[
+    ("stage10_follows_other_structs", follows_other_structs),
+    ("stage10_survives_its_own_events", survives_its_own_events),
+    ("stage10_knows_a_struct_that_no_function_takes", knows_a_struct_that_no_function_takes),
+];
+
+/// A struct, the functions to trace, a load that prints a number, and the field that has to have it in
+/// an event of one of the functions.
+struct Case {
+    name: &'static str,
+    only: &'static [&'static str],
+    load: String,
+    field: &'static str,
+}
+
+fn cases() -> Result<Vec<Case>> {
+    let disk = disks::virtio()?;
+    Ok(vec![
+        Case {
+            name: "request",
+            only: &["blk_mq_start_request", "blk_mq_end_request", "__blk_mq_end_request"],
+            load: format!(
+                "dd if=/dev/{disk} of=/dev/null bs=64k count=1 skip=16 iflag=direct; echo 65536"
+            ),
+            field: "__data_len",
+        },
+        Case {
+            name: "folio",
+            only: &["folio_add_lru", "filemap_add_folio", "__filemap_add_folio"],
+            load: format!("dd if=/dev/{disk} of=/dev/null bs=4k count=1 skip=300; echo 300"),
+            field: "index",
+        },
+        Case {
+            name: "inode",
+            only: &["inode_init_always*", "inode_permission", "destroy_inode", "__destroy_inode"],
+            load: "touch /run/inode; stat -c %i /run/inode; rm /run/inode".to_owned(),
+            field: "i_ino",
+        },
+        Case {
+            name: "sk_buff",
+            only: &["ip_rcv", "udp_rcv", "__udp4_lib_rcv", "kfree_skb*", "consume_skb"],
+            // 20 bytes of IP's header and 8 of UDP's.
+            load: "ip link set lo up; head -c 1234 /dev/zero >/dev/udp/127.0.0.1/9; echo 1262"
+                .to_owned(),
+            field: "len",
+        },
+        Case {
+            name: "task_struct",
+            only: &["wake_up_new_task", "free_task", "exit_signals"],
+            load: "bash -c 'echo $$; exec true'".to_owned(),
+            field: "pid",
+        },
+    ])
+}
+
+fn follows_other_structs() -> Result<()> {
+    if !supported()? {
+        return Ok(());
+    }
+    for Case { name, only, load, field } in cases()? {
+        let only: Vec<String> = only.iter().map(|glob| format!("--only={glob}")).collect();
+        let mut arguments = vec!["--json", "--type", name];
+        arguments.extend(only.iter().map(String::as_str));
+        let running = Running::stage("stage10", &arguments)?;
+        let expected: u64 = shell(&format!("{{ {load}; }} 2>/dev/null"))?.trim().parse()?;
+        let output = running.interrupt()?;
+        let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+        let has_it = |event: &Value| {
+            let changes = event["changes"].as_array().into_iter().flatten();
+            let changed = changes.filter(|change| change["field"] == field);
+            let mut values =
+                changed.map(|change| &change["after"]).chain([&event["fields"][field]]);
+            values.any(|value| *value == expected)
+        };
+        ensure!(lines(&all, "event").any(has_it), "{name}: no {field} is {expected}: {output}");
+        adds_up(&all).with_context(|| name.to_owned())?;
+    }
+    Ok(())
+}
+
+/// The ledger's parts are its hits, and the events that arrived are those that were recorded.
+pub fn adds_up(all: &[Value]) -> Result<()> {
+    let ledger = lines(all, "ledger").next().context("no ledger")?;
+    let mut sum = 0;
+    for (key, value) in ledger.as_object().context("no ledger")? {
+        if !["line", "hits", "objects_lost"].contains(&key.as_str()) {
+            sum += number(value)?;
+        }
+    }
+    ensure!(sum == number(&ledger["hits"])?, "{sum}: {ledger}");
+    // Of the events of one call, one is its first object's.
+    let mut calls = HashSet::new();
+    for event in lines(all, "event") {
+        let call = ["time", "cpu", "tid", "kind", "function", "depth"].map(|key| &event[key]);
+        calls.insert(serde_json::to_string(&call)?);
+    }
+    let recorded = number(&ledger["entries"])? + number(&ledger["returns"])?;
+    ensure!(calls.len() as u64 == recorded, "{} arrived: {ledger}", calls.len());
+    Ok(())
+}
+
+/// What a trace of folios costs in memory makes events itself. It must see Ctrl-C all the same, and
+/// keep to its bounds.
+fn survives_its_own_events() -> Result<()> {
+    // One by one, attaching to all functions takes too long.
+    let symbols = fs::read_to_string("/proc/kallsyms")?;
+    if !supported()? || !symbols.contains(" register_fprobe_ips\n") {
+        return Ok(());
+    }
+    let mut command = Command::new(program("stage10"));
+    let mut running = Running::spawn(command.args(["--type=folio", "--quiet"]))?;
+    running.wait_for("tracing")?;
+    shell("find /usr/share/doc -maxdepth 1 | wc -l")?;
+    let status = fs::read_to_string(format!("/proc/{}/status", running.id()))?;
+    let output = running.interrupt()?;
+    let memory: u64 = between(&status, "VmHWM:", "kB")?.trim().parse()?;
+    ensure!(memory < 500 << 10, "{memory} KiB: {output}");
+    ensure!(output.contains("the ledger balances") || output.contains(" off ("), "{output}");
+    Ok(())
+}
+
+/// A struct to which the kernel has no pointer at all.
+fn knows_a_struct_that_no_function_takes() -> Result<()> {
+    if !supported()? {
+        return Ok(());
+    }
+    let dump = shell("bpftool btf dump file /sys/kernel/btf/vmlinux")?;
+    let (mut structs, mut pointed) = (HashMap::<&str, Vec<&str>>::new(), HashSet::new());
+    for line in dump.lines() {
+        let Some((id, rest)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) else {
+            continue;
+        };
+        if let Some(name) = rest.strip_prefix("STRUCT '") {
+            structs.entry(name.split('\'').next().unwrap_or_default()).or_default().push(id);
+        } else if let Some((_, target)) = rest.split_once(" type_id=") {
+            // A pointer to it, or to a const one.
+            pointed.insert(target.split(' ').next().unwrap_or_default());
+        }
+    }
+    let lonely = |(name, ids): &(&&str, &Vec<&str>)| {
+        !["(anon)", ""].contains(*name) && ids.len() == 1 && !pointed.contains(ids[0])
+    };
+    let (name, _) = structs.iter().find(lonely).context("all structs are pointed to")?;
+    let ended = stage("stage10", &["--type", name])?;
+    let said =
+        ended.stderr.contains(&format!("no function of this kernel takes a struct {name} *"));
+    ensure!(ended.code == Some(1) && said, "{ended:?}");
+    wait_until("nothing is attached", || {
+        Ok(!fs::read_to_string("/sys/kernel/tracing/kprobe_events")?.contains("ctracer"))
+    })
+}
