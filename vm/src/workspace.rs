@@ -111,7 +111,10 @@ const HEADERS: &str = "target/bpf/include/bpf";
 /// fetched.
 pub fn copy_headers(root: &Path) -> Result<()> {
     let mut command = MetadataCommand::new();
-    command.current_dir(root).other_options(["--offline".to_owned()]);
+    // Of the other platforms' crates, a build has fetched none.
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let options = ["--offline".to_owned(), "--filter-platform".to_owned(), platform];
+    command.current_dir(root).other_options(options);
     let metadata = command.exec().context("cargo metadata failed")?;
     let sys = metadata.packages.iter().find(|package| package.name == "libbpf-sys");
     let manifest = &sys.context("no crate libbpf-sys among the dependencies")?.manifest_path;
