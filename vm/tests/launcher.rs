@@ -483,8 +483,10 @@ fn sessions_of_a_shell() {
 
     // The reader waits for a while, as a pager does: the guest has not stopped responding.
     let (reader, writer) = std::io::pipe().unwrap();
+    let mut sixth = shell();
+    ignore_no_signal(&mut sixth);
     let mut sixth =
-        shell().stdin(Stdio::piped()).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
+        sixth.stdin(Stdio::piped()).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
     let script = b"trap 'exit 3' INT; touch /tmp/sixth; while :; do echo y; done\n";
     sixth.stdin.as_mut().unwrap().write_all(script).unwrap();
     first.type_in("until [ -e /tmp/sixth ]; do sleep 0.1; done; sleep 5; echo wri''ting\n");
