@@ -43,7 +43,9 @@ fn readmes_show_real_output() -> Result<()> {
         }
         let readme = fs::read_to_string(run::workspace().join(&directory).join("README.md"))?;
         if let Err(error) = block(&readme).and_then(|shown| {
-            printable(shown, &output)?;
+            // Stage 10's slowest life, here, is one of the workload's.
+            let (lines, _) = shown.split_once("\nSlowest life: ").unwrap_or((shown, ""));
+            printable(lines, &output)?;
             consistent(shown)
         }) {
             wrong.push(format!("{directory}/README.md: {error:#}"));
