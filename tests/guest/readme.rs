@@ -278,6 +278,8 @@ fn shape(line: &str) -> String {
     }
     // A line of the trace pipe: the task, the CPU and the flags stand before the time.
     let line = line.split_once(": bpf_trace_printk: ").map_or(line, |(_, event)| event);
+    // Of stage 10's call graph, what was called: a completion finds any thread at work.
+    let line = line.split_once(" | ").map_or(line, |(_, called)| called);
     let mut shape = String::new();
     for word in line.split_whitespace() {
         let word: String = word.chars().map(|c| if c.is_ascii_digit() { 'N' } else { c }).collect();
