@@ -483,10 +483,11 @@ fn sessions_of_a_shell() {
 
     // The reader waits for a while, as a pager does: the guest has not stopped responding.
     let (reader, writer) = std::io::pipe().unwrap();
-    let mut sixth = shell();
-    ignore_no_signal(&mut sixth);
-    let mut sixth =
-        sixth.stdin(Stdio::piped()).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
+    let mut command = shell();
+    ignore_no_signal(&mut command);
+    command.stdin(Stdio::piped()).stdout(writer).stderr(Stdio::null());
+    let mut sixth = command.spawn().unwrap();
+    drop(command); // and with it our end of the pipe
     let script = b"trap 'exit 3' INT; touch /tmp/sixth; while :; do echo y; done\n";
     sixth.stdin.as_mut().unwrap().write_all(script).unwrap();
     first.type_in("until [ -e /tmp/sixth ]; do sleep 0.1; done; sleep 5; echo wri''ting\n");
