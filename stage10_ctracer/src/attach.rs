@@ -3,8 +3,8 @@
 
 use std::{
     ffi::CString,
-    fs::OpenOptions,
-    io::Write,
+    fs::{File, OpenOptions},
+    io::{Read, Seek, Write},
     os::{
         fd::{AsFd, FromRawFd, OwnedFd},
         unix::process::CommandExt,
@@ -278,6 +278,8 @@ struct KprobeEvents {
     guard: Child,
     names: [String; 2],
     probes: usize,
+    /// Opened once: looking its path up hits probes, of inodes for instance.
+    profile: File,
 }
 
 impl KprobeEvents {
@@ -285,8 +287,7 @@ impl KprobeEvents {
         let names = ["enter", "leave"].map(|kind| format!("{kind}_{}", std::process::id()));
         let [enter, leave] = &names;
         // Not in this process group: Ctrl-C must not end it. The kernel refuses to remove an event
-        // until the last program is detached. It waits for an RCU grace period after each probe that
-        // it removes, some 4 s in all: expedited ones take 10 ms.
+        // until the last program is detached. Its RCU grace periods take 4 s, expedited ones 10 ms.
         let script = format!(
             "cd {} && cat >/dev/null; rcu=/sys/kernel/rcu_expedited
              remove() {{
@@ -309,7 +310,8 @@ impl KprobeEvents {
             .stderr(Stdio::null())
             .spawn()
             .context("the process that removes the kernel events could not be started: sh")?;
-        Ok(KprobeEvents { guard, names, probes: 0 })
+        let profile = File::open(tracefs().join("kprobe_profile")).context("kprobe_profile")?;
+        Ok(KprobeEvents { guard, names, probes: 0, profile })
     }
 
     fn add(&mut self, function: &crate::model::Function) -> Result<()> {
@@ -342,9 +344,8 @@ impl KprobeEvents {
 
     /// How often the probes were hit and missed.
     fn profile(&self) -> Result<(u64, u64)> {
-        let path = tracefs().join("kprobe_profile");
-        let text = std::fs::read_to_string(&path)
-            .with_context(|| format!("{} could not be read", path.display()))?;
+        let (mut file, mut text) = (&self.profile, String::new());
+        file.rewind().and_then(|()| file.read_to_string(&mut text)).context("kprobe_profile")?;
         parse_profile(&text, &self.names)
     }
 }
