@@ -815,7 +815,8 @@ fn first_of_two(cgroup: &str) -> Result<()> {
     shell(&format!(
         "echo $$ >{cgroup}/cgroup.procs; yes workshop | head -c 16M >/run/btrfs/file; sync -f /run/btrfs"
     ))?;
-    let left = entries_left()?;
+    // btrfs may write on for a moment.
+    wait_until("no entry is left in the maps", || Ok(entries_left()? == 0))?;
     let (stage03, stage06) = (stage03.interrupt()?, stage06.interrupt()?);
     // A worker makes the second call: blkg_async_bio_workfn(), whose last call of submit_bio() is a
     // jump, so that its own frame is gone. Times do not tell: on 5.10, those that ftrace took on two
@@ -829,7 +830,6 @@ fn first_of_two(cgroup: &str) -> Result<()> {
     let bios = first.len() as u64;
     ensure!(bios >= 100, "{bios} bios");
     ensure!(second.len() >= 100, "{} of {bios} bios were submitted twice", second.len());
-    ensure!(left == 0, "{left} entries are left in the maps: {}", summary(&stage06));
     for output in [&stage03, &stage06] {
         ensure_none(output, &["in flight", "dropped"])?;
     }
