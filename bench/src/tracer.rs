@@ -142,9 +142,8 @@ impl Tracer {
     /// The last two lines that it printed: there is the error.
     fn said(&self) -> String {
         let text = tail(&self.out).unwrap_or_default();
-        let mut lines = text.lines().rev().map(str::trim).filter(|line| !line.is_empty());
-        let last = lines.next().unwrap_or("it says nothing");
-        lines.next().map_or(last.to_owned(), |line| format!("{line} / {last}"))
+        let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
+        last.unwrap_or("it says nothing").to_owned()
     }
 
     fn status_kib(&self, key: &str) -> Result<u64> {

@@ -41,8 +41,9 @@ static __always_inline sector_t bio_sector(struct bio *bio)
 	  (READ(bio, bi_opf) & REQ_OP_MASK) == REQ_OP_READ && !READ(bio, bi_status)))
 
 /* The bio that this one is a part of, or NULL. The last part to complete completes the whole, too. */
-extern const void bio_chain_endio __ksym; /* what a part calls then */
+const volatile u64 address_of_bio_chain_endio; /* what a part calls then; set by Session::load() */
 #define bio_whole(READ, bio)                                                                                 \
-	((struct bio *)(READ(bio, bi_end_io) == &bio_chain_endio ? READ(bio, bi_private) : NULL))
+	((struct bio *)((u64)READ(bio, bi_end_io) == address_of_bio_chain_endio ? READ(bio, bi_private)      \
+										: NULL))
 
 #endif /* __BIO_H__ */

@@ -3,6 +3,7 @@
 
 #![warn(clippy::unwrap_used)]
 
+mod addresses;
 mod cli;
 mod device;
 mod error;

@@ -19,6 +19,7 @@ use libbpf_rs::{
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::{
+    addresses,
     cli::{Cli, Options},
     preflight,
     program::{Program, say},
@@ -89,12 +90,13 @@ impl Session {
         Ok(open)
     }
 
-    /// Loads the programs into the kernel, where the verifier checks them. From here on, the
-    /// constants are constant.
+    /// Sets the constants `address_of_FUNCTION`, and loads the programs into the kernel, where the
+    /// verifier checks them. From here on, the constants are constant.
     ///
     /// Where the kernel lacks a function to hook: [`Unsupported`](crate::Unsupported) (exit code 3).
     /// A refusal by the verifier is one message, which names the line of C; `--verbose` shows all.
-    pub fn load<'obj, O: OpenSkel<'obj>>(&mut self, open: O) -> Result<O::Output> {
+    pub fn load<'obj, O: OpenSkel<'obj>>(&mut self, mut open: O) -> Result<O::Output> {
+        addresses::set(open.open_object_mut())?;
         let programs = open.open_object().progs().filter(|program| program.autoload());
         self.hooks =
             programs.map(|program| program.section().to_string_lossy().into_owned()).collect();
