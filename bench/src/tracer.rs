@@ -139,7 +139,7 @@ impl Tracer {
         let _ = self.child.wait();
     }
 
-    /// The last two lines that it printed: there is the error.
+    /// The last line that it printed: there is the error.
     fn said(&self) -> String {
         let text = tail(&self.out).unwrap_or_default();
         let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
