@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
+    env, fs, mem,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -107,8 +107,16 @@ impl Judges {
             guest = quoted(&self.tests),
         );
         let mut verdicts = BTreeMap::new();
+        let mut figures = Vec::new();
         guest.run(&script, |line| {
-            if let Some((test, verdict)) = verdict(line) {
+            if let Some(compared) = line.strip_prefix(COMPARED) {
+                figures.push(compared.to_owned());
+            } else if let Some((test, verdict)) = verdict(line) {
+                let figures = mem::take(&mut figures);
+                let verdict = match verdict {
+                    Verdict::Good(_) => Verdict::Good(figures),
+                    bad => bad,
+                };
                 on_verdict(&test, &verdict);
                 verdicts.insert(test, verdict);
             }
@@ -124,8 +132,8 @@ impl Judges {
 /// What a judge says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// As expected.
-    Good,
+    /// As expected: what was compared with what.
+    Good(Vec<String>),
     /// Not so: why.
     Bad(String),
     /// An earlier judge said no.
@@ -142,6 +150,9 @@ struct Event {
     stdout: Option<String>,
 }
 
+/// What stands before the figures that a judge has compared.
+const COMPARED: &str = "compared: ";
+
 /// What the guest tests say of a test that comes after one that has failed.
 const NOT_RUN: &str = "not run";
 
@@ -151,7 +162,7 @@ fn verdict(line: &str) -> Option<(String, Verdict)> {
         return None;
     }
     let verdict = match event.event.as_str() {
-        "ok" => Verdict::Good,
+        "ok" => Verdict::Good(Vec::new()),
         "failed" => {
             let said = event.stdout.unwrap_or_default();
             let said = said.trim().trim_start_matches("Error: ");
@@ -182,7 +193,7 @@ mod tests {
     #[test]
     fn verdicts_are_read() {
         let ok = r#"{ "type": "test", "name": "a", "event": "ok" }"#;
-        assert_eq!(verdict(ok), Some(("a".into(), Verdict::Good)));
+        assert_eq!(verdict(ok), Some(("a".into(), Verdict::Good(Vec::new()))));
         let bad = r#"{ "type": "test", "name": "b", "event": "failed", "stdout": "Error: \"0 lines,\n500\"\n" }"#;
         assert_eq!(verdict(bad), Some(("b".into(), Verdict::Bad("0 lines,\n500".into()))));
         let not = r#"{ "type": "test", "name": "c", "event": "failed", "stdout": "Error: \"not run\"\n" }"#;

@@ -331,7 +331,10 @@ impl Check {
                 let judge = exercise.judges.iter().find(|judge| judge.test == test);
                 let Some(judge) = judge else { return };
                 match verdict {
-                    Verdict::Good => println!("  ✓ {}", judge.title),
+                    Verdict::Good(figures) => {
+                        println!("  ✓ {}", judge.title);
+                        figures.iter().for_each(|compared| println!("      {compared}"));
+                    }
                     Verdict::NotRun => println!("  – {} (not run)", judge.title),
                     Verdict::Bad(why) => {
                         println!("  ✗ {}", judge.title);
@@ -349,7 +352,7 @@ impl Check {
         exercise: &Exercise,
         said: &BTreeMap<String, Verdict>,
     ) -> Result<bool> {
-        let good = said.values().filter(|verdict| **verdict == Verdict::Good).count();
+        let good = said.values().filter(|v| matches!(v, Verdict::Good(_))).count();
         if good == exercise.judges.len() {
             desk.done(exercise)?;
             println!("\nDone. `cargo lesson solution` compares yours with ours;");

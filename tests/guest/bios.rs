@@ -13,8 +13,9 @@ use crate::{
     disks::{self, Mapped, Mounted, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
     run::{
-        BIO, REQUEST, Running, between, count, durations, ensure_none, entries_left, fio,
-        is_judged, load, now, shell, skipped_some, slowest, submitted, summary, times, wait_until,
+        BIO, REQUEST, Running, between, compared, count, durations, ensure_none, entries_left, fio,
+        is_judged, load, ms, now, shell, skipped_some, slowest, submitted, summary, times,
+        wait_until,
     },
 };
 
@@ -61,6 +62,7 @@ fn stage01_has_a_line_for_every_bio() -> Result<()> {
     ensure!(times.len() as u64 == reads, "{} times, {reads} reads: {output}", times.len());
     let strange = times.iter().find(|time| !(start..=end).contains(time));
     ensure!(strange.is_none(), "{strange:?} is not from {start} to {end}: {output}");
+    compared(&format!("{disk} did {reads} reads; you printed {lines} lines"));
     Ok(())
 }
 
@@ -77,6 +79,8 @@ fn stage02_shows_both_ends() -> Result<()> {
     let ended: u64 = between(&output, &format!("bio_endio (bio={bio}) called: "), "\n")?.parse()?;
     ensure!(before <= submitted && ended <= after, "not from {before} to {after}: {output}");
     ensure!(submitted + 10_000_000 <= ended, "shorter than the timer: {output}");
+    let apart = ms(ended - submitted);
+    compared(&format!("the disk's timer is 10 ms; your two lines are {apart} apart"));
     Ok(())
 }
 
@@ -112,6 +116,8 @@ fn stage03_lines_add_up() -> Result<()> {
     );
     ensure!(count(&output, "bios completed")? == ends.len() as u64, "{output}");
     ensure!(starts.is_empty(), "never ended: {starts:?}: {output}");
+    let ends = ends.len();
+    compared(&format!("{ends} pairs of lines are as far apart as your {ends} durations say"));
     Ok(())
 }
 
@@ -143,6 +149,7 @@ fn stage03_measures_every_bio() -> Result<()> {
         ensure_none(&output, &["in flight", "split", "dropped"]).with_context(|| disk.clone())?;
         // Device mapper submits its clones with submit_bio_noacct(), and they complete as bios do.
         ensure!(count(&output, "unmatched")? == clones, "{disk}: {clones} clones: {output}");
+        compared(&format!("{disk} did {submitted} reads; you completed {completed}"));
     }
     Ok(())
 }
@@ -450,6 +457,7 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
         ensure_none(output, &["dropped"]).with_context(|| format!("run {run}"))?;
         // fio keeps 8 on their way on each disk, and dd's has ended.
         ensure!(count(output, "in flight")? <= 16, "run {run}: {output}");
+        compared(&format!("dm-delay holds a read for 200 ms; you printed {}", ms(slowest.latency)));
         Ok(true)
     };
     let stages = ["stage04", "stage05", "stage06", "stage04"].into_iter().filter(|s| is_judged(s));
@@ -478,11 +486,14 @@ fn stage05_is_right_about_split_bios() -> Result<()> {
             if completed == 0 && stage == "stage04" {
                 ensure!(count(&output, "split")? == 1, "{what}: {output}");
                 ensure!(!output.contains("Max latency"), "{what}: {output}");
+                compared(&format!("{what}: split in three; you counted it, and gave no latency"));
                 continue;
             }
             ensure!(completed == 1, "{what}: {stage}: {output}");
             let latency = slowest(&output, BIO)?.latency;
             ensure!(latency >= at_least, "{what}: {stage}: shorter than {at_least} ns: {output}");
+            let (least, latency) = (ms(at_least), ms(latency));
+            compared(&format!("{what}: it takes {least} at least; you printed {latency}"));
         }
         Ok(())
     };
@@ -587,6 +598,7 @@ fn stage05_names_disk_and_sector() -> Result<()> {
             let found = output.lines().any(|line| line == expected);
             ensure!(found, "{stage}: {expected} is not in {output}");
             slowest(&output, lines)?;
+            compared(&format!("dd read sector 8000 of {device}; you printed `{expected}`"));
         }
     }
     Ok(())
@@ -615,6 +627,7 @@ fn stage06_shows_the_stack() -> Result<()> {
             ensure!(output.contains("() [ext4]\n") || output.contains("() [jbd2]\n"), "{output}");
             let stack = check_stack(&output, BIO, &ftrace.events()?)?;
             check_modules(&output)?;
+            compared(&format!("ftrace shows the same {} functions as you", stack.len()));
             seen |= stack.iter().any(|frame| frame == must_have);
             shell("sync")?;
             if seen {

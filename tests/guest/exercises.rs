@@ -10,7 +10,7 @@ use crate::{
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, NullBlk},
     pagecache,
-    run::{Running, count, durations, ensure_none, shell, stage, subject},
+    run::{Running, compared, count, durations, ensure_none, shell, stage, subject},
 };
 
 pub const TESTS: &[Test] = &[
@@ -43,6 +43,7 @@ fn exercise_leaves_nothing() -> Result<()> {
     running.interrupt()?;
     wait_until_unloaded(&before)?;
     ensure!(instances().is_empty(), "these tracefs instances are left: {:?}", instances());
+    compared("bpftool lists the same programs, maps and links as before");
     Ok(())
 }
 
@@ -63,6 +64,7 @@ fn exercise_disk() -> Result<()> {
     ensure!(completed == bios, "{completed} bios completed, {bios} reads of {this}: {output}");
     let lines = durations(&output)?.len() as u64;
     ensure!(lines == bios, "{lines} durations, {bios} reads of {this}: {output}");
+    compared(&format!("{this} did {bios} reads; you measured {lines}"));
     ensure_none(&output, &["in flight", "dropped", "unmatched"])
 }
 
@@ -70,6 +72,7 @@ fn exercise_disk_refuses() -> Result<()> {
     let ended = stage(EXERCISE, &["no-such-disk", "--duration", "1s"])?;
     ensure!(matches!(ended.code, Some(1 | 2)), "exit code {:?}: {}", ended.code, ended.stderr);
     ensure!(ended.stderr.contains("no-such-disk"), "the message: {}", ended.stderr);
+    compared(&format!("you said: {}", ended.stderr.trim()));
     Ok(())
 }
 
@@ -109,6 +112,7 @@ fn exercise_histogram() -> Result<()> {
         let slots = disks.get(disk).with_context(|| format!("no `disk {disk}` in {output}"))?;
         let sum: u64 = slots.values().sum();
         ensure!(sum == bios, "{sum} bios of {disk} in the slots, {bios} were read: {output}");
+        compared(&format!("{disk} did {bios} reads; your slots have {sum}"));
     }
     let early = disks[&null.name].keys().find(|low| **low * 2 - 1 < 10_000_000);
     ensure!(
@@ -158,6 +162,7 @@ fn exercise_bytes() -> Result<()> {
     for (pid, bytes) in [(large, 1 << 20), (small, 256 << 10), (threads, 1 << 20)] {
         let found: Vec<u64> = lines.iter().filter(|(p, _)| *p == pid).map(|(_, b)| *b).collect();
         ensure!(found == [bytes], "process {pid} read {bytes} bytes, you say {found:?}: {output}");
+        compared(&format!("process {pid} read {bytes} bytes; you printed {bytes}"));
     }
     Ok(())
 }

@@ -19,8 +19,8 @@ use crate::{
     disks::{self, Mapped, Mounted, NullBlk},
     exercises::EXERCISE,
     run::{
-        LIMIT, Running, between, count, ensure_none, fio_command, fio_report, may_skip, program,
-        shell, skipped_some, stage, wait_until,
+        LIMIT, Running, between, compared, count, ensure_none, fio_command, fio_report, may_skip,
+        program, shell, skipped_some, stage, wait_until,
     },
 };
 
@@ -940,6 +940,8 @@ fn stage09_leaves_other_processes_out() -> Result<()> {
     same("mine", &judged, &printed(&output, &mine)?.0)?;
     let (reads, _) = printed(&output, &theirs)?;
     ensure!(reads.is_empty(), "read by dd: {reads:?}");
+    let reads = judged.len();
+    compared(&format!("mincore agrees with your {reads} reads; of dd's you printed none"));
     ensure!(output.contains(&format!("Filtered PID : {}\n", std::process::id())), "{output}");
     ensure!(count(&output, "unmatched")? == 0, "{output}");
     totals(&output)
@@ -962,6 +964,10 @@ pub fn exercise_inode() -> Result<()> {
     same("the file", &judged, &printed(&output, &this)?.0).with_context(|| output.clone())?;
     let (reads, _) = printed(&output, &other)?;
     ensure!(reads.is_empty(), "reads of another file: {reads:?}");
+    let reads = judged.len();
+    compared(&format!(
+        "mincore agrees with your {reads} reads; of the other file you printed none"
+    ));
     sums(&output, judged.len())?;
     ensure_none(&output, &["dropped", "in flight", "unmatched"])
 }
@@ -1045,6 +1051,7 @@ fn stage09_without_a_process_is_stage08() -> Result<()> {
     let output = running.interrupt()?;
     ensure!(printed(&output, &file)?.0.len() == 257, "{output}");
     ensure!(!output.contains("Filtered"), "{output}");
+    compared("dd read 257 times; you printed 257 reads");
     totals(&output)
 }
 

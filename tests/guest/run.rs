@@ -42,6 +42,19 @@ pub fn load(all: u64) -> u64 {
     if subject().is_some() { all.div_ceil(3) } else { all }
 }
 
+/// Tells a learner what an attempt was compared with, and its own figure. `cargo lesson` shows it
+/// beside the verdict.
+pub fn compared(figures: &str) {
+    if subject().is_some() {
+        println!("compared: {figures}");
+    }
+}
+
+/// Nanoseconds as milliseconds: `200.4 ms`.
+pub fn ms(ns: u64) -> String {
+    format!("{}.{} ms", ns / 1_000_000, ns / 100_000 % 10)
+}
+
 /// The path of a program of the workshop, in memory: the workspace is shared without a cache, and a
 /// program started from it takes twice as long.
 pub fn program(name: &str) -> PathBuf {
