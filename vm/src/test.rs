@@ -168,8 +168,9 @@ enum Job<'a> {
     Bench(&'a str),
 }
 
-/// Runs as many jobs at once as there are CPUs, for an emulated guest keeps one busy, and as there
-/// is memory for. A kernel that does not boot fails its own tests and no other's.
+/// Runs three jobs at once for every two CPUs, for an emulated guest keeps one busy for two thirds of
+/// the time, and no more than there is memory for. A kernel that does not boot fails its own tests
+/// and no other's.
 fn run(
     root: &Path,
     programs: &Programs,
@@ -208,7 +209,7 @@ fn run(
         Err(_) => Vec::new(),
     };
     let alone = jobs.len() == 1;
-    let workers = cpus.min(in_memory()).min(jobs.len());
+    let workers = (cpus + cpus / 2).min(in_memory()).min(jobs.len());
     let left = Mutex::new(jobs.iter());
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
     let host = Mutex::new(Report::default());
