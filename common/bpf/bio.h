@@ -42,7 +42,7 @@ static __always_inline sector_t bio_sector(struct bio *bio)
 
 /* The bio that this one is a part of, or NULL. The last part to complete completes the whole, too. */
 const volatile u64 address_of_bio_chain_endio; /* what a part calls then; set by Session::load() */
-#define bio_whole(READ, bio)                                                                                 \
-	((u64)READ(bio, bi_end_io) == address_of_bio_chain_endio ? (struct bio *)READ(bio, bi_private) : NULL)
+#define bio_whole(READ, b)                                                                                   \
+	((u64)READ(b, bi_end_io) == address_of_bio_chain_endio ? (struct bio *)READ(b, bi_private) : NULL)
 
 #endif /* __BIO_H__ */

@@ -41,6 +41,11 @@ const REFUSALS: &[(&str, &str)] = &[
          `for (int i = 0; i < 64; i++)`.",
     ),
     (
+        "jumps is too complex",
+        "The verifier did not come to the end of a loop. Give the loop a constant upper bound: \
+         `for (int i = 0; i < 64 && part; i++)`.",
+    ),
+    (
         "program is too large",
         "The verifier followed more than a million instructions, usually because of a loop with a \
          large bound, or of branches in a loop. Make the bound smaller.",

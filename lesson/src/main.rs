@@ -117,6 +117,9 @@ struct Check {
 }
 
 fn main() -> ExitCode {
+    // A reader that goes (`cargo lesson | head -1`) ends this program quietly, as it does others.
+    // SAFETY: no other thread runs yet, and the default action needs no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     match run(Cli::parse()) {
         Ok(code) => code,
         Err(error) => {
@@ -166,9 +169,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
                         if hint.contains('\n') { hint.to_owned() } else { wrapped(hint, 90) };
                     println!("Hint {number} of {HINTS}:\n\n{}", indented(&hint, "  "));
                 }
-                None => println!(
-                    "There are no more hints. `cargo lesson solution --anyhow` shows the answer."
-                ),
+                None => {
+                    let anyhow = if desk.known(&exercise).done { "" } else { " --anyhow" };
+                    println!(
+                        "There are no more hints. `cargo lesson solution{anyhow}` shows the answer."
+                    );
+                }
             }
         }
         Some(Cmd::Solution { anyhow }) => {
@@ -261,6 +267,9 @@ fn status(desk: &Desk, exercises: &[Exercise]) -> Result<()> {
             "\nEdit {}/src, then run `cargo lesson check`. Stuck? `cargo lesson hint`",
             exercise.directory().display()
         ),
+        _ if exercises.iter().all(|exercise| desk.known(exercise).done) => {
+            println!("\nAll exercises are done. `cargo lesson start ID` returns to one.");
+        }
         _ => println!("\n`cargo lesson start` begins the next exercise, `start ID` any other."),
     }
     Ok(())
@@ -305,6 +314,7 @@ impl Check {
             while saved(root, exercise) == before {
                 thread::sleep(Duration::from_millis(200));
             }
+            println!("building …\n");
         }
     }
 

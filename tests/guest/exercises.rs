@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     Test,
+    bios::{DELAY, in_three_parts},
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, NullBlk},
     pagecache,
@@ -15,6 +16,7 @@ use crate::{
 
 pub const TESTS: &[Test] = &[
     ("exercise_leaves_nothing", exercise_leaves_nothing),
+    ("exercise_split", exercise_split),
     ("exercise_disk", exercise_disk),
     ("exercise_disk_refuses", exercise_disk_refuses),
     ("exercise_inode", pagecache::exercise_inode),
@@ -52,6 +54,26 @@ fn read(disk: &str, count: u64) -> Result<()> {
     shell(&dd).map(|_| ())
 }
 
+/// A read of which any part is the slow one is counted as split, or measured to that part's end.
+fn exercise_split() -> Result<()> {
+    let (subject, _) = subject().context("VM_SUBJECT names no program: NAME=FILE")?;
+    let disk = NullBlk::new(&[("irqmode", "1"), ("hw_queue_depth", "64")])?;
+    for slow in 0..3 {
+        let split = in_three_parts(&format!("/dev/{}", disk.name), slow)?;
+        let running = Running::stage(&subject, &[])?;
+        let read = format!("dd if={} of=/dev/null bs=96k count=1 iflag=direct", split.path());
+        shell(&format!("{read} status=none"))?;
+        let output = running.interrupt()?;
+        let (completed, split) = (count(&output, "bios completed")?, count(&output, "split")?);
+        let what = format!("one read, in three parts, of which number {} takes 200 ms", slow + 1);
+        ensure!(completed + split == 1, "{what}: {completed} completed, {split} split: {output}");
+        let short = durations(&output)?.into_iter().find(|duration| *duration < DELAY);
+        ensure!(short.is_none(), "{what}: you printed {} ns: {output}", short.unwrap_or_default());
+        compared(&format!("{what}: you printed {completed} completed, {split} split"));
+    }
+    Ok(())
+}
+
 fn exercise_disk() -> Result<()> {
     let (this, other) = (disks::virtio()?, disks::nvme()?);
     let running = Running::stage(EXERCISE, &[&this])?;
@@ -64,7 +86,7 @@ fn exercise_disk() -> Result<()> {
     ensure!(completed == bios, "{completed} bios completed, {bios} reads of {this}: {output}");
     let lines = durations(&output)?.len() as u64;
     ensure!(lines == bios, "{lines} durations, {bios} reads of {this}: {output}");
-    compared(&format!("{this} did {bios} reads; you measured {lines}"));
+    compared(&format!("{this} did {bios} reads, {other} 30; you measured {lines}"));
     ensure_none(&output, &["in flight", "dropped", "unmatched"])
 }
 
@@ -112,7 +134,7 @@ fn exercise_histogram() -> Result<()> {
         let slots = disks.get(disk).with_context(|| format!("no `disk {disk}` in {output}"))?;
         let sum: u64 = slots.values().sum();
         ensure!(sum == bios, "{sum} bios of {disk} in the slots, {bios} were read: {output}");
-        compared(&format!("{disk} did {bios} reads; your slots have {sum}"));
+        compared(&format!("the disk {disk} did {bios} reads; your slots have {sum}"));
     }
     let early = disks[&null.name].keys().find(|low| **low * 2 - 1 < 10_000_000);
     ensure!(
@@ -148,6 +170,12 @@ fn exercise_bytes() -> Result<()> {
     ))?;
     let threads = fio.id().to_string();
     ensure!(fio.end()?.code == Some(0), "fio failed");
+    // A discard has a length, and transfers nothing.
+    let null = NullBlk::new(&[("memory_backed", "1"), ("discard", "1")])?;
+    let discard = format!("exec blkdiscard --force --length 4MiB /dev/{}", null.name);
+    let discard = Running::bash(&discard)?;
+    let discards = discard.id().to_string();
+    ensure!(discard.end()?.code == Some(0), "blkdiscard failed");
     let output = running.interrupt()?;
     let mut lines = Vec::new();
     for line in output.lines().filter_map(|line| line.strip_prefix("pid ")) {
@@ -161,8 +189,14 @@ fn exercise_bytes() -> Result<()> {
     ensure!(lines.is_sorted_by(|a, b| a.1 >= b.1), "not sorted by bytes: {output}");
     for (pid, bytes) in [(large, 1 << 20), (small, 256 << 10), (threads, 1 << 20)] {
         let found: Vec<u64> = lines.iter().filter(|(p, _)| *p == pid).map(|(_, b)| *b).collect();
-        ensure!(found == [bytes], "process {pid} read {bytes} bytes, you say {found:?}: {output}");
+        let yours = match found[..] {
+            [] => "no line for it".to_owned(),
+            _ => format!("{found:?}"),
+        };
+        ensure!(found == [bytes], "process {pid} read {bytes} bytes, you say {yours}: {output}");
         compared(&format!("process {pid} read {bytes} bytes; you printed {bytes}"));
     }
+    let discarded = lines.iter().find(|(pid, bytes)| *pid == discards && *bytes > 0);
+    ensure!(discarded.is_none(), "blkdiscard, {discards}, transferred nothing: {output}");
     Ok(())
 }

@@ -394,6 +394,8 @@ fn stage07_is_within_stage03() -> Result<()> {
         }
     }
     ensure!(within == 200, "{within} of 200 I/Os: {requests}{bios}");
-    compared("200 bios by stage03; each of your 200 requests took no longer than its bio");
+    compared(
+        "stage 03, beside yours, measured 200 bios; each of your requests is shorter than its bio",
+    );
     Ok(())
 }

@@ -152,7 +152,11 @@ impl Running {
         }
         kill(&self.child);
         let name = self.name.rsplit('/').next().unwrap_or_default();
-        bail!("{name} never said {text:?}, but:\n{}", self.said)
+        let did = match subject() {
+            Some((subject, _)) if subject == name => "your program does not start:".to_owned(),
+            _ => format!("{name} never said {text:?}, but:"),
+        };
+        bail!("{did}\n{}", self.said)
     }
 
     /// The number of the process.
@@ -265,7 +269,8 @@ pub fn skipped_some(output: &str) -> Result<bool> {
 /// Checks that these counts are 0, and that no program was skipped.
 pub fn ensure_none(output: &str, counts: &[&str]) -> Result<()> {
     for what in counts.iter().chain(&["skipped"]) {
-        ensure!(count(output, what)? == 0, "{what}: {}", summary(output));
+        let number = count(output, what)?;
+        ensure!(number == 0, "{what} is {number}, and has to be 0: {}", summary(output));
     }
     Ok(())
 }
