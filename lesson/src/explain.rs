@@ -42,8 +42,8 @@ const REFUSALS: &[(&str, &str)] = &[
     ),
     (
         "jumps is too complex",
-        "The verifier did not come to the end of a loop. Give the loop a constant upper bound: \
-         `for (int i = 0; i < 64 && part; i++)`.",
+        "The verifier followed thousands of branches and came to no end, usually because of a loop. \
+         Give the loop a constant upper bound: `for (int i = 0; i < 64 && whole; i++)`.",
     ),
     (
         "program is too large",

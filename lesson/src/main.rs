@@ -117,10 +117,14 @@ struct Check {
 }
 
 fn main() -> ExitCode {
-    // A reader that goes (`cargo lesson | head -1`) ends this program quietly, as it does others.
-    // SAFETY: no other thread runs yet, and the default action needs no handler.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-    match run(Cli::parse()) {
+    let cli = Cli::parse();
+    // A reader that goes (`cargo lesson | head -1`) ends this program quietly, as it does others; not
+    // `prove`, which has to clean up.
+    if !matches!(cli.command, Some(Cmd::Prove { .. })) {
+        // SAFETY: no other thread runs yet, and the default action needs no handler.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
+    match run(cli) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("lesson: {error:#}");

@@ -469,7 +469,6 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
     Ok(())
 }
 
-/// Stage 04 does not measure them, and says so, but for those whose last part is the bio itself.
 /// A device of 96 KiB. Device mapper splits a read of it at the borders of its three targets, of which
 /// number `slow` takes 200 ms.
 pub fn in_three_parts(device: &str, slow: usize) -> Result<Mapped> {
@@ -483,6 +482,7 @@ pub fn in_three_parts(device: &str, slow: usize) -> Result<Mapped> {
     Mapped::new("split", &tables.join(";"))
 }
 
+/// Stage 04 does not measure them, and says so, but for those whose last part is the bio itself.
 fn stage05_is_right_about_split_bios() -> Result<()> {
     let read = |device: &str, at_least: u64, what: &str| -> Result<()> {
         let mut stages = vec!["stage04", "stage05"];

@@ -150,10 +150,15 @@ impl Running {
                 return Ok(());
             }
         }
+        // Its output may end a moment before it.
+        thread::sleep(Duration::from_millis(100));
+        let has_ended = matches!(self.child.try_wait(), Ok(Some(_)));
         kill(&self.child);
         let name = self.name.rsplit('/').next().unwrap_or_default();
         let did = match subject() {
-            Some((subject, _)) if subject == name => "your program does not start:".to_owned(),
+            Some((subject, _)) if subject == name && has_ended => {
+                "your program does not start:".to_owned()
+            }
             _ => format!("{name} never said {text:?}, but:"),
         };
         bail!("{did}\n{}", self.said)

@@ -48,7 +48,7 @@ enum Cmd {
     Run(Run),
     /// Open a shell in the guest; called again, a second terminal in the same guest
     Shell(Guest),
-    /// Run the unit tests on the host and the guest tests in one boot per kernel
+    /// Run the unit tests on the host and the guest tests in the VM
     Test(Test),
     /// Measure what the programs cost, in guest instructions per I/O, beside bpftrace and bcc
     Bench(bench::Bench),
