@@ -88,11 +88,14 @@ impl Table {
         })
     }
 
-    /// The kernels that `--kernel` names: one, `all` lines, or where it is not given, the default.
-    /// An unknown one is an error.
+    /// The kernels that `--kernel` names: one, several lines with commas between them, `all` lines, or
+    /// where it is not given, the default. An unknown one is an error.
     pub fn names(&self, kernel: Option<&str>, cache: &Cache) -> Result<Vec<String>> {
         match kernel {
             Some("all") => Ok(self.lines.iter().map(|line| line.name.clone()).collect()),
+            Some(list) if list.contains(',') && self.directory(list).is_none() => {
+                list.split(',').map(|name| Ok(self.line(name)?.name.clone())).collect()
+            }
             Some(one) => {
                 if let Some(dir) = self.directory(one) {
                     Kernel::at(dir)?;
@@ -487,6 +490,8 @@ mod tests {
         assert_eq!(names, ["5.10", "6.1", "6.1-rt", "6.12", "7.2"]);
         assert_eq!(table.names(Some("6.12"), &cache).unwrap(), ["6.12"]);
         assert_eq!(table.names(Some(HOST), &cache).unwrap(), [HOST]);
+        assert_eq!(table.names(Some("6.1,7.2"), &cache).unwrap(), ["6.1", "7.2"]);
+        assert!(table.names(Some("6.1,7.3"), &cache).is_err());
         for line in &table.lines {
             assert!(!line.packages.is_empty());
             for p in &line.packages {

@@ -259,7 +259,8 @@ fn run(
     let mut sum = Report { label: String::new(), ..take(host) };
     guests.iter().for_each(|report| sum.add(report.clone()));
     // Where something failed, or a kernel did not boot, the table is not known.
-    let all = kernels.len() > 1 && filter.is_none() && sum.failed.is_empty();
+    let of_all = |table: Table| table.lines.iter().all(|line| kernels.contains(&line.name));
+    let all = Table::load().is_ok_and(of_all) && filter.is_none() && sum.failed.is_empty();
     if all && let Err(error) = table(root, &known, &guests, bless) {
         sum.broken(format!("{error:#}"));
     }
