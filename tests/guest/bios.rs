@@ -361,7 +361,7 @@ fn stage03_counts_what_was_never_queued() -> Result<()> {
 /// Zeroes are written with one bio for every MiB, each of them a part of the next one. Here the first
 /// one takes longest, and all that come after it end with it, in one call of bio_endio().
 fn stage05_follows_a_long_chain() -> Result<()> {
-    let null = NullBlk::new(&[("irqmode", "1"), ("submit_queues", "2")])?;
+    let null = NullBlk::new(&[("irqmode", "2"), ("submit_queues", "2")])?;
     let device = format!("/dev/{}", null.name);
     let first_is_slow = format!("0 2048 delay {device} 0 200;2048 79872 linear {device} 2048");
     let chain = Mapped::new("chain", &first_is_slow)?;

@@ -203,7 +203,7 @@ fn stage00_counts_virtio_and_nvme() -> Result<()> {
 /// at the time. block/blk-flush.c
 fn stage07_measures_every_request() -> Result<()> {
     let null = NullBlk::new(&[
-        ("irqmode", "1"),
+        ("irqmode", "2"),
         ("submit_queues", "2"),
         ("memory_backed", "1"),
         ("discard", "1"),
