@@ -1,6 +1,10 @@
 //! Stage 10 beside the kernel's own tracer: what calls what, with which object, and what it returns.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs,
+    path::Path,
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -26,7 +30,14 @@ impl Graph {
         let graph = Graph;
         write("tracing_on", "0")?;
         write("trace_clock", "mono")?;
-        write("set_ftrace_filter", &functions.join("\n"))?;
+        // By their numbers in the list: for each name, the kernel would go through all of it.
+        let list = fs::read_to_string(Path::new(TRACEFS).join("available_filter_functions"))?;
+        let wanted: HashSet<&str> = functions.iter().map(String::as_str).collect();
+        let name = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+        let numbers = (1..).zip(list.lines()).filter(|(_, line)| wanted.contains(&*name(line)));
+        let numbers: Vec<String> = numbers.map(|(number, _)| number.to_string()).collect();
+        ensure!(numbers.len() >= functions.len(), "{} of {functions:?}", numbers.len());
+        write("set_ftrace_filter", &numbers.join("\n"))?;
         write("current_tracer", "function_graph")?;
         for option in ["funcgraph-proc", "funcgraph-abstime", "funcgraph-tail"] {
             write(&format!("options/{option}"), "1")?;
