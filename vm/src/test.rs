@@ -168,9 +168,8 @@ enum Job<'a> {
     Bench(&'a str),
 }
 
-/// Runs three jobs at once for every two CPUs, for an emulated guest keeps one busy for two thirds of
-/// the time, and no more than there is memory for. A kernel that does not boot fails its own tests
-/// and no other's.
+/// Runs as many jobs at once as there are CPUs, for an emulated guest keeps one busy, and as there
+/// is memory for. A kernel that does not boot fails its own tests and no other's.
 fn run(
     root: &Path,
     programs: &Programs,
@@ -209,7 +208,7 @@ fn run(
         Err(_) => Vec::new(),
     };
     let alone = jobs.len() == 1;
-    let workers = (cpus + cpus / 2).min(in_memory()).min(jobs.len());
+    let workers = cpus.min(in_memory()).min(jobs.len());
     let left = Mutex::new(jobs.iter());
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
     let host = Mutex::new(Report::default());
