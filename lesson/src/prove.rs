@@ -165,7 +165,8 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
     for experiment in experiments(root)? {
         let lines = |text: &str| -> Vec<String> {
             let lines = experiment.promised.lines().filter(|line| line.contains(text));
-            lines.map(|line| line.trim().to_owned()).collect()
+            // A README cuts a long line, and ends it with `…`.
+            lines.map(|line| line.trim().trim_end_matches('…').trim_end().to_owned()).collect()
         };
         let stage = stage_of(Path::new(&experiment.stage)).context("odd stage")?;
         let mut refused = lines(&format!("{stage}: "));

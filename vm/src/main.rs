@@ -74,8 +74,8 @@ enum Cmd {
 }
 
 /// The help of --kernel, where it may be `all`.
-const LINES: &str = "Kernel line, several (6.1,7.2), `all`, `host` (this machine's own), or a directory with an unpacked \
-                     kernel [default: 6.1]";
+const LINES: &str = "Kernel line, several (6.1,7.2), `all`, `host` (this machine's own), or a \
+                     directory with an unpacked kernel [default: 6.1]";
 
 #[derive(Args)]
 struct Guest {
