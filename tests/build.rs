@@ -1,6 +1,7 @@
-//! Compiles the BPF programs that no kernel takes.
+//! Compiles the BPF programs that are no stage's.
 
 fn main() {
     common_build::skeleton("src/gone.bpf.c");
     common_build::skeleton("src/refused.bpf.c");
+    common_build::skeleton("src/slow.bpf.c");
 }

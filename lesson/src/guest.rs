@@ -24,6 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A guest with the disks that the guest tests need.
+#[derive(Clone)]
 pub struct Guest {
     dir: PathBuf,
     kernel: Option<String>,
@@ -35,6 +36,12 @@ impl Guest {
     pub fn of(root: &Path, kernel: Option<&str>) -> Guest {
         let kernel = kernel.filter(|kernel| !kernel.is_empty()).map(str::to_owned);
         Guest { dir: root.join(STATE).join("guest"), kernel }
+    }
+
+    /// A guest for proofs on this kernel, beside the one for checks.
+    pub fn of_proof(root: &Path, kernel: Option<&str>) -> Guest {
+        let name = format!("proof-{}", kernel.unwrap_or("default"));
+        Guest { dir: root.join(STATE).join(name), ..Guest::of(root, kernel) }
     }
 
     /// The kernel, to be shown: `kernel 6.1`.
@@ -193,8 +200,10 @@ impl Guest {
     }
 
     /// Asks the launcher itself to end: it takes the guest down.
-    fn kill(&self) {
+    pub fn kill(&self) {
         let pid = fs::read_to_string(self.file("pid")).ok().and_then(|pid| pid.parse().ok());
+        // The number of one that has ended may be another process's.
+        let pid = pid.filter(|_| self.is_running());
         if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
         }

@@ -5,11 +5,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::mpsc::sync_channel,
+    sync::{Mutex, OnceLock},
     thread,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 
 use crate::{
@@ -76,53 +76,94 @@ enum Expected {
     NotCompiled(Vec<String>),
 }
 
-/// Proves all of it on one kernel. `all`: the stages as answers, too, which `cargo vm test` proves
-/// anyway. Returns what does not hold.
+/// A claim, and its program once it is built: the same for all kernels.
+type Built = (Claim, OnceLock<Result<Result<PathBuf, String>>>);
+
+/// Proves all of it on each of these kernels, as many at a time as there are CPUs. `all`: the stages as
+/// answers, too, which `cargo vm test` proves anyway. Returns what does not hold.
 pub fn prove(
     root: &Path,
-    kernel: Option<&str>,
+    kernels: &[String],
     all: bool,
     filters: &[String],
 ) -> Result<Vec<String>> {
+    // What a proof has left that was killed, Cargo.lock has too, until cargo builds without it.
+    remove_packages(root);
     let judges = Judges::build(root)?;
+    let lock = fs::read(root.join("Cargo.lock"))?;
     let mut claims = claims(root, &judges, all)?;
     let wanted = |what: &str| filters.iter().any(|filter| what.contains(filter));
     claims.retain(|claim| filters.is_empty() || wanted(&claim.what));
-    // Programs look their sources up, to name the line that the verifier rejects: these stay.
-    let _packages = Packages { root: root.to_owned(), lock: fs::read(root.join("Cargo.lock"))? };
-    let guest = Guest::of(root, kernel);
-    let mut wrong = Vec::new();
-    let number = claims.len();
-    // While the guest judges one program, the host builds the next.
-    let (sender, built) = sync_channel(1);
-    let target = judges.target.clone();
-    thread::scope(|scope| -> Result<()> {
-        let builder = scope.spawn(move || -> Result<()> {
-            for (number, claim) in claims.into_iter().enumerate() {
-                let program = build(root, &target, &claim, number)?;
-                if sender.send((claim, program)).is_err() {
-                    break;
-                }
+    let claims: Vec<Built> = claims.into_iter().map(|claim| (claim, OnceLock::new())).collect();
+    let kernels: Vec<Option<&str>> = match kernels {
+        [] => vec![None],
+        named => named.iter().map(|kernel| Some(&**kernel)).collect(),
+    };
+    let guests: Vec<Guest> = kernels.iter().map(|kernel| Guest::of_proof(root, *kernel)).collect();
+    let clean = {
+        let (root, lock, guests) = (root.to_owned(), lock, guests.clone());
+        move || {
+            for guest in &guests {
+                guest.kill();
             }
-            Ok(())
-        });
-        guest.start(root)?;
-        for (claim, program) in built {
-            let verdict = check(&judges, &guest, &claim, program);
-            println!("{} {}", if verdict.is_ok() { "✓" } else { "✗" }, claim.what);
-            if let Err(error) = verdict {
-                println!("    {}", format!("{error:#}").replace('\n', "\n    "));
-                wrong.push(claim.what);
-            }
+            remove_packages(&root);
+            fs::write(root.join("Cargo.lock"), &lock).ok();
         }
-        match builder.join() {
-            Ok(built) => built,
-            Err(_) => bail!("the builder panicked"),
-        }
+    };
+    let cleaner = clean.clone();
+    ctrlc::set_handler(move || {
+        cleaner();
+        std::process::exit(130);
     })?;
-    guest.stop()?;
+    let next = Mutex::new(guests.iter());
+    let proven = thread::scope(|scope| -> Result<Vec<String>> {
+        // While the guests judge one program, the host builds the next.
+        scope.spawn(|| {
+            for (number, (claim, built)) in claims.iter().enumerate() {
+                built.set(build(root, &judges.target, claim, number)).ok();
+            }
+        });
+        let work = || -> Result<Vec<String>> {
+            let mut wrong = Vec::new();
+            while let Some(guest) = { next.lock().ok().and_then(|mut next| next.next()) } {
+                guest.start(root)?;
+                wrong.extend(on(guest, &judges, &claims));
+                guest.stop()?;
+            }
+            Ok(wrong)
+        };
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        let workers: Vec<_> = (0..cpus.min(guests.len())).map(|_| scope.spawn(work)).collect();
+        let mut wrong = Vec::new();
+        for worker in workers {
+            wrong.extend(worker.join().map_err(|_| anyhow!("a worker panicked"))??);
+        }
+        Ok(wrong)
+    });
+    clean();
+    let (wrong, number) = (proven?, claims.len() * guests.len());
     println!("{} of {number} hold", number - wrong.len());
     Ok(wrong)
+}
+
+/// Proves all claims in one guest. Returns those that do not hold.
+fn on(guest: &Guest, judges: &Judges, claims: &[Built]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (claim, built) in claims {
+        let verdict = match built.wait() {
+            Ok(program) => check(judges, guest, claim, program.as_ref()),
+            Err(error) => Err(anyhow!("{error:#}")),
+        };
+        let what = format!("{}: {}", guest.kernel(), claim.what);
+        match verdict {
+            Ok(()) => println!("✓ {what}"),
+            Err(error) => {
+                println!("✗ {what}\n    {}", format!("{error:#}").replace('\n', "\n    "));
+                wrong.push(what);
+            }
+        }
+    }
+    wrong
 }
 
 fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
@@ -317,20 +358,12 @@ fn build_copy(
     judges::build(root, target, &exercise.package())
 }
 
-/// The packages of a proof, which go at its end, and Cargo.lock as it was without them.
-struct Packages {
-    root: PathBuf,
-    lock: Vec<u8>,
-}
-
-impl Drop for Packages {
-    fn drop(&mut self) {
-        for entry in fs::read_dir(self.root.join("mine")).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with("proof") {
-                fs::remove_dir_all(entry.path()).ok();
-            }
+/// The packages of a proof go at its end.
+fn remove_packages(root: &Path) {
+    for entry in fs::read_dir(root.join("mine")).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("proof") {
+            fs::remove_dir_all(entry.path()).ok();
         }
-        fs::write(self.root.join("Cargo.lock"), &self.lock).ok();
     }
 }
 
@@ -339,16 +372,16 @@ fn check(
     judges: &Judges,
     guest: &Guest,
     claim: &Claim,
-    program: Result<PathBuf, String>,
+    program: Result<&PathBuf, &String>,
 ) -> Result<()> {
     let program = match (&claim.expected, program) {
-        (Expected::NotCompiled(lines), Err(said)) => return has_lines(&said, lines, claim),
+        (Expected::NotCompiled(lines), Err(said)) => return has_lines(said, lines, claim),
         (Expected::NotCompiled(_), Ok(_)) => bail!("it compiles"),
         (_, Err(said)) => bail!("it does not compile: {said}"),
         (_, Ok(program)) => program,
     };
     let tests: Vec<&str> = claim.tests.iter().map(String::as_str).collect();
-    let said = judges.run(guest, &claim.judged_as, &program, &tests, |_, _| {})?;
+    let said = judges.run(guest, &claim.judged_as, program, &tests, |_, _| {})?;
     let bad = said.iter().find_map(|(test, verdict)| match verdict {
         Verdict::Bad(why) => Some((test, why)),
         _ => None,

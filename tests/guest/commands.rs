@@ -7,8 +7,10 @@ use rustix::process::Signal;
 
 use crate::{
     Test,
-    disks::{self, Mounted},
-    run::{Ended, Running, count, program, shell, stage, submitted, wait_until, workspace},
+    disks::{self, Mounted, NullBlk, requests},
+    run::{
+        Ended, Running, count, fio_command, program, shell, stage, submitted, wait_until, workspace,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -19,6 +21,7 @@ pub const TESTS: &[Test] = &[
     ("without_tracefs_is_3", without_tracefs_is_3),
     ("without_capabilities_is_3", without_capabilities_is_3),
     ("a_vanished_hook_is_3", a_vanished_hook_is_3),
+    ("a_detach_waits_for_programs", a_detach_waits_for_programs),
     ("a_refused_program_names_its_line", a_refused_program_names_its_line),
     ("a_signal_leaves_nothing", a_signal_leaves_nothing),
     (
@@ -108,10 +111,36 @@ fn without_capabilities_is_3() -> Result<()> {
     unsupported(setpriv, &["is root", "CAP_SYS_ADMIN", "cargo vm run"])
 }
 
-/// Runs the program that no kernel takes, from the workspace's root.
-fn broken(which: &str, arguments: &[&str]) -> Result<Ended> {
+/// Starts a program that is no stage's, from the workspace's root.
+fn start_broken(which: &str, arguments: &[&str]) -> Result<Running> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_broken"));
-    Running::spawn(command.args(arguments).env("BROKEN", which).current_dir(workspace()))?.end()
+    Running::spawn(command.args(arguments).env("BROKEN", which).current_dir(workspace()))
+}
+
+fn broken(which: &str, arguments: &[&str]) -> Result<Ended> {
+    start_broken(which, arguments)?.end()
+}
+
+/// Counts are read when no program is running any more that could add to them.
+fn a_detach_waits_for_programs() -> Result<()> {
+    let disk = NullBlk::new(&[])?;
+    for _ in 0..3 {
+        let mut slow = start_broken("slow", &[])?;
+        slow.wait_for(": tracing ")?;
+        let reads = format!(
+            "--filename=/dev/{} --direct=1 --rw=randread --bs=4k --ioengine=psync --numjobs=4 \
+             --thread --time_based --runtime=100",
+            disk.name
+        );
+        let load = Running::bash(&format!("exec {}", fio_command(&reads)))?;
+        let read = requests(&disk.name)?;
+        wait_until("reads", || Ok(requests(&disk.name)? > read + 20))?;
+        let output = slow.interrupt()?;
+        drop(load);
+        let (begun, ended) = (count(&output, "begun")?, count(&output, "ended")?);
+        ensure!(begun > 0 && begun == ended, "{begun} begun, {ended} ended: {output}");
+    }
+    Ok(())
 }
 
 fn a_vanished_hook_is_3() -> Result<()> {

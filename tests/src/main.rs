@@ -1,16 +1,19 @@
-//! A program that no kernel takes, for the tests of what is said then: the variable `BROKEN` chooses
-//! between a hook that is gone and code that the verifier rejects.
+//! Programs as no stage is one, for the tests of what is said and done then. The variable `BROKEN`
+//! chooses: a hook that is gone, code that the verifier rejects, or a program that runs for long.
 
-use std::{env, mem::MaybeUninit, process::ExitCode};
+use std::{env, mem::MaybeUninit, process::ExitCode, thread, time::Duration};
 
 use anyhow::Result;
-use common::{Cli, NoOptions, Session};
+use common::{Cli, NoOptions, Session, counters};
 
 mod gone {
     include!(concat!(env!("OUT_DIR"), "/gone.skel.rs"));
 }
 mod refused {
     include!(concat!(env!("OUT_DIR"), "/refused.skel.rs"));
+}
+mod slow {
+    include!(concat!(env!("OUT_DIR"), "/slow.skel.rs"));
 }
 
 fn main() -> ExitCode {
@@ -19,13 +22,30 @@ fn main() -> ExitCode {
 
 fn run(_cli: &Cli<NoOptions>, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    if env::var_os("BROKEN").is_some_and(|which| which == "gone") {
-        let open = session.open(gone::GoneSkelBuilder::default(), &mut object)?;
-        let skel = session.load(open)?;
-        session.attach([&skel.progs.blk_start_request_entry])
-    } else {
-        let open = session.open(refused::RefusedSkelBuilder::default(), &mut object)?;
-        let skel = session.load(open)?;
-        session.attach([&skel.progs.bio_endio_entry])
+    match env::var("BROKEN").as_deref() {
+        Ok("gone") => {
+            let open = session.open(gone::GoneSkelBuilder::default(), &mut object)?;
+            let skel = session.load(open)?;
+            session.attach([&skel.progs.blk_start_request_entry])
+        }
+        Ok("slow") => {
+            let open = session.open(slow::SlowSkelBuilder::default(), &mut object)?;
+            let skel = session.load(open)?;
+            session.attach([&skel.progs.block_rq_issue])?;
+            while !session.is_over() {
+                thread::sleep(Duration::from_millis(50));
+            }
+            session.detach()?;
+            // First the ends: a program that ends in between would look as if it had been waited for.
+            let counts = counters(&skel.maps.bss_data)?;
+            let ended = counts.ended;
+            println!("{ended} ended\n{} begun", counts.begun);
+            Ok(())
+        }
+        _ => {
+            let open = session.open(refused::RefusedSkelBuilder::default(), &mut object)?;
+            let skel = session.load(open)?;
+            session.attach([&skel.progs.bio_endio_entry])
+        }
     }
 }
