@@ -19,7 +19,7 @@ const REFUSALS: &[(&str, &str)] = &[
     (
         "invalid mem access 'inv'",
         "You read through a number. To the verifier, an argument of a kprobe is a number and not a \
-         pointer: use BPF_CORE_READ(). (Kernels up to 5.16 call a scalar `inv`.)",
+         pointer: use BPF_CORE_READ(). (Older kernels call a scalar `inv`.)",
     ),
     (
         "invalid indirect read from stack",

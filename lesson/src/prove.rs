@@ -191,7 +191,9 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
         };
         // `cargo vm test` runs a stage's own judges, but not those of attempts.
         let of_attempts = |test: &String| test.starts_with("exercise_") && test != STARTS;
-        if all || answer.is_none() || tests.iter().any(of_attempts) {
+        let mut tests = tests;
+        tests.retain(|test| all || answer.is_none() || of_attempts(test));
+        if !tests.is_empty() {
             claims.push(Claim {
                 what: format!("exercise {}: the answer passes", exercise.id),
                 program: Program::Built(program),
@@ -439,7 +441,8 @@ fn has_lines(said: &str, lines: &[String], claim: &Claim) -> Result<()> {
             text + "this kernel" + piece.split_once(')').map_or(piece, |(_, rest)| rest)
         })
     };
-    let bare = |text: &str| without_release(&without_ids(text));
+    // 5.10 calls a scalar inv.
+    let bare = |text: &str| without_release(&without_ids(text)).replace("'inv'", "'scalar'");
     let normal = bare(&normal);
     for line in lines {
         ensure!(normal.contains(&bare(line)), "it does not say {line:?}, but:\n{normal}");

@@ -251,7 +251,7 @@ fn a_reader_may_go() -> Result<()> {
         "({read}) & reader=$!; {} --duration 60s | head -n 3; echo ${{PIPESTATUS[0]}}; kill $reader",
         program("stage06").display()
     );
-    let output = shell(&script)?;
+    let output = Running::bash(&script)?.end()?.stdout;
     ensure!(output.lines().count() == 4 && output.ends_with("\n0\n"), "{output}");
     // Before the summary; before the first word; the reader of what libbpf says.
     for (name, pipe) in [

@@ -6,7 +6,7 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::mpsc::{self, Receiver},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -193,9 +193,24 @@ impl Running {
     /// Waits for the end; a time-out is a failure.
     pub fn end(mut self) -> Result<Ended> {
         let status = wait(&mut self.child).with_context(|| self.name.clone())?;
-        let stdout = self.stdout.iter().collect();
-        let stderr = std::mem::take(&mut self.said) + &self.stderr.iter().collect::<String>();
+        let stdout = self.rest(&self.stdout)?;
+        let stderr = std::mem::take(&mut self.said) + &self.rest(&self.stderr)?;
         Ok(Ended { code: status.code(), stdout, stderr })
+    }
+
+    /// What comes from a stream until it is closed: by the program, and by all that it has started.
+    fn rest(&self, stream: &Receiver<String>) -> Result<String> {
+        let (mut text, start) = (String::new(), Instant::now());
+        loop {
+            match stream.recv_timeout(LIMIT.saturating_sub(start.elapsed())) {
+                Ok(line) => text.push_str(&line),
+                Err(RecvTimeoutError::Disconnected) => return Ok(text),
+                Err(RecvTimeoutError::Timeout) => {
+                    kill(&self.child);
+                    bail!("{} has ended, and what it started has not: {text}", self.name);
+                }
+            }
+        }
     }
 
     /// Ends the program as Ctrl-C does; it must exit with 0.

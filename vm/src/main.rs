@@ -134,6 +134,9 @@ struct Bundle {
 struct Test {
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR", help = LINES)]
     kernel: Option<String>,
+    /// Kernel lines that share the guest tests, besides: each test runs on one of them
+    #[arg(long, value_name = "LINES", conflicts_with_all = ["filter", "bless"])]
+    share: Option<String>,
     /// Write the README's table of kernels, which a plain run only compares
     #[arg(long)]
     bless: bool,
@@ -223,8 +226,8 @@ fn dispatch(command: Cmd) -> Result<i32> {
             setup::packages(true)?;
             bundle::write(&options.file, named(options.kernel).as_deref()).map(|()| 0)
         }
-        Cmd::Test(test) => {
-            test::main(named(test.kernel).as_deref(), test.filter.as_deref(), test.bless)
+        Cmd::Test(Test { kernel, share, bless, filter }) => {
+            test::main(named(kernel).as_deref(), share.as_deref(), filter.as_deref(), bless)
         }
         Cmd::Bench(options) => bench::main(&options),
         Cmd::Doctor(guest) => doctor::main(&guest.options()),

@@ -56,15 +56,26 @@ pub fn environment(guest: &Path, root: &Path) -> Vec<(&'static str, PathBuf)> {
 }
 
 /// Runs the tests whose names contain `filter`, on the given kernel or on `all`, and prints
-/// the sum in the last line. `bless` writes the README's table. Returns the exit code.
-pub fn main(kernel: Option<&str>, filter: Option<&str>, bless: bool) -> Result<i32> {
+/// the sum in the last line. Each guest test runs on one of the kernels in `share`, too. `bless` writes
+/// the README's table. Returns the exit code.
+pub fn main(
+    kernel: Option<&str>,
+    share: Option<&str>,
+    filter: Option<&str>,
+    bless: bool,
+) -> Result<i32> {
     if bless && (kernel != Some("all") || filter.is_some()) {
         return Err(fail(
             2,
             "--bless writes a table of all kernels: it needs --kernel all and no filter",
         ));
     }
-    let kernels = Table::load()?.names(kernel, &Cache::open()?)?;
+    let (table, cache) = (Table::load()?, Cache::open()?);
+    let mut kernels = table.names(kernel, &cache)?;
+    let whole = kernels.len();
+    if share.is_some() {
+        kernels.extend(table.names(share, &cache)?);
+    }
     setup::packages(true)?;
     let root = workspace::root()?;
 
@@ -77,7 +88,7 @@ pub fn main(kernel: Option<&str>, filter: Option<&str>, bless: bool) -> Result<i
             );
             return Err(fail(2, message));
         }
-        Ok(programs) => run(&root, &programs, &kernels, filter, bless),
+        Ok(programs) => run(&root, &programs, kernels.split_at(whole), filter, bless),
         Err(error) => {
             let mut sum = Report::default();
             sum.broken(format!("{error:#}"));
@@ -173,27 +184,31 @@ enum Job<'a> {
 fn run(
     root: &Path,
     programs: &Programs,
-    kernels: &[String],
+    (whole, share): (&[String], &[String]),
     filter: Option<&str>,
     bless: bool,
 ) -> Report {
+    let kernels = [whole, share].concat();
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     // Two boots share a kernel's tests: with larger jobs, all would wait for the last one.
     let parts = if filter.is_none() { 2 } else { 1 };
     // The kernel on which even those tests run that depend on none.
     let default = Table::load().and_then(|table| Ok(table.default_name(&Cache::open()?)));
     let default = default.unwrap_or_default();
-    let judge = kernels.iter().position(|kernel| *kernel == default).unwrap_or(0);
+    let judge = whole.iter().position(|kernel| *kernel == default).unwrap_or(0);
     let mut jobs = Vec::new();
     if !programs.host.is_empty() {
         jobs.push(Job::Host);
     }
     if let Some(guest) = &programs.guest {
         // The longest first.
-        let order = (judge..=judge).chain((0..kernels.len()).filter(|number| *number != judge));
+        let order = (judge..=judge).chain((0..whole.len()).filter(|number| *number != judge));
         for number in order {
             jobs.extend((0..parts).map(|part| Job::Guest { guest, number, part, parts }));
         }
+        let (first, parts) = (whole.len(), share.len());
+        let one = |part| Job::Guest { guest, number: first + part, part, parts };
+        jobs.extend((0..parts).map(one));
     }
 
     jobs.extend(programs.bench.as_deref().map(Job::Bench));
@@ -238,10 +253,11 @@ fn run(
                         }
                         Job::Bench(kernel) => run_bench(root, kernel, &mut report),
                         Job::Guest { guest, number, part, parts } => {
-                            let part = format!("{part}/{parts}");
+                            let what = if number < whole.len() { "PART" } else { "SHARE" };
+                            let part = (format!("VM_TESTS_{what}"), format!("{part}/{parts}"));
                             let once = filter.is_some() || number == judge;
                             let kernel = &kernels[number];
-                            run_guest(root, guest, kernel, &part, once, filter, &mut report)
+                            run_guest(root, guest, kernel, part, once, filter, &mut report)
                         }
                     };
                     if let Err(error) = done {
@@ -259,7 +275,8 @@ fn run(
     guests.iter().for_each(|report| sum.add(report.clone()));
     // Where something failed, or a kernel did not boot, the table is not known.
     let of_all = |table: Table| table.lines.iter().all(|line| kernels.contains(&line.name));
-    let all = Table::load().is_ok_and(of_all) && filter.is_none() && sum.failed.is_empty();
+    let complete = share.is_empty() && filter.is_none() && sum.failed.is_empty();
+    let all = complete && Table::load().is_ok_and(of_all);
     if all && let Err(error) = table(root, &known, &guests, bless) {
         sum.broken(format!("{error:#}"));
     }
@@ -301,13 +318,13 @@ impl HostTests {
     }
 }
 
-/// Boots a guest that runs a part of the guest tests; on all kernels but one (`once` is false) without
+/// Boots a guest that runs a part of the guest tests, which a variable names; on all kernels but one (`once` is false) without
 /// those that judge user space alone.
 fn run_guest(
     root: &Path,
     guest: &Path,
     kernel: &str,
-    part: &str,
+    part: (String, String),
     once: bool,
     filter: Option<&str>,
     report: &mut Report,
@@ -318,7 +335,7 @@ fn run_guest(
     let mut command = Command::new(OWN_FILE);
     command.args(["run", "--kernel", kernel, "--idle", "--cpus", "2"]).args(disks).arg(guest);
     command.args(["--format", "json"]).args(filter).current_dir(root);
-    command.envs(environment(guest, root)).env("VM_TESTS_PART", part);
+    command.envs(environment(guest, root)).env(part.0, part.1);
     if !once {
         command.env("VM_TESTS_WITHOUT_ONCE", "1");
     }
