@@ -1,4 +1,4 @@
-//! Compiles the BPF programs that are no stage's.
+//! Compiles the BPF programs that belong to no stage.
 
 fn main() {
     common_build::skeleton("src/gone.bpf.c");

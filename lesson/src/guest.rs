@@ -27,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct Guest {
     dir: PathBuf,
+    /// Whether it waits for another check.
+    stays: bool,
     kernel: Option<String>,
 }
 
@@ -35,13 +37,13 @@ impl Guest {
     /// the launcher's default.
     pub fn of(root: &Path, kernel: Option<&str>) -> Guest {
         let kernel = kernel.filter(|kernel| !kernel.is_empty()).map(str::to_owned);
-        Guest { dir: root.join(STATE).join("guest"), kernel }
+        Guest { dir: root.join(STATE).join("guest"), stays: true, kernel }
     }
 
     /// A guest for proofs on this kernel, beside the one for checks.
     pub fn of_proof(root: &Path, kernel: Option<&str>) -> Guest {
         let name = format!("proof-{}", kernel.unwrap_or("default"));
-        Guest { dir: root.join(STATE).join(name), ..Guest::of(root, kernel) }
+        Guest { dir: root.join(STATE).join(name), stays: false, ..Guest::of(root, kernel) }
     }
 
     /// The kernel, to be shown: `kernel 6.1`.
@@ -93,7 +95,7 @@ impl Guest {
             }
         }
         fs::create_dir_all(&self.dir).with_context(|| self.dir.display().to_string())?;
-        self.forget(&["ready", "request", "running", "status", "stop"]);
+        self.forget(&["pid", "ready", "request", "running", "status", "stop"]);
         fs::write(self.file("kernel"), self.kernel())?;
         // Empty, for it is the launcher's standard input. Whoever has it open has it locked.
         File::create(self.file("lock"))?;
@@ -101,11 +103,9 @@ impl Guest {
         rustix::fs::flock(&stdin, FlockOperation::NonBlockingLockExclusive)
             .context("another check is starting the guest: try again")?;
         let log = File::create(self.file("log"))?;
-        eprintln!(
-            "booting {}; the guest stays for the next check, and ends after 15 minutes \
-             without one, or with `cargo lesson stop`",
-            self.kernel()
-        );
+        let stays = "; the guest stays for the next check, and ends after 15 minutes without one, or \
+                     with `cargo lesson stop`";
+        eprintln!("booting {}{}", self.kernel(), if self.stays { stays } else { "" });
         let mut command = Command::new(launcher);
         command.arg("run").args(kernel).args(["--idle", "--cpus", "2"]);
         command.args(["--disk", "virtio", "--disk", "nvme", "--disk", "scsi", "bash"]);
@@ -202,7 +202,7 @@ impl Guest {
     /// Asks the launcher itself to end: it takes the guest down.
     pub fn kill(&self) {
         let pid = fs::read_to_string(self.file("pid")).ok().and_then(|pid| pid.parse().ok());
-        // The number of one that has ended may be another process's.
+        // After the launcher has ended, another process may have its number.
         let pid = pid.filter(|_| self.is_running());
         if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();

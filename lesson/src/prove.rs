@@ -5,12 +5,19 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, OnceLock},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+};
 
 use crate::{
     desk::copy_attempt,
@@ -87,7 +94,7 @@ pub fn prove(
     all: bool,
     filters: &[String],
 ) -> Result<Vec<String>> {
-    // What a proof has left that was killed, Cargo.lock has too, until cargo builds without it.
+    // A killed proof leaves packages, and their entries in Cargo.lock, which the next build removes.
     remove_packages(root);
     let judges = Judges::build(root)?;
     let lock = fs::read(root.join("Cargo.lock"))?;
@@ -110,38 +117,55 @@ pub fn prove(
             fs::write(root.join("Cargo.lock"), &lock).ok();
         }
     };
-    let cleaner = clean.clone();
-    ctrlc::set_handler(move || {
-        cleaner();
-        std::process::exit(130);
-    })?;
+    // Where a signal ends this, a package that is being built is built first, and is the last one.
+    let (building, stopped) = (Arc::new(Mutex::new(())), Arc::new(AtomicBool::new(false)));
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+    thread::spawn({
+        let (clean, building, stopped) = (clean.clone(), building.clone(), stopped.clone());
+        move || {
+            if let Some(signal) = signals.forever().next() {
+                stopped.store(true, Ordering::Relaxed);
+                let _building = building.lock();
+                clean();
+                std::process::exit(128 + signal);
+            }
+        }
+    });
     let next = Mutex::new(guests.iter());
-    let proven = thread::scope(|scope| -> Result<Vec<String>> {
+    let wrong = thread::scope(|scope| {
         // While the guests judge one program, the host builds the next.
         scope.spawn(|| {
             for (number, (claim, built)) in claims.iter().enumerate() {
-                built.set(build(root, &judges.target, claim, number)).ok();
+                let _building = building.lock();
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                let target = &judges.target;
+                let program = scope.spawn(move || build(root, target, claim, number)).join();
+                built.set(program.unwrap_or_else(|_| Err(anyhow!("the builder panicked")))).ok();
             }
         });
-        let work = || -> Result<Vec<String>> {
+        let work = || {
             let mut wrong = Vec::new();
             while let Some(guest) = { next.lock().ok().and_then(|mut next| next.next()) } {
-                guest.start(root)?;
-                wrong.extend(on(guest, &judges, &claims));
-                guest.stop()?;
+                match guest.start(root) {
+                    Ok(()) => wrong.extend(on(guest, &judges, &claims)),
+                    Err(error) => {
+                        println!("✗ {}: {error:#}", guest.kernel());
+                        wrong.extend(claims.iter().map(|(claim, _)| claim.what.clone()));
+                    }
+                }
+                guest.stop().ok();
             }
-            Ok(wrong)
+            wrong
         };
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let workers: Vec<_> = (0..cpus.min(guests.len())).map(|_| scope.spawn(work)).collect();
-        let mut wrong = Vec::new();
-        for worker in workers {
-            wrong.extend(worker.join().map_err(|_| anyhow!("a worker panicked"))??);
-        }
-        Ok(wrong)
+        let joined = workers.into_iter().map(|worker| worker.join());
+        joined.collect::<Result<Vec<_>, _>>().map_err(|_| anyhow!("a worker panicked"))
     });
     clean();
-    let (wrong, number) = (proven?, claims.len() * guests.len());
+    let (wrong, number) = (wrong?.concat(), claims.len() * guests.len());
     println!("{} of {number} hold", number - wrong.len());
     Ok(wrong)
 }
@@ -360,7 +384,7 @@ fn build_copy(
     judges::build(root, target, &exercise.package())
 }
 
-/// The packages of a proof go at its end.
+/// Removes the packages that proofs have made.
 fn remove_packages(root: &Path) {
     for entry in fs::read_dir(root.join("mine")).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("proof") {

@@ -111,7 +111,7 @@ fn without_capabilities_is_3() -> Result<()> {
     unsupported(setpriv, &["is root", "CAP_SYS_ADMIN", "cargo vm run"])
 }
 
-/// Starts a program that is no stage's, from the workspace's root.
+/// Starts a program that belongs to no stage, from the workspace's root.
 fn start_broken(which: &str, arguments: &[&str]) -> Result<Running> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_broken"));
     Running::spawn(command.args(arguments).env("BROKEN", which).current_dir(workspace()))
@@ -121,7 +121,7 @@ fn broken(which: &str, arguments: &[&str]) -> Result<Ended> {
     start_broken(which, arguments)?.end()
 }
 
-/// Counts are read when no program is running any more that could add to them.
+/// A stage reads its counters only after its last running program has ended.
 fn a_detach_waits_for_programs() -> Result<()> {
     let disk = NullBlk::new(&[])?;
     for _ in 0..3 {

@@ -198,7 +198,7 @@ impl Running {
         Ok(Ended { code: status.code(), stdout, stderr })
     }
 
-    /// What comes from a stream until it is closed: by the program, and by all that it has started.
+    /// Reads a stream until the program and everything that it has started have closed it.
     fn rest(&self, stream: &Receiver<String>) -> Result<String> {
         let (mut text, start) = (String::new(), Instant::now());
         loop {
@@ -207,7 +207,11 @@ impl Running {
                 Err(RecvTimeoutError::Disconnected) => return Ok(text),
                 Err(RecvTimeoutError::Timeout) => {
                     kill(&self.child);
-                    bail!("{} has ended, and what it started has not: {text}", self.name);
+                    bail!(
+                        "{} has ended, but after {LIMIT:?} a process that it started still has its \
+                         output open: {text}",
+                        self.name
+                    );
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Programs as no stage is one, for the tests of what is said and done then. The variable `BROKEN`
-//! chooses: a hook that is gone, code that the verifier rejects, or a program that runs for long.
+//! Programs that misbehave, for the tests of messages and of detaching. The variable `BROKEN` chooses: a
+//! hook that is gone, code that the verifier rejects, or a program that runs for long.
 
 use std::{env, mem::MaybeUninit, process::ExitCode, thread, time::Duration};
 

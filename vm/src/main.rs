@@ -134,7 +134,7 @@ struct Bundle {
 struct Test {
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR", help = LINES)]
     kernel: Option<String>,
-    /// Kernel lines that share the guest tests, besides: each test runs on one of them
+    /// More kernel lines, which divide the guest tests among them; the tests under load run on each
     #[arg(long, value_name = "LINES", conflicts_with_all = ["filter", "bless"])]
     share: Option<String>,
     /// Write the README's table of kernels, which a plain run only compares

@@ -56,7 +56,7 @@ pub fn environment(guest: &Path, root: &Path) -> Vec<(&'static str, PathBuf)> {
 }
 
 /// Runs the tests whose names contain `filter`, on the given kernel or on `all`, and prints
-/// the sum in the last line. Each guest test runs on one of the kernels in `share`, too. `bless` writes
+/// the sum in the last line. The kernels in `share` divide the guest tests among them. `bless` writes
 /// the README's table. Returns the exit code.
 pub fn main(
     kernel: Option<&str>,
@@ -318,8 +318,8 @@ impl HostTests {
     }
 }
 
-/// Boots a guest that runs a part of the guest tests, which a variable names; on all kernels but one (`once` is false) without
-/// those that judge user space alone.
+/// Boots a guest that runs some of the guest tests: `part` is the variable that says which, and its
+/// value. Unless `once`, those that judge user space alone are left out.
 fn run_guest(
     root: &Path,
     guest: &Path,
