@@ -98,7 +98,8 @@ enum Cmd {
         /// Kernel lines: 5.10, 6.1, 6.1-rt, 6.12, 7.2, or several with commas [default: 6.1]
         #[arg(long, env = "VM_KERNEL", value_name = "LINE", value_delimiter = ',')]
         kernel: Vec<String>,
-        /// Run the judges on the stages, too, as `cargo vm test` does
+        /// Run the judges on the stages, too, as `cargo vm test` does, and the READMEs' experiments not
+        /// on the first kernel only
         #[arg(long)]
         all: bool,
         /// Prove only what contains one of these
