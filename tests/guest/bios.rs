@@ -725,7 +725,7 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
     let before = disks::bios(&mounted.disk)?;
     wait_until("the load", || Ok(disks::bios(&mounted.disk)? > before + 100))?;
     let ftrace = Ftrace::new(&[Hook::Stack("submit_bio"), Hook::Function("bio_endio")])?;
-    let mut kinds = HashSet::new();
+    let (mut kinds, mut collisions) = (HashSet::new(), 0);
     for _ in 0..rounds {
         // Five runs that begin and end at times of their own.
         let running = ["500ms", "700ms", "900ms", "1100ms", "1300ms"]
@@ -736,9 +736,16 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
         for ended in outputs {
             ensure!(ended.code == Some(0), "{ended:?}");
             ensure_none(&ended.stdout, &["dropped"])?;
+            // Of the many kinds of stacks here, two may have the same hash. The stage says so, and prints
+            // none.
+            if ended.stdout.contains("=> no stack: another stack has its slot") {
+                collisions += 1;
+                continue;
+            }
             kinds.extend(judged_stack(&ended.stdout, BIO, &events)?);
         }
         ensure!(!kinds.is_empty(), "ftrace has the stack of none of the five");
+        ensure!(collisions <= 1, "{collisions} stacks without a slot in a map of 16,384");
         let starts = events.iter().filter(|event| event.name == "submit_bio");
         let kinds: HashSet<_> = starts.map(|event| &event.stack).collect();
         ensure!(kinds.len() >= 5, "only {} kinds of stacks were submitted", kinds.len());
