@@ -354,14 +354,16 @@ fn filters_objects() -> Result<()> {
     let (disk, nvme) = (&delayed.name, disks::nvme()?);
     let read =
         |device: &str| format!("dd if=/dev/{device} of=/dev/null bs=4k count=5 iflag=direct");
-    // exec keeps the number of the process.
+    // Until it reads, the process sleeps: an end that interrupts it would be taken for its own. exec keeps
+    // its number.
+    fs::remove_file("/run/go").ok();
+    shell("mkfifo /run/go")?;
     let both = format!(
-        "while [ ! -e /run/go ]; do sleep 0.1; done
+        "read -r </run/go
          exec fio --thread --direct=1 --rw=read --bs=4k --number_ios=5 --ioengine=psync \
              --output-format=terse --name=t --filename=/dev/{disk} \
              --name=u --stonewall --filename=/dev/{nvme}"
     );
-    fs::remove_file("/run/go").ok();
     let process = Running::bash(&both)?;
     let (pid, dev) = (process.id().to_string(), disks::numbers(disk)?);
     let functions = ["--only=submit_bio", "--only=bio_endio", "--only=bio_init"];
@@ -370,7 +372,7 @@ fn filters_objects() -> Result<()> {
     let mut running = Running::spawn(command.args(functions).args(filters))?;
     running.wait_for("tracing")?;
     shell(&read(disk))?;
-    fs::write("/run/go", "")?;
+    fs::write("/run/go", "go\n")?;
     ensure!(process.end()?.code == Some(0), "fio failed");
     shell(&read(&nvme))?;
     running.signal(Signal::INT)?;
