@@ -11,7 +11,10 @@ use crate::{
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, NullBlk},
     pagecache,
-    run::{Running, compared, count, durations, ensure_none, shell, skipped_some, stage, subject},
+    run::{
+        Running, cases, compared, count, durations, ensure_none, shell, skipped_some, stage,
+        subject,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -58,7 +61,7 @@ fn read(disk: &str, count: u64) -> Result<()> {
 fn exercise_split() -> Result<()> {
     let (subject, _) = subject().context("VM_SUBJECT names no program: NAME=FILE")?;
     let disk = NullBlk::new(&[("irqmode", "1"), ("hw_queue_depth", "64")])?;
-    for slow in 0..3 {
+    for slow in cases(0..3, 2) {
         let split = in_three_parts(&format!("/dev/{}", disk.name), slow)?;
         let running = Running::stage(&subject, &[])?;
         let read = format!("dd if={} of=/dev/null bs=96k count=1 iflag=direct", split.path());

@@ -19,8 +19,8 @@ use crate::{
     disks::{self, Mapped, Mounted, NullBlk},
     exercises::EXERCISE,
     run::{
-        LIMIT, Running, between, compared, count, ensure_none, fio_command, fio_report, may_skip,
-        program, shell, skipped_some, stage, wait_until,
+        LIMIT, Running, between, cases, compared, count, ensure_none, fio_command, fio_report,
+        may_skip, program, shell, skipped_some, stage, wait_until,
     },
 };
 
@@ -509,7 +509,7 @@ fn block_device(stage: &str) -> Result<()> {
 /// Several threads at once, each on a file of its own: one for each CPU, and more of them than CPUs.
 fn threads(stage: &str) -> Result<()> {
     let mounted = Mounted::new()?;
-    for names in [&["t0", "t1"][..], &["t2", "t3", "t4", "t5"]] {
+    for names in cases([&["t0", "t1"][..], &["t2", "t3", "t4", "t5"]], 1) {
         let files: Vec<Watched> =
             names.iter().map(|name| new_file(&mounted, name, 4 * MIB)).collect::<Result<_>>()?;
         let running = start(stage)?;

@@ -42,6 +42,14 @@ pub fn load(all: u64) -> u64 {
     if subject().is_some() { all.div_ceil(3) } else { all }
 }
 
+/// All of these cases, or only the last `few` where `cargo lesson` judges an attempt: a learner waits.
+pub fn cases<T>(all: impl IntoIterator<Item = T>, few: usize) -> Vec<T> {
+    let mut all: Vec<T> = all.into_iter().collect();
+    let left_out = if subject().is_some() { all.len().saturating_sub(few) } else { 0 };
+    all.drain(..left_out);
+    all
+}
+
 /// Tells a learner what an attempt was compared with, and its own figure. `cargo lesson` shows it
 /// beside the verdict.
 pub fn compared(figures: &str) {
