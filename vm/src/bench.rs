@@ -37,8 +37,12 @@ const RESULTS: &str = "bench/RESULTS.md";
 const CHART: &str = "bench/added.svg";
 /// What each program may cost.
 const BUDGETS: &str = "bench/budgets.toml";
-/// A budget is exceeded by more than this.
+/// A budget is exceeded by more than this,
 const TOLERANCE: f64 = 1.03;
+/// and by more than so many instructions, of which a second run may need one more or less,
+const INSTRUCTIONS: u64 = 5;
+/// or KiB: the budgets are from Debian 12, and with Debian 13's libraries each program has 400 KiB more.
+const KIB: u64 = 600;
 /// How long a row may take.
 const ROW_LIMIT: Duration = Duration::from_secs(1800);
 
@@ -417,14 +421,26 @@ fn exceeded(results: &Results, budgets: &BTreeMap<String, Budget>) -> Vec<String
     let mut lines = Vec::new();
     for (name, budget) in budgets {
         let now = costs(results, name);
-        for (what, now, budget) in [
-            ("instructions added to a direct read", now.direct, budget.direct),
-            ("instructions added to a cached read of 4 KiB", now.cached_4k, budget.cached_4k),
-            ("instructions added to a cached read of 1 MiB", now.cached_1m, budget.cached_1m),
-            ("KiB of memory", now.memory_kib, budget.memory_kib),
+        let of_read = "instructions added to a";
+        for (what, now, budget, least) in [
+            (format!("{of_read} direct read"), now.direct, budget.direct, INSTRUCTIONS),
+            (
+                format!("{of_read} cached read of 4 KiB"),
+                now.cached_4k,
+                budget.cached_4k,
+                INSTRUCTIONS,
+            ),
+            (
+                format!("{of_read} cached read of 1 MiB"),
+                now.cached_1m,
+                budget.cached_1m,
+                INSTRUCTIONS,
+            ),
+            ("KiB of memory".to_owned(), now.memory_kib, budget.memory_kib, KIB),
         ] {
             if let (Some(now), Some(budget)) = (now, budget)
                 && now as f64 > budget as f64 * TOLERANCE
+                && now > budget + least
             {
                 lines.push(format!(
                     "{name}: {now} {what}, the budget is {budget}. If the gain is worth that, \
@@ -472,17 +488,20 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_may_be_exceeded_by_3_percent() {
+    fn a_budget_may_be_exceeded_by_3_percent_and_little() {
         let budgets =
             toml::from_str("[\"stage04 quiet\"]\ndirect = 1000\nmemory_kib = 10000\n").unwrap();
         let check =
             |added, kib| exceeded(&Results::new(&outcomes(added, kib), false).unwrap(), &budgets);
-        assert!(check(1029.0, 10_299).is_empty());
+        assert!(check(1029.0, 10_600).is_empty());
         assert!(
             check(1040.0, 10_000)[0]
                 .starts_with("stage04 quiet: 1040 instructions added to a direct")
         );
-        assert!(check(1000.0, 10_400)[0].starts_with("stage04 quiet: 10400 KiB of memory"));
+        assert!(check(1000.0, 10_601)[0].starts_with("stage04 quiet: 10601 KiB of memory"));
+        let budgets = toml::from_str("[\"stage04 quiet\"]\ndirect = 1\n").unwrap();
+        let check = |added| exceeded(&Results::new(&outcomes(added, 9), false).unwrap(), &budgets);
+        assert!(check(6.0).is_empty() && !check(7.0).is_empty());
     }
 
     #[test]
