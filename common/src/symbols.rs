@@ -1,6 +1,12 @@
 //! The names of the functions in a stack.
 
-use std::{collections::HashMap, fs};
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::Write,
+    os::fd::AsRawFd,
+    path::PathBuf,
+};
 
 use anyhow::{Context, Result, ensure};
 use blazesym::{
@@ -11,6 +17,7 @@ use blazesym::{
     },
 };
 use libbpf_rs::{MapCore, MapFlags};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Prints the stack that `bpf_get_stackid()` of a kprobe program has stored under `id`, the outermost
 /// function first and the hooked one last: `=> ext4_file_read_iter() [ext4]`.
@@ -53,18 +60,26 @@ fn no_stack(id: i64) -> String {
 
 /// The kernel function at each address, `function() [module]`; `0x…` where there is none.
 pub fn functions(addresses: &[u64]) -> Result<Vec<String>> {
-    let kernel = Source::Kernel(Kernel { vmlinux: MaybeDefault::None, ..Kernel::default() });
-    let symbolizer = Symbolizer::new();
-    let found = symbolizer
-        .symbolize(&kernel, Input::AbsAddr(addresses))
+    let path = "/proc/kallsyms";
+    let kallsyms = fs::read_to_string(path)
         .context("the kernel's addresses have no names: /proc/kallsyms could not be read")?;
+    // The kernel makes these 10 MB for every reader anew, which takes longer than all the rest:
+    // blazesym reads a copy.
+    let mut copy = File::from(memfd_create("kallsyms", MemfdFlags::CLOEXEC).context(path)?);
+    copy.write_all(kallsyms.as_bytes()).context(path)?;
+    let kernel = Source::Kernel(Kernel {
+        kallsyms: PathBuf::from(format!("/proc/self/fd/{}", copy.as_raw_fd())).into(),
+        vmlinux: MaybeDefault::None,
+        ..Kernel::default()
+    });
+    let symbolizer = Symbolizer::new();
+    let found = symbolizer.symbolize(&kernel, Input::AbsAddr(addresses)).context(path)?;
     ensure!(
         found.len() == addresses.len(),
         "{} names for {} addresses",
         found.len(),
         addresses.len()
     );
-    let kallsyms = fs::read_to_string("/proc/kallsyms").context("/proc/kallsyms")?;
     let modules = modules(&kallsyms);
     let names = found.iter().zip(addresses).map(|(found, &address)| {
         let Some(symbol) = found.as_sym() else {

@@ -187,7 +187,7 @@ fn stage05_measures_every_split_bio() -> Result<()> {
     let disks = [disks::virtio()?, disks::nvme()?, disks::scsi()?];
     let stages = ["stage03", "stage04", "stage05", "stage06"];
     let quiet = |stage| if stage == "stage03" { vec![] } else { vec!["--quiet"] };
-    let running = stages.map(|stage| Running::stage(stage, &quiet(stage)));
+    let running = Running::stages(stages.map(|stage| (stage, quiet(stage))))?;
     let mut reads = SplitReads { submitted: 0, parts: 0 };
     for disk in disks {
         // Small requests: the block layer splits whatever is larger.
@@ -201,9 +201,8 @@ fn stage05_measures_every_split_bio() -> Result<()> {
         reads.parts += of_disk.parts;
     }
     let left = entries_left()?;
-    for (running, stage) in running.into_iter().zip(stages) {
-        let output = running?.interrupt()?;
-        let output = summary(&output);
+    for (output, stage) in Running::interrupt_all(running)?.iter().zip(stages) {
+        let output = summary(output);
         ensure!(left == 0, "{left} entries are left in the maps: {output}");
         ensure_none(output, &["in flight", "dropped"]).context(stage)?;
         let (completed, unmatched) =
@@ -244,9 +243,9 @@ fn stage03_counts_checksummed_bios() -> Result<()> {
     let disk = checksummed()?;
     for (depth, ios) in [(1, 100), (8, 300)] {
         let stages = ["stage03", "stage05"];
-        let running = stages.map(|stage| {
-            Running::stage(stage, if stage == "stage03" { &[] } else { &["--quiet"] })
-        });
+        let running = Running::stages(
+            stages.map(|stage| (stage, if stage == "stage03" { vec![] } else { vec!["--quiet"] })),
+        )?;
         let before = disks::bios(&disk.name)?;
         for rw in ["randwrite", "randread"] {
             fio(&format!(
@@ -257,9 +256,8 @@ fn stage03_counts_checksummed_bios() -> Result<()> {
         }
         let bios = disks::bios(&disk.name)? - before;
         ensure!(bios == 2 * ios, "{bios} bios");
-        for (running, stage) in running.into_iter().zip(stages) {
-            let output = running?.interrupt()?;
-            let output = summary(&output);
+        for (output, stage) in Running::interrupt_all(running)?.iter().zip(stages) {
+            let output = summary(output);
             let of = |what| count(output, what);
             let not_seen = of("in flight")? + of("dropped")?;
             let (measured, second_calls) = if stage < "stage05" {
@@ -491,14 +489,12 @@ fn stage05_is_right_about_split_bios() -> Result<()> {
     let read = |device: &str, at_least: u64, what: &str| -> Result<()> {
         let mut stages = vec!["stage04", "stage05"];
         stages.retain(|stage| is_judged(stage));
-        let running = stages.iter().map(|stage| Running::stage(stage, &["--quiet"]));
-        let running: Vec<_> = running.collect();
+        let running = Running::stages(stages.iter().map(|stage| (*stage, vec!["--quiet"])))?;
         let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
         shell(&format!("dd if={device} of=/dev/null bs=96k count=1 iflag=direct status=none"))?;
         let submitted = ftrace.events()?.len();
         ensure!(submitted == 1, "{submitted} bios of one read");
-        for (running, stage) in running.into_iter().zip(stages) {
-            let output = running?.interrupt()?;
+        for (output, stage) in Running::interrupt_all(running)?.into_iter().zip(stages) {
             ensure_none(&output, &["in flight", "dropped"]).with_context(|| what.to_owned())?;
             let completed = count(&output, "bios completed")?;
             if completed == 0 && stage == "stage04" {
@@ -593,18 +589,14 @@ fn stage05_names_disk_and_sector() -> Result<()> {
         }
         let of_request =
             format!("Bio Info : Sector ({absolute}) of {disk} ({})", disks::numbers(&disk)?);
-        let mut running = Vec::new();
         // Each for a disk and for a partition, and all of them for the last.
-        for turn in 0..3 {
-            let stage = ["stage05", "stage06", "stage07"][turn];
-            let its_turn = number == last || number % 3 == turn || subject().is_some();
-            if is_judged(stage) && its_turn {
-                running.push((stage, Running::stage(stage, &["--quiet"])?));
-            }
-        }
+        let its_turn = |turn| number == last || number % 3 == turn || subject().is_some();
+        let mut stages = vec!["stage05", "stage06", "stage07"];
+        let mut turn = 0..;
+        stages.retain(|stage| turn.next().is_some_and(its_turn) && is_judged(stage));
+        let running = Running::stages(stages.iter().map(|stage| (*stage, vec!["--quiet"])))?;
         dd(&path, 1000, 1)?;
-        for (stage, running) in running {
-            let output = running.interrupt()?;
+        for (output, stage) in Running::interrupt_all(running)?.into_iter().zip(stages) {
             let (lines, expected) =
                 if stage == "stage07" { (REQUEST, &of_request) } else { (BIO, &of_bio) };
             let found = output.lines().any(|line| line == expected);
@@ -641,7 +633,7 @@ fn stage06_shows_the_stack() -> Result<()> {
             check_modules(&output)?;
             compared(&format!("ftrace shows the same {} functions as you", stack.len()));
             seen |= stack.iter().any(|frame| frame == must_have);
-            shell("sync")?;
+            rustix::fs::sync();
             if seen {
                 break;
             }
@@ -782,7 +774,7 @@ fn stage03_counts_passthrough_as_unmatched() -> Result<()> {
     let disk = disks::nvme()?;
     let file = fs::File::open(format!("/dev/{disk}"))?;
     let stages = ["stage03", "stage05", "stage07"];
-    let running = stages.map(|stage| Running::stage(stage, &[]));
+    let running = Running::stages(stages.map(|stage| (stage, vec![])))?;
     for number in 0..20 {
         let mut page = vec![0_u8; 4096];
         let mut command = NvmeCommand {
@@ -801,8 +793,7 @@ fn stage03_counts_passthrough_as_unmatched() -> Result<()> {
         };
         ensure!(status == 0, "NVME_IOCTL_IO_CMD: {status} {}", std::io::Error::last_os_error());
     }
-    for (running, stage) in running.into_iter().zip(stages) {
-        let output = running?.interrupt()?;
+    for (output, stage) in Running::interrupt_all(running)?.into_iter().zip(stages) {
         if stage == "stage07" {
             ensure!(count(&output, "requests completed")? == 20, "{output}");
             ensure_none(&output, &["unmatched"])?;

@@ -13,7 +13,7 @@ use crate::{
     Test,
     commands::{loaded, wait_until_unloaded},
     disks::{self, Mapped, NullBlk},
-    run::{BIO, Running, count, fio, program, shell, slowest, stage, wait_until},
+    run::{BIO, Gate, Running, count, fio, program, shell, slowest, stage, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
@@ -356,13 +356,13 @@ fn filters_objects() -> Result<()> {
         |device: &str| format!("dd if=/dev/{device} of=/dev/null bs=4k count=5 iflag=direct");
     // Until it reads, the process sleeps: an end that interrupts it would be taken for its own. exec keeps
     // its number.
-    fs::remove_file("/run/go").ok();
-    shell("mkfifo /run/go")?;
+    let gate = Gate::new()?;
     let both = format!(
-        "read -r </run/go
+        "{}
          exec fio --thread --direct=1 --rw=read --bs=4k --number_ios=5 --ioengine=psync \
              --output-format=terse --name=t --filename=/dev/{disk} \
-             --name=u --stonewall --filename=/dev/{nvme}"
+             --name=u --stonewall --filename=/dev/{nvme}",
+        Gate::WAIT
     );
     let process = Running::bash(&both)?;
     let (pid, dev) = (process.id().to_string(), disks::numbers(disk)?);
@@ -372,7 +372,7 @@ fn filters_objects() -> Result<()> {
     let mut running = Running::spawn(command.args(functions).args(filters))?;
     running.wait_for("tracing")?;
     shell(&read(disk))?;
-    fs::write("/run/go", "go\n")?;
+    gate.open()?;
     ensure!(process.end()?.code == Some(0), "fio failed");
     shell(&read(&nvme))?;
     running.signal(Signal::INT)?;

@@ -1,6 +1,6 @@
 //! Disks to test on, and what the kernel says of them.
 
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
@@ -53,7 +53,8 @@ pub struct Mounted {
 impl Mounted {
     pub fn new() -> Result<Mounted> {
         let disk = data()?;
-        shell(&format!("mkdir -p /mnt/data; mount -t ext4 /dev/{disk} /mnt/data"))?;
+        fs::create_dir_all("/mnt/data")?;
+        shell(&format!("mount -t ext4 /dev/{disk} /mnt/data"))?;
         Ok(Mounted { disk })
     }
 }
@@ -61,7 +62,10 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         // What still runs there, after a failure, must not keep the tests after it from the disk.
-        shell("rm -rf /mnt/data/*; umount /mnt/data || umount -l /mnt/data").ok();
+        for entry in fs::read_dir("/mnt/data").into_iter().flatten().flatten() {
+            fs::remove_dir_all(entry.path()).or_else(|_| fs::remove_file(entry.path())).ok();
+        }
+        shell("umount /mnt/data || umount -l /mnt/data").ok();
     }
 }
 
@@ -201,5 +205,6 @@ impl Drop for Mapped {
 
 /// `major:minor` of a device in /dev.
 pub fn numbers(device: &str) -> Result<String> {
-    Ok(shell(&format!("lsblk -dno MAJ:MIN /dev/{device}"))?.trim().to_owned())
+    let device = fs::metadata(format!("/dev/{device}")).context(device.to_owned())?.rdev();
+    Ok(format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)))
 }

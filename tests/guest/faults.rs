@@ -348,11 +348,9 @@ fn is_newest() -> Result<bool> {
 /// threads.
 fn many_ios(null: &[(&str, &str)], ios: u64, may_skip: bool) -> Result<()> {
     let disk = NullBlk::new(&[null, &[("submit_queues", "2")]].concat())?;
-    let names = ["stage04", "stage05", "stage06", "stage07", "stage08", "stage09"];
-    let mut running = vec![Running::stage("stage00", &["-t"])?];
-    for name in names {
-        running.push(Running::stage(name, &["--quiet"])?);
-    }
+    let names = ["stage00", "stage04", "stage05", "stage06", "stage07", "stage08", "stage09"];
+    let option = |name| if name == "stage00" { "-t" } else { "--quiet" };
+    let running = Running::stages(names.map(|name| (name, vec![option(name)])))?;
     // Anonymous memory, kB: what the tool itself has taken.
     let memory = |running: &Running| -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", running.id()))?;
@@ -362,7 +360,7 @@ fn many_ios(null: &[(&str, &str)], ios: u64, may_skip: bool) -> Result<()> {
     let before = disks::bios(&disk.name)?;
     let mut load = Running::bash(&format!(
         "exec fio --name=t --filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 \
-             --iodepth_batch=8 --numjobs=16 --number_ios={} --norandommap --thread --gtod_reduce=1 --output-format=terse >/dev/null",
+             --iodepth_batch=8 --iodepth_batch_complete_min=8 --numjobs=16 --number_ios={} --norandommap --thread --gtod_reduce=1 --output-format=terse >/dev/null",
         disk.name,
         ios / 16
     ))?;
@@ -383,8 +381,7 @@ fn many_ios(null: &[(&str, &str)], ios: u64, may_skip: bool) -> Result<()> {
     {
         left.push(shell(&format!("bpftool map dump id {} --json", map["id"]))?);
     }
-    let outputs: Vec<String> =
-        running.into_iter().map(Running::interrupt).collect::<Result<_>>()?;
+    let outputs = Running::interrupt_all(running)?;
     for left in left {
         ensure!(
             may_skip || left.trim() == "[]",
@@ -392,7 +389,6 @@ fn many_ios(null: &[(&str, &str)], ios: u64, may_skip: bool) -> Result<()> {
             outputs.concat()
         );
     }
-    let names = ["stage00"].into_iter().chain(names);
     for (((output, name), early), late) in outputs.into_iter().zip(names).zip(early).zip(late) {
         ensure!(late <= early + 256, "{name} has taken {early} kB, then {late}");
         let skipped = count(&output, "skipped")?;

@@ -29,36 +29,35 @@ const STAGES: [&str; 6] = ["stage00", "stage03", "stage04", "stage05", "stage06"
 /// 64 threads with 64 I/Os each in flight. All stages run at once, without event lines but for
 /// stage 03, which has no --quiet.
 fn stages_measure_all_of_64_threads() -> Result<()> {
-    for disk in [disks::virtio()?, disks::nvme()?] {
-        measure_all(&disk, 6400, &["--quiet"], "--numjobs=64 --iodepth=64 --number_ios=100")?;
-    }
-    Ok(())
+    measure_all(6400, &["--quiet"], "--numjobs=64 --iodepth=64 --number_ios=100")
 }
 
 /// Eight threads take turns on one CPU while the stages print three lines for every I/O.
 fn stages_measure_all_of_eight_threads_on_one_cpu() -> Result<()> {
-    for disk in [disks::virtio()?, disks::nvme()?] {
-        let load = "--numjobs=8 --iodepth=16 --cpus_allowed=0 --number_ios=50";
-        measure_all(&disk, 400, &[], load)?;
-    }
-    Ok(())
+    measure_all(400, &[], "--numjobs=8 --iodepth=16 --cpus_allowed=0 --number_ios=50")
 }
 
-fn measure_all(disk: &str, ios: u64, options: &[&str], load: &str) -> Result<()> {
-    let running = STAGES.map(|stage| {
+/// One disk after the other is read that often.
+fn measure_all(ios: u64, options: &[&str], load: &str) -> Result<()> {
+    let disks = [disks::virtio()?, disks::nvme()?];
+    let running = Running::stages(STAGES.map(|stage| {
         let takes_quiet = !["stage00", "stage03"].contains(&stage);
-        Running::stage(stage, if takes_quiet { options } else { &[] })
-    });
-    let running = running.into_iter().collect::<Result<Vec<_>>>()?;
-    let before = [disks::bios(disk)?, disks::requests(disk)?];
-    fio(&format!(
-        "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --thread \
-         --norandommap --size=128M {load}"
-    ))?;
-    let [bios, requests] = [disks::bios(disk)? - before[0], disks::requests(disk)? - before[1]];
+        (stage, if takes_quiet { options.to_vec() } else { vec![] })
+    }))?;
+    let (mut bios, mut requests) = (0, 0);
+    for disk in &disks {
+        let before = [disks::bios(disk)?, disks::requests(disk)?];
+        fio(&format!(
+            "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --thread \
+             --norandommap --size=128M {load}"
+        ))?;
+        let of_disk = disks::bios(disk)? - before[0];
+        ensure!(of_disk >= ios, "{disk}: {of_disk} of {ios} bios");
+        bios += of_disk;
+        requests += disks::requests(disk)? - before[1];
+    }
     let left = entries_left()?;
-    let outputs = running.into_iter().map(Running::interrupt).collect::<Result<Vec<_>>>()?;
-    ensure!(bios >= ios, "{disk}: {bios} of {ios} bios");
+    let outputs = Running::interrupt_all(running)?;
     for (stage, output) in STAGES.into_iter().zip(&outputs) {
         let (what, expected) = match stage {
             "stage00" | "stage07" => ("requests completed", requests),
@@ -66,12 +65,11 @@ fn measure_all(disk: &str, ios: u64, options: &[&str], load: &str) -> Result<()>
         };
         let summary = summary(output);
         let completed = count(summary, what)?;
-        ensure!(completed == expected, "{disk}: {stage}: {completed} of {expected}: {summary}");
-        ensure_none(summary, &["in flight", "dropped", "unmatched"])
-            .with_context(|| format!("{disk}: {stage}"))?;
-        ensure!(!summary.contains("measured,"), "{disk}: {stage}: all were measured: {summary}");
+        ensure!(completed == expected, "{stage}: {completed} of {expected}: {summary}");
+        ensure_none(summary, &["in flight", "dropped", "unmatched"]).context(stage)?;
+        ensure!(!summary.contains("measured,"), "{stage}: all were measured: {summary}");
     }
-    ensure!(left == 0, "{disk}: {left} entries are left in the maps");
+    ensure!(left == 0, "{left} entries are left in the maps");
     Ok(())
 }
 

@@ -19,8 +19,8 @@ use crate::{
     disks::{self, Mapped, Mounted, NullBlk},
     exercises::EXERCISE,
     run::{
-        LIMIT, Running, between, cases, compared, count, ensure_none, fio_command, fio_report,
-        may_skip, program, shell, skipped_some, stage, wait_until,
+        Gate, LIMIT, Running, between, cases, compared, count, ensure_none, fio_command,
+        fio_report, may_skip, program, shell, skipped_some, stage, wait_until,
     },
 };
 
@@ -119,7 +119,7 @@ impl Watched {
     fn chill(&self) -> Result<()> {
         // A page that another CPU has just used is let go of later.
         wait_until("an empty cache", || {
-            shell("sync")?;
+            rustix::fs::sync();
             self.advise(libc::POSIX_FADV_DONTNEED, 0, 0)?;
             Ok(self.resident(0, self.size)? == 0)
         })
@@ -433,7 +433,7 @@ fn io_uring(stage: &str) -> Result<()> {
             let hit = file.settled(0, file.size)?;
             ensure!(warm == (hit == all), "{hit} of {all} pages are in memory");
             // Threads, so that they are all one process.
-            shell("rm -f /run/go")?;
+            let gate = Gate::new()?;
             let fio = Running::bash(&after_go(&fio_command(&format!(
                 "--filename={} --ioengine=io_uring --rw=randread --bs={bytes}k --iodepth={depth} --thread \
                  --numjobs={jobs} --size={} --offset_increment={} --fadvise_hint=random --invalidate=0",
@@ -444,7 +444,7 @@ fn io_uring(stage: &str) -> Result<()> {
             let pid = fio.id().to_string();
             let pid = (stage == "stage09").then_some(pid.as_str());
             let running = Running::stage(stage, &pid.into_iter().collect::<Vec<_>>())?;
-            shell("touch /run/go")?;
+            gate.open()?;
             let report = fio.end()?;
             ensure!(report.code == Some(0), "fio: {report:?}");
             let output = running.interrupt()?;
@@ -624,7 +624,7 @@ fn stage09_prints_every_read_of_one_cpu() -> Result<()> {
 fn prints_every_read(stage: &str, load: &str) -> Result<()> {
     let mounted = Mounted::new()?;
     let file = new_file(&mounted, "printed", 64 * MIB)?;
-    shell("rm -f /run/go")?;
+    let gate = Gate::new()?;
     let fio = Running::bash(&after_go(&fio_command(&format!(
         "--filename={} --rw=randread --bs=4k --thread --norandommap --size=1M \
          --offset_increment=1M --fadvise_hint=random --invalidate=0 {load}",
@@ -632,7 +632,7 @@ fn prints_every_read(stage: &str, load: &str) -> Result<()> {
     ))))?;
     let pid = fio.id().to_string();
     let running = Running::stage(stage, &[pid.as_str()][..usize::from(stage == "stage09")])?;
-    shell("touch /run/go")?;
+    gate.open()?;
     let report = fio.end()?;
     let reads = fio_report(&report.stdout)?["read"]["total_ios"].as_u64();
     let reads = reads.with_context(|| format!("{report:?}"))?;
@@ -1011,15 +1011,15 @@ pub fn exercise_inode() -> Result<()> {
     ensure_none(&output, &["dropped", "in flight", "unmatched"])
 }
 
-/// 1 MiB of a file on the data disk, 64 KiB at a time, by a process that waits for the file /run/go,
+/// 1 MiB of a file on the data disk, 64 KiB at a time, by a process that waits for the [`Gate`],
 /// and then becomes dd.
 pub fn reader(name: &str) -> String {
     after_go(&format!("dd if=/mnt/data/{name} of=/dev/null bs=64k count=16 status=none"))
 }
 
-/// The script of a process that waits for the file /run/go, and then becomes `command`.
+/// The script of a process that waits for the [`Gate`], and then becomes `command`.
 fn after_go(command: &str) -> String {
-    format!("while [ ! -e /run/go ]; do sleep 0.1; done; exec {command}")
+    format!("{}; exec {command}", Gate::WAIT)
 }
 
 /// The 16 reads of [`reader`] are there, and of all 256 pages.
@@ -1037,10 +1037,10 @@ fn shows_reader(output: &str, file: &Watched) -> Result<()> {
 fn stage09_keeps_the_counts_of_an_ended_process() -> Result<()> {
     let mounted = Mounted::new()?;
     let file = new_file(&mounted, "one", MIB)?;
-    shell("rm -f /run/go")?;
+    let gate = Gate::new()?;
     let reader = Running::bash(&reader("pagecache-one"))?;
     let running = Running::stage("stage09", &[&reader.id().to_string()])?;
-    shell("touch /run/go")?;
+    gate.open()?;
     ensure!(reader.end()?.code == Some(0), "dd failed");
     shell("dd if=/mnt/data/pagecache-one of=/dev/null bs=4k status=none")?;
     shows_reader(&running.interrupt()?, &file)
@@ -1052,7 +1052,7 @@ fn stage09_knows_pid_namespaces() -> Result<()> {
     let file = new_file(&mounted, "one", MIB)?;
     let unshare = ["--pid", "--fork", "--mount-proc", "bash", "-c"];
     // Both inside: the reader is process 2 there, as another process is outside.
-    shell("rm -f /run/go")?;
+    let gate = Gate::new()?;
     let stage = program("stage09");
     let inside = format!(
         "({}) & reader=$!; {} $reader & stage=$!; wait $reader; kill $stage; wait $stage",
@@ -1061,14 +1061,14 @@ fn stage09_knows_pid_namespaces() -> Result<()> {
     );
     let mut running = Running::spawn(Command::new("unshare").args(unshare).arg(&inside))?;
     running.wait_for("tracing")?;
-    shell("touch /run/go")?;
+    gate.open()?;
     let ended = running.end()?;
     ensure!(ended.code == Some(0), "{ended:?}");
     ensure!(ended.stdout.contains("Filtered PID : 2\n"), "{ended:?}");
     shows_reader(&ended.stdout, &file)?;
     // The reader inside, where it is number 1, and the stage outside.
     file.chill()?;
-    shell("rm -f /run/go")?;
+    let gate = Gate::new()?;
     let reader =
         Running::spawn(Command::new("unshare").args(unshare).arg(reader("pagecache-one")))?;
     let mut inside = String::new();
@@ -1077,7 +1077,7 @@ fn stage09_knows_pid_namespaces() -> Result<()> {
         Ok(!inside.is_empty())
     })?;
     let running = Running::stage("stage09", &[inside.trim()])?;
-    shell("touch /run/go")?;
+    gate.open()?;
     ensure!(reader.end()?.code == Some(0), "dd failed");
     shows_reader(&running.interrupt()?, &file)
 }

@@ -318,16 +318,14 @@ fn stage07_says_that_a_flush_has_no_sector() -> Result<()> {
         ("completion_nsec", "500000000"),
     ])?;
     let stages = [("stage05", BIO), ("stage06", BIO), ("stage07", REQUEST)];
-    let start = |(stage, _)| Running::stage(stage, &["--quiet"]);
-    let running: Vec<_> = stages.into_iter().map(start).collect::<Result<_>>()?;
+    let running = Running::stages(stages.map(|(stage, _)| (stage, vec!["--quiet"])))?;
     shell(&format!("sync /dev/{}", slow.name))?;
     let expected = format!(
         "Bio Info : no sector (a flush or a driver's command) of {} ({})",
         slow.name,
         disks::numbers(&slow.name)?
     );
-    for (running, (stage, lines)) in running.into_iter().zip(stages) {
-        let output = running.interrupt()?;
+    for (output, (stage, lines)) in Running::interrupt_all(running)?.into_iter().zip(stages) {
         let found = output.lines().any(|line| line == expected);
         ensure!(found, "{stage}: {expected} is not in {output}");
         ensure!(slowest(&output, lines)?.latency >= 500_000_000, "{stage}: {output}");

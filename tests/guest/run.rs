@@ -2,7 +2,7 @@
 
 use std::{
     env, fs,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::{
+    fs::{CWD, FileType, Mode, mknodat},
     process::{Pid, Signal, kill_process, kill_process_group},
     time::{ClockId, clock_gettime},
 };
@@ -129,6 +130,18 @@ impl Running {
         Ok(running)
     }
 
+    /// Starts several stages at once, for a part of a start is waiting, and returns when all are attached.
+    pub fn stages<'a>(
+        stages: impl IntoIterator<Item = (&'a str, Vec<&'a str>)>,
+    ) -> Result<Vec<Running>> {
+        let start = |(name, arguments): (&str, Vec<&str>)| {
+            Running::spawn(Command::new(program(name)).args(arguments))
+        };
+        let mut running = stages.into_iter().map(start).collect::<Result<Vec<_>>>()?;
+        running.iter_mut().try_for_each(|running| running.wait_for(": tracing "))?;
+        Ok(running)
+    }
+
     /// Starts a command.
     pub fn spawn(command: &mut Command) -> Result<Running> {
         let name = command.get_program().to_string_lossy().into_owned();
@@ -228,6 +241,16 @@ impl Running {
     /// Ends the program as Ctrl-C does; it must exit with 0.
     pub fn interrupt(self) -> Result<String> {
         self.signal(Signal::INT)?;
+        self.interrupted()
+    }
+
+    /// The same for several at once.
+    pub fn interrupt_all(running: Vec<Running>) -> Result<Vec<String>> {
+        running.iter().try_for_each(|running| running.signal(Signal::INT))?;
+        running.into_iter().map(Running::interrupted).collect()
+    }
+
+    fn interrupted(self) -> Result<String> {
         let ended = self.end()?;
         ensure!(ended.code == Some(0), "after SIGINT: {ended:?}");
         Ok(ended.stdout)
@@ -260,6 +283,27 @@ fn wait(child: &mut Child) -> Result<ExitStatus> {
         kill(child);
     }
     ended.and(status.context("no status"))
+}
+
+/// A process whose script begins with [`Gate::WAIT`] sleeps there until [`Gate::open`].
+pub struct Gate(fs::File);
+
+impl Gate {
+    /// A command of the shell that waits.
+    pub const WAIT: &str = "read -r go </run/gate";
+
+    pub fn new() -> Result<Gate> {
+        let path = "/run/gate";
+        fs::remove_file(path).ok();
+        mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).context(path)?;
+        // Open for both, a fifo waits for nobody.
+        Ok(Gate(fs::File::options().read(true).write(true).open(path).context(path)?))
+    }
+
+    /// Lets the one process that waits, or will, go on. The gate must live until it has.
+    pub fn open(&self) -> Result<()> {
+        (&self.0).write_all(b"go\n").context("/run/gate")
+    }
 }
 
 /// Waits until `condition` holds; a time-out is a failure.
