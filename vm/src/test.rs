@@ -79,7 +79,8 @@ pub fn main(
     setup::packages(true)?;
     let root = workspace::root()?;
 
-    let sum = match Programs::build(&root, filter, &kernels) {
+    let default = table.default_name(&cache);
+    let sum = match Programs::build(&root, filter, &kernels, default) {
         Ok(programs) if programs.is_empty() => {
             let filter = filter.unwrap_or_default();
             let message = format!(
@@ -117,18 +118,23 @@ struct HostTests {
 struct Programs {
     host: Vec<HostTests>,
     guest: Option<PathBuf>,
-    /// The kernel to measure on what the programs cost.
-    bench: Option<String>,
+    /// The default kernel: all that does not depend on one is tested there.
+    default: String,
+    /// Whether to measure there what the programs cost.
+    bench: bool,
 }
 
 impl Programs {
     /// Builds all of them, and keeps those that have tests whose names contain `filter`. Where
     /// the guest tests are among them, builds the programs that these test, too.
-    fn build(root: &Path, filter: Option<&str>, kernels: &[String]) -> Result<Programs> {
-        let default = Table::load()?.default_name(&Cache::open()?);
-        let wanted = kernels.contains(&default) && filter.is_none_or(|f| BENCH.contains(f));
-        let bench = wanted.then_some(default);
-        let mut programs = Programs { host: Vec::new(), guest: None, bench };
+    fn build(
+        root: &Path,
+        filter: Option<&str>,
+        kernels: &[String],
+        default: String,
+    ) -> Result<Programs> {
+        let bench = kernels.contains(&default) && filter.is_none_or(|f| BENCH.contains(f));
+        let mut programs = Programs { host: Vec::new(), guest: None, default, bench };
         for artifact in workspace::artifacts(root, &["test", "--workspace", "--no-run"])? {
             let Some(file) = artifact.executable.filter(|_| artifact.profile.test) else {
                 continue;
@@ -152,7 +158,7 @@ impl Programs {
     }
 
     fn is_empty(&self) -> bool {
-        self.host.is_empty() && self.guest.is_none() && self.bench.is_none()
+        self.host.is_empty() && self.guest.is_none() && !self.bench
     }
 }
 
@@ -192,10 +198,7 @@ fn run(
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     // Two boots share a kernel's tests: with larger jobs, all would wait for the last one.
     let parts = if filter.is_none() { 2 } else { 1 };
-    // The kernel on which even those tests run that depend on none.
-    let default = Table::load().and_then(|table| Ok(table.default_name(&Cache::open()?)));
-    let default = default.unwrap_or_default();
-    let judge = whole.iter().position(|kernel| *kernel == default).unwrap_or(0);
+    let judge = whole.iter().position(|kernel| *kernel == programs.default).unwrap_or(0);
     let mut jobs = Vec::new();
     if !programs.host.is_empty() {
         jobs.push(Job::Host);
@@ -210,8 +213,7 @@ fn run(
         let one = |part| Job::Guest { guest, number: first + part, part, parts };
         jobs.extend((0..parts).map(one));
     }
-
-    jobs.extend(programs.bench.as_deref().map(Job::Bench));
+    jobs.extend(programs.bench.then_some(Job::Bench(&programs.default)));
 
     let known = match workspace::programs(root) {
         // But for the attempts at exercises, which no test judges here.
