@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
+use std::io;
 use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -38,13 +40,19 @@ impl Tracer {
         let out = dir.join("out");
         let file = File::create(&out).with_context(|| out.display().to_string())?;
         let start = Instant::now();
-        let child = Command::new(program)
-            .args(args)
-            .stdin(Stdio::null())
-            .stderr(file.try_clone()?)
-            .stdout(file)
-            .spawn()
-            .with_context(|| format!("cannot start {program}"))?;
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null()).stderr(file.try_clone()?).stdout(file);
+        // Whether the heap gets a huge page depends on where it happens to lie: 2 MiB of memory.
+        // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
+        unsafe {
+            command.pre_exec(|| {
+                match libc::prctl(libc::PR_SET_THP_DISABLE, 1_u64, 0_u64, 0_u64, 0_u64) {
+                    0 => Ok(()),
+                    _ => Err(io::Error::last_os_error()),
+                }
+            });
+        }
+        let child = command.spawn().with_context(|| format!("cannot start {program}"))?;
         let started = Started {
             attach_ms: 0.0,
             attach_cpu_ms: 0.0,
