@@ -591,12 +591,11 @@ fn stage05_names_disk_and_sector() -> Result<()> {
             format!("Bio Info : Sector ({absolute}) of {disk} ({})", disks::numbers(&disk)?);
         // Each for a disk and for a partition, and all of them for the last.
         let its_turn = |turn| number == last || number % 3 == turn || subject().is_some();
-        let mut stages = vec!["stage05", "stage06", "stage07"];
-        let mut turn = 0..;
-        stages.retain(|stage| turn.next().is_some_and(its_turn) && is_judged(stage));
-        let running = Running::stages(stages.iter().map(|stage| (*stage, vec!["--quiet"])))?;
+        let mut stages = vec![(0, "stage05"), (1, "stage06"), (2, "stage07")];
+        stages.retain(|&(turn, stage)| its_turn(turn) && is_judged(stage));
+        let running = Running::stages(stages.iter().map(|&(_, stage)| (stage, vec!["--quiet"])))?;
         dd(&path, 1000, 1)?;
-        for (output, stage) in Running::interrupt_all(running)?.into_iter().zip(stages) {
+        for (output, (_, stage)) in Running::interrupt_all(running)?.into_iter().zip(stages) {
             let (lines, expected) =
                 if stage == "stage07" { (REQUEST, &of_request) } else { (BIO, &of_bio) };
             let found = output.lines().any(|line| line == expected);
