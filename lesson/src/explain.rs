@@ -128,7 +128,7 @@ mod tests {
             ("cannot call GPL-restricted function from non-GPL compatible program", "licence"),
             ("x() needs struct bio.bi_sectr, which this kernel's BTF does not have", "vmlinux.h"),
         ] {
-            let said = format!("mine-03: the verifier rejects bio_endio_entry(): {said}\n");
+            let said = format!("mine-03: the verifier rejects io_end(): {said}\n");
             assert!(refusal(&said).is_some_and(|meaning| meaning.contains(word)), "{said}");
         }
         assert_eq!(refusal("the verifier rejects x(): something new"), None);
