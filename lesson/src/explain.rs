@@ -17,11 +17,6 @@ const REFUSALS: &[(&str, &str)] = &[
          it may be NULL on a path that you did not test.",
     ),
     (
-        "invalid mem access 'inv'",
-        "You read through a number. To the verifier, an argument of a kprobe is a number and not a \
-         pointer: use BPF_CORE_READ(). (Older kernels call a scalar `inv`.)",
-    ),
-    (
         "invalid indirect read from stack",
         "A helper would read a variable that you have not written in full, padding included. \
          Initialise it: `struct key key = {};`.",
