@@ -26,7 +26,7 @@ pub use process::{Pid, PidCli, pid_namespace};
 pub use program::{Program, main};
 pub use results::{
     constants, counters, of_measured, page_shift, per_cpu, print_skipped, print_skipped_by_both,
-    print_total,
+    print_total, times_skipped,
 };
 pub use session::Session;
 pub use symbols::{functions, print_stack};

@@ -58,6 +58,11 @@ pub fn of_measured(measured: u64, not_measured: u64) -> String {
     }
 }
 
+/// How often the kernel skipped any of the object's programs: each time, an event was not seen.
+pub fn times_skipped(object: &Object) -> Result<u64> {
+    Ok(skipped(object)?.iter().map(|(_, times)| times).sum())
+}
+
 /// How often the kernel skipped each of the object's programs, because an interrupt or another task
 /// found the same program running on the same CPU; only those that it did skip. Skipped kprobe
 /// programs are counted from 6.7 on.

@@ -4,7 +4,7 @@ use std::env;
 
 use clap::Args;
 
-use common::{Cli, InFlight, Options};
+use common::{Cli, InFlight};
 
 use crate::histogram::{Histogram, longest};
 
@@ -31,24 +31,15 @@ pub struct HeatmapOptions {
     /// Text only; also with NO_COLOR set, and where stdout is not a terminal
     #[arg(short, long)]
     text: bool,
+    /// The size of the map.
     #[command(flatten)]
-    room: InFlight,
+    pub room: InFlight,
 }
 
 impl HeatmapOptions {
     /// The heatmap that the options ask for.
     pub fn heatmap(&self, on_terminal: bool) -> Heatmap {
         Heatmap { all: self.all, text: self.text || !on_terminal || no_colours() }
-    }
-}
-
-impl Options for HeatmapOptions {
-    fn prints_events(&self) -> bool {
-        false
-    }
-
-    fn in_flight(&self) -> Option<u32> {
-        self.room.in_flight
     }
 }
 

@@ -28,10 +28,12 @@ const ROW: Duration = Duration::from_secs(2);
 
 fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
     let skel = session.load(open)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
+    session.begin();
     let heatmap = cli.own.heatmap(session.stdout_is_terminal());
     println!("{}", heatmap.legend());
     let (mut total, start) = (Histogram::default(), Instant::now());
@@ -56,14 +58,13 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     }
     total.max = common::per_cpu(&skel.maps.max)?.into_iter().max().unwrap_or_default();
     let counts = common::counters(&skel.maps.bss_data)?;
-    common::print_total(total.count(), "requests completed", skel.object())?;
-    println!("{:>8} in flight", skel.maps.starts.keys().count());
+    let in_flight = skel.maps.starts.keys().count();
+    common::print_total(total.count(), "requests completed");
+    println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
     common::print_skipped(skel.object())?;
-    // A skipped completion leaves its start behind, which is dropped when the address comes again.
-    let skipped = common::times_skipped(skel.object())?;
-    let not_measured = counts.dropped.max(skipped);
+    let not_measured = in_flight as u64 + counts.dropped;
     print_percentiles(&total, &common::of_measured(total.count(), not_measured));
     Ok(())
 }

@@ -52,10 +52,10 @@ int BPF_KPROBE(io_start, struct request *rq)
 		struct start *before = bpf_map_lookup_elem(&starts, &key);
 
 		if (before && before->allocated == start.allocated)
-			return 0; /* requeued and issued again: the first time counts */
-		/* The map is full, or the completion of an earlier request at this address was not seen. */
-		if (bpf_map_update_elem(&starts, &key, &start, BPF_ANY) || before)
-			__sync_fetch_and_add(&dropped, 1);
+			return 0; /* requeued and started again: the first time counts */
+		/* The map is full, or the address has a start already: then neither request is measured. */
+		bool had_one = !bpf_map_delete_elem(&starts, &key);
+		__sync_fetch_and_add(&dropped, 1 + had_one);
 	}
 	return 0;
 }
@@ -70,7 +70,7 @@ int BPF_PROG(io_end, struct request *rq, int error, unsigned int nr_bytes)
 	u64 *longest;
 
 	if (nr_bytes < rq->__data_len)
-		return 0; /* a part of it: the rest is issued again */
+		return 0; /* a part of it: the rest is started again */
 	if (!found || found->allocated != rq->start_time_ns) {
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;

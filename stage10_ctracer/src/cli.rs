@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use common::Options;
 use glob::Pattern;
 
 /// What only this program has.
@@ -49,12 +48,6 @@ pub struct Ctracer {
     /// Write the time per function as folded stacks, for flame graphs
     #[arg(long, value_name = "FILE")]
     pub folded: Option<PathBuf>,
-}
-
-impl Options for Ctracer {
-    fn prints_events(&self) -> bool {
-        false
-    }
 }
 
 /// `254:0` as the kernel keeps it.

@@ -32,6 +32,7 @@ fn run(_cli: &Cli<NoOptions>, session: &mut Session) -> Result<()> {
             let open = session.open(slow::SlowSkelBuilder::default(), &mut object)?;
             let skel = session.load(open)?;
             session.attach([&skel.progs.block_rq_issue])?;
+            session.begin();
             while !session.is_over() {
                 thread::sleep(Duration::from_millis(50));
             }

@@ -4,7 +4,7 @@ use std::{mem::MaybeUninit, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use common::{Cli, Options, Session};
+use common::{Cli, Session};
 use libbpf_rs::{RingBufferBuilder, skel::Skel};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -23,12 +23,6 @@ struct Min {
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = bytes)]
     #[arg(allow_negative_numbers = true)]
     min: u64,
-}
-
-impl Options for Min {
-    fn prints_events(&self) -> bool {
-        false
-    }
 }
 
 fn main() -> ExitCode {
@@ -50,6 +44,7 @@ fn run(cli: &Cli<Min>, session: &mut Session) -> Result<()> {
     println!("{:>12} {:<16} {:>8} {:>10} FILE", "TIME(s)", "COMM", "PID", "BYTES");
     let (session_program, exit) = (&skel.progs.vfs_read_session, &skel.progs.vfs_read_exit);
     session.attach([if has_sessions { session_program } else { exit }])?;
+    session.begin();
     while !session.is_over() {
         match ring.poll(Duration::from_millis(100)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Args;
-use common::{Cli, InFlight, Options, Session};
+use common::{Cli, InFlight, Session};
 use libbpf_rs::{MapCore, MapFlags, skel::Skel};
 
 mod histogram;
@@ -38,26 +38,23 @@ struct HistogramOptions {
     room: InFlight,
 }
 
-impl Options for HistogramOptions {
-    fn prints_events(&self) -> bool {
-        false
-    }
-
-    fn in_flight(&self) -> Option<u32> {
-        self.room.in_flight
-    }
-}
-
 fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
 
 fn run(cli: &Cli<HistogramOptions>, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
+    let preempts = common::preempts()?;
+    common::constants(&mut open.maps.rodata_data)?.first = preempts.into();
+    open.progs.io_end_probe.set_autoload(preempts);
     let skel = session.load(open)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
-    session.attach([&skel.progs.block_rq_complete, &skel.progs.blk_mq_start_request_entry])?;
+    let ends = [&skel.progs.io_end, &skel.progs.io_end_probe];
+    session.attach(ends)?;
+    session.attach([&skel.progs.io_start])?;
+    session.begin();
     let now = || histograms(&skel.maps.histograms, cli.own.per_disk);
     let (start, mut before, mut from) = (Instant::now(), Histograms::default(), Duration::ZERO);
     while !session.is_over() {
@@ -73,12 +70,12 @@ fn run(cli: &Cli<HistogramOptions>, session: &mut Session) -> Result<()> {
     session.detach()?;
     let counts = common::counters(&skel.maps.bss_data)?;
     print!("{}", now()?.text());
-    common::print_total(counts.completed, "I/Os completed", skel.object())?;
+    common::print_total(counts.completed, "I/Os completed");
     println!("{:>8} commands of a driver (in no histogram)", counts.commands);
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
-    common::print_skipped(skel.object())
+    common::print_skipped_by_both(skel.object(), ends)
 }
 
 fn histograms(map: &impl MapCore, per_disk: bool) -> Result<Histograms> {

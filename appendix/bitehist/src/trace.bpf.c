@@ -6,6 +6,7 @@
 
 #define SLOTS 23 /* a request has less than 4 GiB: 2 to the power of 22 KiB */
 
+const volatile u32 first; /* 1 where io_end_probe is loaded, too: it runs first */
 u64 completed, commands, dropped, unmatched;
 
 struct start {
@@ -39,12 +40,12 @@ struct {
 
 static const struct sizes none;
 
-/* The disk of a request. Some commands of a driver have none: 0. */
-static __always_inline dev_t rq_dev(struct request *rq)
+/* 0 for some commands of a driver, which have no disk. */
+static dev_t rq_dev(struct request *rq)
 {
-	struct gendisk *disk = rq->q->disk;
+	struct gendisk *disk = BPF_CORE_READ(rq, q, disk);
 
-	return disk ? disk->major << 20 | disk->first_minor : 0;
+	return disk ? BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor) : 0;
 }
 
 static __always_inline u32 slot_of(u64 bytes)
@@ -60,7 +61,7 @@ static __always_inline u32 slot_of(u64 bytes)
 
 /* The driver gets the request. Later, its size may change: what has been transferred is subtracted. */
 SEC("kprobe/blk_mq_start_request")
-int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
+int BPF_KPROBE(io_start, struct request *rq)
 {
 	u64 io = (u64)rq;
 	struct start start = { BPF_CORE_READ(rq, start_time_ns), BPF_CORE_READ(rq, __data_len) };
@@ -71,30 +72,29 @@ int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
 		struct start *before = bpf_map_lookup_elem(&starts, &io);
 
 		if (before && before->allocated == start.allocated)
-			return 0; /* requeued and issued again: the first time counts */
-		/* The map is full, or the completion of an earlier request at this address was not seen. */
-		if (bpf_map_update_elem(&starts, &io, &start, BPF_ANY) || before)
-			__sync_fetch_and_add(&dropped, 1);
+			return 0; /* requeued and started again: the first time counts */
+		/* The map is full, or the address has a start already: then neither request is measured. */
+		bool had_one = !bpf_map_delete_elem(&starts, &io);
+		__sync_fetch_and_add(&dropped, 1 + had_one);
 	}
 	return 0;
 }
 
-SEC("tp_btf/block_rq_complete")
-int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_bytes)
+static int completes(struct request *rq, u32 nr_bytes, u32 program)
 {
 	u64 io = (u64)rq;
-	u32 op = rq->cmd_flags & REQ_OP_MASK;
+	u32 op = BPF_CORE_READ(rq, cmd_flags) & REQ_OP_MASK;
 	struct which which = { rq_dev(rq), op == REQ_OP_DISCARD ? 2 : op & 1 };
 	struct start *found;
 	struct sizes *sizes;
 	u64 bytes;
 	u32 slot;
 
-	if (!nr_bytes || nr_bytes < rq->__data_len)
-		return 0; /* no data, or a part of it: the rest is issued again */
+	if (!nr_bytes || nr_bytes < BPF_CORE_READ(rq, __data_len))
+		return 0; /* no data, or a part of it: the rest is started again */
 	found = bpf_map_lookup_elem(&starts, &io);
-	if (!found || found->allocated != rq->start_time_ns) {
-		__sync_fetch_and_add(&unmatched, 1);
+	if (!found || found->allocated != BPF_CORE_READ(rq, start_time_ns)) {
+		__sync_fetch_and_add(&unmatched, program == first);
 		return 0;
 	}
 	bytes = found->bytes;
@@ -119,6 +119,19 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 	__sync_fetch_and_add(&sizes->sectors, bytes >> 9);
 	__sync_fetch_and_add(&sizes->slots[slot], 1);
 	return 0;
+}
+
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(io_end, struct request *rq, int error, unsigned int nr_bytes)
+{
+	return completes(rq, nr_bytes, 0);
+}
+
+/* Only where the kernel preempts: there, the program above is skipped for some completions in tasks. */
+SEC("kprobe/blk_update_request")
+int BPF_KPROBE(io_end_probe, struct request *rq, int error, unsigned int nr_bytes)
+{
+	return completes(rq, nr_bytes, 1);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

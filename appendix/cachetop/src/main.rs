@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::Result;
 use clap::Args;
-use common::{Cli, Options, Session};
+use common::{Cli, Session};
 use libbpf_rs::{MapCore, skel::Skel};
 use serde_json::json;
 
@@ -49,12 +49,6 @@ struct Top {
     json: bool,
 }
 
-impl Options for Top {
-    fn prints_events(&self) -> bool {
-        false
-    }
-}
-
 fn interval(text: &str) -> Result<Duration, String> {
     let hint = "give a number and a unit, like 1s or 500ms";
     let interval = humantime::parse_duration(text).map_err(|e| format!("{e}; {hint}"))?;
@@ -74,6 +68,9 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.page_shift = common::page_shift();
+    // Without io_uring, no read has this callback.
+    let callback = common::kernel_function("io_complete_rw");
+    constants.address_of_io_complete_rw = callback.unwrap_or(u64::MAX);
     constants.pid_namespace = common::pid_namespace()?;
     let has_sessions = common::has_sessions()?;
     open.progs.filemap_read_session.set_autoload(has_sessions);
@@ -87,6 +84,7 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
     } else {
         session.attach([dirtied, added, &progs.filemap_read_exit, &progs.filemap_read_entry])?;
     }
+    session.begin();
 
     let mut sampler = Sampler::new();
     let map = &skel.maps.processes;

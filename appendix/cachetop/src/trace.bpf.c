@@ -78,7 +78,7 @@ static __always_inline int read_begins(struct kiocb *iocb, struct iov_iter *iter
 		.pages = pages_in(iocb->ki_pos, iter->count, inode->i_size, page_shift),
 	};
 
-	read.hit = resident(tree_of(inode), read.first, read.pages);
+	read.hit = resident((u64)inode->i_mapping->i_pages.xa_head, read.first, read.pages);
 	read.miss = read.pages - read.hit;
 	recall_unfinished((u64)iocb, iocb->ki_flags, &read);
 	if (bpf_map_update_elem(&starts, &reader, &read, BPF_NOEXIST)) {
@@ -120,7 +120,7 @@ int page_added(struct trace_event_raw_mm_filemap_op_page_cache *added)
 {
 	struct reader reader = { bpf_get_current_pid_tgid(), added->i_ino, added->s_dev };
 	struct read *read = bpf_map_lookup_elem(&starts, &reader);
-	u64 pages = bpf_core_field_exists(added->order) ? 1 << (added->order & 31) : 1;
+	u64 pages = 1 << (added->order & 31);
 
 	if (read)
 		read->readahead += pages - overlap(added->index, pages, read->first, read->pages);
@@ -139,8 +139,6 @@ int BPF_PROG(filemap_read_exit, struct kiocb *iocb, struct iov_iter *iter, ssize
 	return read_ends(iocb, ret);
 }
 
-extern bool bpf_session_is_return(void *ctx) __ksym __weak;
-extern u64 *bpf_session_cookie(void *ctx) __ksym __weak;
 SEC("kprobe.session/filemap_read")
 int BPF_KPROBE(filemap_read_session, struct kiocb *iocb, struct iov_iter *iter, ssize_t already)
 {

@@ -3,8 +3,7 @@
 use std::{io::Error, mem::MaybeUninit, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
-use clap::Args;
-use common::{Cli, Options, Session};
+use common::{Cli, Session};
 use libbpf_rs::{RingBufferBuilder, skel::Skel};
 
 mod trace {
@@ -15,21 +14,11 @@ use trace::{TraceSkelBuilder, types::event as Event};
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl plain::Plain for Event {}
 
-/// No options of its own, and no lines of `bpf_printk()`.
-#[derive(Args, Debug)]
-struct NoLines {}
-
-impl Options for NoLines {
-    fn prints_events(&self) -> bool {
-        false
-    }
-}
-
 fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
 
-fn run(_: &Cli<NoLines>, session: &mut Session) -> Result<()> {
+fn run(_: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
@@ -39,6 +28,7 @@ fn run(_: &Cli<NoLines>, session: &mut Session) -> Result<()> {
     println!("{:>8} {:<16} FILE", "PID", "COMM");
     let progs = &skel.progs;
     session.attach([&progs.process_exec, &progs.execve_exit, &progs.execveat_exit])?;
+    session.begin();
     while !session.is_over() {
         match ring.poll(Duration::from_millis(100)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Args;
-use common::{Cli, Options, Session};
+use common::{Cli, Session};
 use libbpf_rs::{MapCore, MapFlags, skel::Skel};
 
 mod callers;
@@ -37,12 +37,6 @@ struct TableOptions {
     top: usize,
 }
 
-impl Options for TableOptions {
-    fn prints_events(&self) -> bool {
-        false
-    }
-}
-
 fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
@@ -57,6 +51,7 @@ fn run(cli: &Cli<TableOptions>, session: &mut Session) -> Result<()> {
     let skel = session.load(open)?;
     let (record, arguments) = (&skel.progs.kmalloc_classic, &skel.progs.kmalloc_btf);
     session.attach([if classic { record } else { arguments }])?;
+    session.begin();
 
     let mut names = Names::default();
     let (start, mut before, mut from) = (Instant::now(), Sites::new(), Duration::ZERO);

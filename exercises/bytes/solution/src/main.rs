@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::{Context, Result};
-use common::Session;
+use common::{Cli, Session, TracePipe};
 use libbpf_rs::{MapCore, MapFlags};
 
 mod trace {
@@ -14,16 +14,6 @@ use trace::TraceSkelBuilder;
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl plain::Plain for trace::types::process {}
 
-/// No options; and no event lines.
-#[derive(clap::Args, Debug)]
-struct NoEvents {}
-impl common::Options for NoEvents {
-    fn prints_events(&self) -> bool {
-        false
-    }
-}
-type Cli = common::Cli<NoEvents>;
-
 fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
@@ -33,7 +23,8 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
     session.attach([&skel.progs.io_start])?;
-    session.trace_until_done()?;
+    session.trace(&mut TracePipe::unless(true)?)?;
+    session.detach()?;
     print_processes(&skel.maps.processes)?;
     let counts = common::counters(&skel.maps.bss_data)?;
     println!("{} bytes not counted (map full)", counts.not_counted);

@@ -3,7 +3,7 @@
 use std::{fs, mem::MaybeUninit, process::ExitCode};
 
 use anyhow::{Context, Result};
-use common::Session;
+use common::{Session, TracePipe};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
@@ -17,7 +17,6 @@ struct DiskOptions {
     /// The disk or partition, by its name in /dev
     disk: String,
 }
-impl common::Options for DiskOptions {}
 type Cli = common::Cli<DiskOptions>;
 
 /// The kernel's number of a disk or partition.
@@ -37,11 +36,14 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     common::constants(&mut open.maps.rodata_data)?.disk = number(&cli.own.disk)?;
     let skel = session.load(open)?;
+    let mut pipe = TracePipe::open()?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
-    session.trace_until_done()?;
+    session.trace(&mut pipe)?;
+    session.detach()?;
+    pipe.finish()?;
     let counts = common::counters(&skel.maps.bss_data)?;
-    common::print_total(counts.completed, "bios completed", skel.object())?;
+    common::print_total(counts.completed, "bios completed");
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} split or checksummed (not measured before stage 05)", counts.split);
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);

@@ -3,7 +3,7 @@
 use std::{fs, mem::MaybeUninit, os::unix::fs::MetadataExt, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
-use common::Session;
+use common::{Session, TracePipe};
 use libbpf_rs::{MapCore, skel::Skel};
 use rustix::fs::{major, minor};
 
@@ -20,11 +20,6 @@ struct FileOptions {
     /// Print no event lines
     #[arg(short, long)]
     quiet: bool,
-}
-impl common::Options for FileOptions {
-    fn prints_events(&self) -> bool {
-        !self.quiet
-    }
 }
 type Cli = common::Cli<FileOptions>;
 
@@ -45,27 +40,22 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     open.progs.filemap_read_session.set_autoload(has_sessions);
     open.progs.filemap_read_entry.set_autoload(!has_sessions);
     open.progs.filemap_read_exit.set_autoload(!has_sessions);
-    if !common::has_function("filemap_read")? {
-        // Its name up to 5.11.
-        let old = "generic_file_buffered_read".to_owned();
-        open.progs.filemap_read_entry.set_attach_target(0, Some(old.clone()))?;
-        open.progs.filemap_read_exit.set_attach_target(0, Some(old))?;
-    }
     let skel = session.load(open)?;
-    if has_sessions {
-        session.attach([&skel.progs.page_added, &skel.progs.filemap_read_session])?;
-    } else {
-        let (entry, exit) = (&skel.progs.filemap_read_entry, &skel.progs.filemap_read_exit);
-        session.attach([&skel.progs.page_added, exit, entry])?;
-    }
-    session.trace_until_done()?;
+    let mut pipe = TracePipe::unless(cli.own.quiet)?;
+    // The return first: then no read is seen to begin whose return is not hooked yet. Attaches those
+    // of the programs that are loaded.
+    session.attach([&skel.progs.page_added, &skel.progs.filemap_read_exit])?;
+    session.attach([&skel.progs.filemap_read_entry, &skel.progs.filemap_read_session])?;
+    session.trace(&mut pipe)?;
+    session.detach()?;
+    pipe.finish()?;
     let counts = common::counters(&skel.maps.bss_data)?;
-    common::print_total(counts.completed, "reads through the page cache", skel.object())?;
+    common::print_total(counts.completed, "reads through the page cache");
     println!("=====================================================");
     println!("[Total {} Hit {} miss {}]", counts.total, counts.hit, counts.total - counts.hit);
     println!("=====================================================");
     println!("{:>8} readahead (pages brought in beyond those asked for)", counts.readahead);
-    println!("{:>8} refused (would have had to wait; not in the total)", counts.refused);
+    println!("{:>8} not judged (asynchronous, or would have had to wait)", counts.not_judged);
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped (map full, or return not seen)", counts.dropped);
     println!("{:>8} unmatched (return without an entry)", counts.unmatched);
