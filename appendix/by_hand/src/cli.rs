@@ -163,7 +163,7 @@ fn check_release(release: &str) -> Result<(), Unsupported> {
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < (6, 1) => Err(Unsupported(format!(
             "this kernel ({release}) is older than 6.1, the oldest one that the workshop supports: \
-             run it in the VM, cargo vm run"
+             boot a newer one, or start the program in the VM with cargo vm run"
         ))),
         _ => Ok(()),
     }
