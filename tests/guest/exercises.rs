@@ -23,6 +23,8 @@ pub const TESTS: &[Test] = &[
     ("exercise_disk", exercise_disk),
     ("exercise_disk_refuses", exercise_disk_refuses),
     ("exercise_inode", pagecache::exercise_inode),
+    ("exercise_io_uring", pagecache::exercise_io_uring),
+    ("exercise_may_ask_again", pagecache::exercise_may_ask_again),
     ("exercise_histogram", exercise_histogram),
     ("exercise_bytes", exercise_bytes),
 ];

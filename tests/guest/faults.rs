@@ -317,9 +317,9 @@ fn counts_refused_reads(name: &str) -> Result<()> {
     let warm = read_without_waiting(&file, offset);
     let output = running.interrupt()?;
     ensure!((cold, warm) == (-1, 4096), "{cold} bytes, then {warm}");
-    ensure!(count(&output, "refused")? == 1, "{output}");
+    ensure!(count(&output, "not judged")? == 1, "{output}");
     let events = pagecache::events(&output)?;
-    ensure!(events.iter().any(|event| event.contains(" = -11: hit 0 miss 1 ")), "{output}");
+    ensure!(!events.iter().any(|event| event.contains(" = -11:")), "{output}");
     if name == "stage09" {
         ensure!(count(&output, "reads through the page cache")? == 2, "{output}");
         ensure!(output.contains("[Total 2 Hit 1 miss 1]"), "{output}");
@@ -391,8 +391,8 @@ fn many_ios(null: &[(&str, &str)], ios: u64, may_skip: bool) -> Result<()> {
     }
     for (((output, name), early), late) in outputs.into_iter().zip(names).zip(early).zip(late) {
         ensure!(late <= early + 256, "{name} has taken {early} kB, then {late}");
-        let skipped = count(&output, "skipped")?;
-        ensure!(may_skip || skipped == 0, "{name}: {output}");
+        // Stages 06 and 07 have a second program where the kernel preempts.
+        let may_skip = may_skip && !["stage06", "stage07"].contains(&name);
         let what = match name {
             // What they count are reads through the page cache, and these are not.
             "stage08" | "stage09" => continue,
@@ -400,14 +400,15 @@ fn many_ios(null: &[(&str, &str)], ios: u64, may_skip: bool) -> Result<()> {
             _ => "bios completed",
         };
         let completed = count(&output, what)?;
-        // An end that was skipped is not measured. Its start is dropped, or left behind.
-        ensure!(completed + skipped == done, "{name}: {done} reads: {output}");
+        // An end that was skipped leaves its start behind: in flight, or dropped with the next one.
         let lost = count(&output, "dropped")? + count(&output, "in flight")?;
-        ensure!(lost == skipped, "{name}: {output}");
-        let said = format!(" ns (of {completed} measured, about {skipped} not)\n");
+        ensure!(completed + lost == done, "{name}: {done} reads: {output}");
+        ensure!(may_skip || lost == 0, "{name}: {output}");
+        ensure!((lost > 0) == (count(&output, "skipped")? > 0), "{name}: {output}");
+        let said = format!(" ns (of {completed} measured, {lost} not)\n");
         let says = output.contains(" measured, ");
         ensure!(
-            says == (skipped > 0) && (!says || name == "stage00" || output.contains(&said)),
+            says == (lost > 0) && (!says || name == "stage00" || output.contains(&said)),
             "{name}: {output}"
         );
     }
