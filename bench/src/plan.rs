@@ -69,7 +69,7 @@ pub struct Measured {
 pub struct BpfProgram {
     /// As the kernel knows it: at most 15 letters.
     pub name: String,
-    /// How many instructions the verifier followed; 0: the kernel does not say (before 5.16).
+    /// How many instructions the verifier followed.
     pub verified: u32,
     /// The size of its machine code in bytes.
     pub jited: usize,

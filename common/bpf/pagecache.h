@@ -3,9 +3,9 @@
  * Which pages of a file are in the page cache: mincore() for a BPF program.
  *
  * The pages of a file hang in a tree, an xarray. Every node has 64 slots. A slot holds another node,
- * a page (from 5.16 on a folio: a power of two of pages), nothing, or the shadow of a page that was
- * evicted. A folio that takes several slots is stored in the first one; the others are its siblings
- * and hold the number of that slot. See lib/xarray.c and include/linux/xarray.h.
+ * a folio (a power of two of pages), nothing, or the shadow of a page that was evicted. A folio that
+ * takes several slots is stored in the first one; the others are its siblings and hold the number of
+ * that slot. See lib/xarray.c and include/linux/xarray.h.
  */
 #ifndef __PAGECACHE_H__
 #define __PAGECACHE_H__
@@ -16,8 +16,6 @@
 
 #define SLOTS 64
 #define LEVELS 11 /* 6 bits of a page's index each: 64 bits */
-#define BLOCK (SLOTS * SLOTS)
-#define BLOCKS 130 /* 2 GiB, the most that one read() may ask for, and its ragged ends: at 4 KiB */
 
 static __always_inline bool is_node(u64 entry)
 {
@@ -34,72 +32,63 @@ static __always_inline u64 slot(struct xa_node *node, u64 index)
 	return entry;
 }
 
-/* Whether the page has its data. A page may be in the tree and still wait for the disk. */
-static __always_inline bool uptodate(u64 entry)
+/* Whether the folio has its data. It may be in the tree and still wait for the disk. */
+static __always_inline bool is_uptodate(u64 entry)
 {
 	u64 flags = 0;
 
 	if (!entry || entry & 3)
 		return false;
-	/* struct page and struct folio begin with the flags, whose type changes with the kernel */
+	/* A folio begins with its flags, whose type changes with the kernel. */
 	bpf_probe_read_kernel(&flags, sizeof(flags), (void *)entry);
 	return flags >> bpf_core_enum_value(enum pageflags, PG_uptodate) & 1;
 }
 
-/* How many of the pages first to last are resident; all of them lie in one node: first / 64 == last
- * / 64. Not static: the verifier checks such a function once, and not again for each call. */
-__noinline u64 resident_in_node(u64 head, u64 first, u64 last)
+/* The pages from `next` to before `end` are still to be looked at; of those before, `resident` are. */
+struct range {
+	u64 tree, next, end, resident;
+};
+
+/* Looks at the pages of one node, and leaves `next` at the first page of the one after it. */
+static long count_node(u64 number, struct range *range)
 {
+	u64 entry = range->tree, page = range->next, end = (page | (SLOTS - 1)) + 1, pages = 0;
 	struct xa_node *node = NULL;
-	u64 entry = head, pages = 0;
 	u8 shift = 0;
 
-	if (!is_node(head)) /* the page at index 0 needs no node */
-		return first == 0 && uptodate(head);
+	end = end < range->end ? end : range->end;
+	range->next = end;
+	if (!is_node(entry)) { /* the page at index 0 needs no node */
+		range->resident += page == 0 && is_uptodate(entry);
+		return 1;
+	}
 	for (int level = 0; level < LEVELS; level++) {
 		node = (void *)(entry - 2);
 		bpf_core_read(&shift, sizeof(shift), &node->shift);
-		if (level == 0 && first >> (shift & 63) >= SLOTS)
-			return 0; /* the tree does not reach that far */
+		if (level == 0 && page >> (shift & 63) >= SLOTS)
+			return 1; /* the tree does not reach that far */
 		if (!shift)
 			break;
-		entry = slot(node, first >> (shift & 63));
-		if (!is_node(entry)) /* nothing, or one large folio */
-			return uptodate(entry) ? last - first + 1 : 0;
+		entry = slot(node, page >> (shift & 63));
+		if (!is_node(entry)) { /* nothing, or one large folio */
+			range->resident += is_uptodate(entry) ? end - page : 0;
+			return 0;
+		}
 	}
-	for (int i = 0; i < SLOTS && first + i <= last; i++)
-		pages += uptodate(slot(node, first + i));
-	return pages;
+	for (int i = 0; i < SLOTS && page + i < end; i++)
+		pages += is_uptodate(slot(node, page + i));
+	range->resident += pages;
+	return 0;
 }
-
-/* The same where first / 4096 == last / 4096. */
-__noinline u64 resident_in_block(u64 head, u64 first, u64 last)
-{
-	u64 pages = 0;
-
-	for (int i = 0; i < SLOTS && first <= last; i++) {
-		u64 end = first | (SLOTS - 1);
-
-		pages += resident_in_node(head, first, end < last ? end : last);
-		first = end + 1;
-	}
-	return pages;
-}
-
-#define tree_of(inode) ((u64)BPF_CORE_READ(inode, i_mapping, i_pages.xa_head))
 
 /* How many of the `pages` pages of a file's tree, from page `first` on, are resident. */
-__noinline u64 resident(u64 tree, u64 first, u64 pages)
+static __always_inline u64 resident(u64 tree, u64 first, u64 pages)
 {
-	u64 last = first + pages - 1, sum = 0;
+	struct range range = { .tree = tree, .next = first, .end = first + pages };
 
-	for (int i = 0; i < BLOCKS && pages && first <= last; i++) {
-		u64 end = first | (BLOCK - 1);
-
-		sum += resident_in_block(tree, first, end < last ? end : last);
-		first = end + 1;
-	}
-	return sum;
+	if (pages)
+		bpf_loop((range.end - 1) / SLOTS - first / SLOTS + 1, count_node, &range, 0);
+	return range.resident;
 }
 
 /* How many pages of a file of `size` bytes hold the `bytes` bytes from `offset` on. */

@@ -11,9 +11,6 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-#define EAGAIN 11
-#define EIOCBQUEUED 529
-
 struct read {
 	u64 file, offset, bytes; /* asked for */
 	u64 already; /* bytes that were read before, past the page cache */
@@ -54,7 +51,7 @@ static __always_inline void recall_unfinished(u64 iocb, int flags, struct read *
 	read->is_rest = before->is_rest;
 }
 
-const volatile u64 address_of_io_complete_rw = -1; /* io_uring's callback, where there is io_uring */
+const volatile u64 address_of_io_complete_rw; /* io_uring's callback; main.rs sets it */
 
 /* Remembers what io_uring will ask for again. */
 static __always_inline void note_unfinished(u64 iocb, void *callback, const struct read *read, long ret)
@@ -74,24 +71,6 @@ static __always_inline void note_unfinished(u64 iocb, void *callback, const stru
 		bpf_map_update_elem(&unfinished, &iocb, &rest, BPF_ANY);
 	else
 		bpf_map_delete_elem(&unfinished, &iocb);
-}
-
-/* The event line of a read; three lines before 5.16, where bpf_printk() takes three values at most. */
-static __always_inline void print_read(struct inode *inode, const struct read *read, long ret)
-{
-	u32 dev = (inode->i_mode & S_IFMT) == S_IFBLK ? inode->i_rdev : inode->i_sb->s_dev;
-	u64 number = inode->i_ino;
-
-	if (bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_trace_vprintk)) {
-		bpf_printk("read(inode=%lu dev=%u:%u offset=%llu bytes=%llu) = %ld: "
-			   "hit %llu miss %llu readahead %llu",
-			   number, dev >> 20, dev & 0xfffff, read->offset, read->bytes, ret, read->hit,
-			   read->miss, read->readahead);
-	} else {
-		bpf_printk("read(inode=%lu dev=%u:%u", number, dev >> 20, dev & 0xfffff);
-		bpf_printk("     offset=%llu bytes=%llu) = %ld:", read->offset, read->bytes, ret);
-		bpf_printk("     hit %llu miss %llu readahead %llu", read->hit, read->miss, read->readahead);
-	}
 }
 
 #endif /* __RETRY_H__ */

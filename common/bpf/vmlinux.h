@@ -54,9 +54,11 @@ enum bpf_map_type {
 };
 
 /* For bpf_core_enum_value(): the running kernel's number, or whether it has one. */
-enum bpf_func_id { BPF_FUNC_trace_vprintk = 177 };
 enum pageflags { PG_uptodate = 3, PG_head = 6 };
-enum req_flag_bits { __REQ_CGROUP_PUNT = 22 }; /* up to 6.3 */
+
+/* The errors that the programs look for; a function returns them as negative numbers. */
+#define EAGAIN 11
+#define EIOCBQUEUED 529
 
 /* The type of a file, of inode.i_mode. */
 #define S_IFMT 0170000
@@ -111,28 +113,6 @@ struct bio {
 	void *bi_private; /* that function's: of a part, the whole */
 };
 
-/* Before 5.12 a bio named the disk and the number of the partition on it. */
-struct device___old {
-	dev_t devt;
-};
-
-struct hd_struct___old {
-	struct device___old __dev;
-};
-
-struct disk_part_tbl___old {
-	struct hd_struct___old *part[1];
-};
-
-struct gendisk___old {
-	struct disk_part_tbl___old *part_tbl;
-};
-
-struct bio___old {
-	struct gendisk___old *bi_disk;
-	u8 bi_partno;
-};
-
 /* include/linux/blkdev.h: a whole disk. */
 struct gendisk {
 	int major;
@@ -150,11 +130,6 @@ struct request {
 	unsigned int __data_len; /* bytes left */
 	sector_t __sector;
 	u64 start_time_ns; /* when it was made; 0 where nobody keeps statistics of it */
-};
-
-/* Before 5.16 */
-struct request___old {
-	struct gendisk *rq_disk;
 };
 
 /* include/linux/xarray.h: a tree. What looks like a pointer is an entry, its two lowest bits say. */
@@ -231,7 +206,7 @@ struct trace_event_raw_mm_filemap_op_page_cache {
 	unsigned long i_ino;
 	unsigned long index; /* of the first page, in the file */
 	dev_t s_dev;
-	u8 order; /* 1 << order pages were added; before 5.16, one */
+	u8 order; /* 1 << order pages were added */
 };
 
 /* include/trace/events/sched.h: what the tracepoint sched_process_exec records. */
@@ -287,5 +262,10 @@ struct task_struct {
 };
 
 #pragma clang attribute pop
+
+/* Functions of the kernel that a program may call: kfuncs. Each is weak, so that a program loads, too,
+ * on a kernel without them if it does not call them there. These two are there from 7.0 on. */
+extern bool bpf_session_is_return(void *ctx) __attribute__((section(".ksyms"), weak));
+extern u64 *bpf_session_cookie(void *ctx) __attribute__((section(".ksyms"), weak));
 
 #endif /* __VMLINUX_H__ */

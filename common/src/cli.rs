@@ -6,7 +6,7 @@ use clap::{Args, Parser};
 
 /// The options that all programs have, and those of the program's own.
 #[derive(Parser, Debug)]
-pub struct Cli<Own: Options = NoOptions> {
+pub struct Cli<Own: Args = NoOptions> {
     /// How long to trace: 10s, 2m, 500ms [default: until Ctrl-C]
     #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub duration: Option<Duration>,
@@ -24,38 +24,17 @@ pub type InFlightCli = Cli<InFlight>;
 /// The command line of a stage that works without its event lines, too: `--in-flight`, `--quiet`.
 pub type QuietCli = Cli<Quiet>;
 
-/// The options that only one program has, or a few.
-pub trait Options: Args {
-    /// Whether the program writes event lines with `bpf_printk()`.
-    fn prints_events(&self) -> bool {
-        true
-    }
-
-    /// How many entries the map `starts` has room for; `None`: as many as its C declares.
-    fn in_flight(&self) -> Option<u32> {
-        None
-    }
-}
-
 /// No options beyond the common ones.
 #[derive(Args, Debug)]
 pub struct NoOptions {}
 
-impl Options for NoOptions {}
-
 /// `--in-flight`.
 #[derive(Args, Debug)]
 pub struct InFlight {
-    /// How many I/Os the map has room for at a time; more are counted as dropped [default: 16384]
+    /// How many I/Os the map has room for at a time; more are counted as dropped
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    #[arg(allow_negative_numbers = true)]
-    pub in_flight: Option<u32>,
-}
-
-impl Options for InFlight {
-    fn in_flight(&self) -> Option<u32> {
-        self.in_flight
-    }
+    #[arg(allow_negative_numbers = true, default_value_t = 16384)]
+    pub in_flight: u32,
 }
 
 /// `--quiet`, `--in-flight`.
@@ -67,16 +46,6 @@ pub struct Quiet {
     /// The size of the map.
     #[command(flatten)]
     pub room: InFlight,
-}
-
-impl Options for Quiet {
-    fn prints_events(&self) -> bool {
-        !self.quiet
-    }
-
-    fn in_flight(&self) -> Option<u32> {
-        self.room.in_flight
-    }
 }
 
 /// The longest time that is accepted: a longer one is a typing error.
@@ -115,7 +84,8 @@ mod tests {
     fn the_command_lines_are_consistent() {
         Cli::<NoOptions>::command().debug_assert();
         QuietCli::command().debug_assert();
-        assert!(!QuietCli::parse_from(["stage04", "-q"]).own.prints_events());
+        assert!(QuietCli::parse_from(["stage04", "-q"]).own.quiet);
+        assert_eq!(InFlightCli::parse_from(["stage03"]).own.in_flight, 16384);
         assert!(Cli::<NoOptions>::try_parse_from(["stage01", "-q"]).is_err());
         assert!(InFlightCli::try_parse_from(["stage03", "--in-flight", "0"]).is_err());
     }

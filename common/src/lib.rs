@@ -17,15 +17,17 @@ mod stdout;
 mod symbols;
 mod trace_pipe;
 
-pub use cli::{Cli, InFlight, InFlightCli, NoOptions, Options, Quiet, QuietCli, duration};
+pub use addresses::kernel_function;
+pub use cli::{Cli, InFlight, InFlightCli, NoOptions, Quiet, QuietCli, duration};
 pub use device::Device;
 pub use error::Unsupported;
-pub use preflight::{has_function, has_sessions};
+pub use preflight::{has_function, has_sessions, preempts};
 pub use process::{Pid, PidCli, pid_namespace};
 pub use program::{Program, main};
 pub use results::{
-    constants, counters, of_measured, page_shift, per_cpu, print_skipped, print_total,
-    times_skipped,
+    constants, counters, of_measured, page_shift, per_cpu, print_skipped, print_skipped_by_both,
+    print_total,
 };
 pub use session::Session;
 pub use symbols::{functions, print_stack};
+pub use trace_pipe::TracePipe;

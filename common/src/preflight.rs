@@ -13,9 +13,16 @@ use libbpf_rs::btf::{
 
 use crate::error::unsupported;
 
-/// Fails, with exit code 3, where this is not root or root without its capabilities, the kernel
-/// describes no types (BTF), or tracefs is not mounted.
-pub fn root_btf_and_tracefs() -> Result<()> {
+/// Fails, with exit code 3, where the kernel is older than 6.1, this is not root or root without its
+/// capabilities, the kernel describes no types (BTF), or tracefs is not mounted.
+pub fn machine() -> Result<()> {
+    let release = release()?;
+    if version(&release) < Some((6, 1)) {
+        return unsupported(format!(
+            "this kernel ({release}) is older than 6.1, the oldest one that the workshop supports: boot a \
+             newer one, or start the program in the VM with cargo vm run"
+        ));
+    }
     if !rustix::process::geteuid().is_root() {
         return unsupported(
             "only root may load BPF programs: start it with sudo, or in the VM with cargo vm run",
@@ -37,6 +44,35 @@ pub fn root_btf_and_tracefs() -> Result<()> {
         );
     }
     tracefs().map(|_| ())
+}
+
+/// The running kernel's release: `6.1.0-50-amd64`.
+fn release() -> Result<String> {
+    let path = "/proc/sys/kernel/osrelease";
+    Ok(fs::read_to_string(path).context(path)?.trim().to_owned())
+}
+
+/// The first two numbers of a release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// Whether the kernel may take the CPU away from a task in the middle of a BPF program: a real-time
+/// kernel, one whose preemption is full or lazy, hence any from 7.0 on (kernel/Kconfig.preempt).
+pub fn preempts() -> Result<bool> {
+    let path = "/proc/version";
+    let version = fs::read_to_string(path).context(path)?;
+    let model = version.split_whitespace().find(|word| word.starts_with("PREEMPT"));
+    Ok(match model {
+        None => false,
+        // `none (voluntary) full`. Where debugfs is not mounted, assume that it does.
+        Some("PREEMPT_DYNAMIC") => {
+            let now = fs::read_to_string("/sys/kernel/debug/sched/preempt").unwrap_or_default();
+            !["(none)", "(voluntary)"].iter().any(|model| now.contains(model))
+        }
+        Some(_) => true,
+    })
 }
 
 /// Whether the process of this `/proc/PID/status` has the capability CAP_SYS_ADMIN. CAP_BPF with
@@ -119,10 +155,9 @@ fn function(name: &str) -> Result<()> {
         names if names.is_empty() => "none".into(),
         names => names.join(", "),
     };
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     unsupported(format!(
         "this kernel ({}) {why}\n  Similar names that can be traced: {alike}\n  All names: {}",
-        release.trim(),
+        release()?,
         list.display()
     ))
 }
@@ -150,6 +185,15 @@ mod tests {
         assert!(!has_sys_admin("CapEff:\t00000000a80425fb\n"), "a container's");
         assert!(!has_sys_admin("CapEff:\t0000000000000000\n"));
         assert!(has_sys_admin("Name:\tx\n"));
+    }
+
+    #[test]
+    fn a_release_begins_with_its_version() {
+        assert_eq!(version("6.1.0-50-amd64"), Some((6, 1)));
+        assert_eq!(version("6.12.107+deb13-amd64"), Some((6, 12)));
+        assert_eq!(version("7.3-rc1"), Some((7, 3)));
+        assert!(version("5.10.0-32-amd64") < Some((6, 1)));
+        assert_eq!(version("odd"), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::cli::{Cli, InFlight, Options};
+use crate::cli::{Cli, InFlight};
 
 /// The command line of a stage that can be told whom to see.
 pub type PidCli = Cli<Pid>;
@@ -22,16 +22,6 @@ pub struct Pid {
     /// The size of the map.
     #[command(flatten)]
     pub room: InFlight,
-}
-
-impl Options for Pid {
-    fn prints_events(&self) -> bool {
-        !self.quiet
-    }
-
-    fn in_flight(&self) -> Option<u32> {
-        self.room.in_flight
-    }
 }
 
 /// The inode number of the PID namespace that this process is in: within it, numbers of processes

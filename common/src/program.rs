@@ -13,14 +13,9 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use clap::{CommandFactory, FromArgMatches};
+use clap::{Args, CommandFactory, FromArgMatches};
 
-use crate::{
-    cli::{Cli, Options},
-    error::Unsupported,
-    session::Session,
-    stdout,
-};
+use crate::{cli::Cli, error::Unsupported, session::Session, stdout};
 
 /// Wrong usage.
 const USAGE: u8 = 2;
@@ -60,7 +55,7 @@ macro_rules! program {
 
 /// The `main` of a program: reads the command line, lets Ctrl-C, SIGTERM and SIGHUP end the run in
 /// good order, runs, and turns an error into one message and an exit code.
-pub fn main<Own: Options>(
+pub fn main<Own: Args>(
     program: Program,
     run: impl FnOnce(&Cli<Own>, &mut Session) -> Result<()>,
 ) -> ExitCode {
@@ -98,7 +93,7 @@ pub fn main<Own: Options>(
     }
 }
 
-fn start<Own: Options>(
+fn start<Own: Args>(
     program: &Program,
     cli: &Cli<Own>,
     run: impl FnOnce(&Cli<Own>, &mut Session) -> Result<()>,

@@ -202,8 +202,8 @@ fn shown(path: PathBuf) -> String {
 mod tests {
     use super::*;
 
-    const OLD: &str = "libbpf: prog 'bio_endio_entry': BPF program load failed: Permission denied\n\
-        libbpf: prog 'bio_endio_entry': -- BEGIN PROG LOAD LOG --\n\
+    const OLD: &str = "libbpf: prog 'io_end': BPF program load failed: Permission denied\n\
+        libbpf: prog 'io_end': -- BEGIN PROG LOAD LOG --\n\
         0: R1=ctx(off=0,imm=0)\n; found = bpf_map_lookup_elem(&starts, &io);\n7: (85) call\n\
         ; start = *found;\n12: (79) r1 = *(u64 *)(r0 +0)\n\
         R0 invalid mem access 'map_value_or_null'\n\
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn the_reason_is_the_verifiers_last_word() {
         let refusal = Refusal::parse(OLD).unwrap();
-        assert_eq!(refusal.program, "bio_endio_entry");
+        assert_eq!(refusal.program, "io_end");
         assert_eq!(refusal.reason, "R0 invalid mem access 'map_value_or_null'");
         assert_eq!(refusal.code[0], ("start = *found;", None));
         assert_eq!(Refusal::parse("libbpf: failed to find BTF\n"), None);

@@ -7,52 +7,60 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
-    MapCore, MapFlags, Object, Program,
+    MapCore, MapFlags, Object, Program, ProgramMut,
     query::{ProgInfoIter, ProgInfoQueryOptions, ProgramInfo},
 };
 use plain::Plain;
 
-/// Prints `N WHAT`, or, where the object's programs saw nothing else either, what to try.
-pub fn print_total(count: u64, what: &str, object: &Object) -> Result<()> {
-    if count == 0 && saw_nothing(object)? {
-        println!(
-            "No I/O was seen: 0 {what}. Was anything read or written meanwhile? (dd reads through the page cache, dd iflag=direct past it.)"
-        );
-    } else {
-        println!("{count:>8} {what}");
-    }
-    Ok(())
+/// Prints `N WHAT`; for none, also what to try.
+pub fn print_total(count: u64, what: &str) {
+    let hint = " (was anything read or written? dd iflag=direct reads past the page cache)";
+    println!("{count:>8} {what}{}", if count == 0 { hint } else { "" });
 }
 
 /// Prints how often a program of the object was skipped, and which one.
 pub fn print_skipped(object: &Object) -> Result<()> {
-    let skipped = skipped(object)?;
-    if skipped.is_empty() {
-        println!("{:>8} skipped (program already running on this CPU)", 0);
-    }
-    for (program, times) in skipped {
-        println!("{times:>8} skipped ({program}() already running on this CPU)");
-    }
+    print_skips(&skipped(object)?);
     Ok(())
 }
 
-/// ` (of 997 measured, about 3 not)`, to stand behind a figure that is taken from what was measured only;
+/// The same for an object of which two programs hook one event: what one of them misses, the other
+/// one sees. So of these two, it counts what both may have missed: the smaller number.
+pub fn print_skipped_by_both(object: &Object, both: [&ProgramMut; 2]) -> Result<()> {
+    let names = both.map(|program| program.name().to_string_lossy().into_owned());
+    let both_loaded = both.iter().all(|program| program.autoload());
+    let mut skips = skipped(object)?;
+    if both_loaded {
+        let times = |name: &String| skips.iter().find(|(skip, _)| skip == name).map_or(0, |s| s.1);
+        let least = names.iter().map(times).min().unwrap_or_default();
+        skips.retain(|(name, _)| !names.contains(name));
+        skips.extend((least > 0).then(|| (names.join("() and "), least)));
+    }
+    print_skips(&skips);
+    Ok(())
+}
+
+fn print_skips(skips: &[(String, u64)]) {
+    if skips.is_empty() {
+        println!("{:>8} skipped (program already running on this CPU)", 0);
+    }
+    for (program, times) in skips {
+        println!("{times:>8} skipped ({program}() already running on this CPU)");
+    }
+}
+
+/// ` (of 997 measured, 3 not)`, to stand behind a figure that is taken from what was measured only;
 /// nothing where all was measured.
 pub fn of_measured(measured: u64, not_measured: u64) -> String {
     match not_measured {
         0 => String::new(),
-        not => format!(" (of {measured} measured, about {not} not)"),
+        not => format!(" (of {measured} measured, {not} not)"),
     }
 }
 
-/// How often the kernel skipped any of the object's programs: each time, an event was not seen.
-pub fn times_skipped(object: &Object) -> Result<u64> {
-    Ok(skipped(object)?.iter().map(|(_, times)| times).sum())
-}
-
 /// How often the kernel skipped each of the object's programs, because an interrupt or another task
-/// found the same program running on the same CPU; only those that it did skip. The kernel counts
-/// that from 5.12 on, for kprobes from 6.7 on; before, the list is empty.
+/// found the same program running on the same CPU; only those that it did skip. Skipped kprobe
+/// programs are counted from 6.7 on.
 fn skipped(object: &Object) -> Result<Vec<(String, u64)>> {
     let skipped = programs(object)?.into_iter().map(|(name, info)| (name, info.recursion_misses));
     Ok(skipped.filter(|(_, times)| *times > 0).collect())
@@ -70,25 +78,6 @@ pub(crate) fn programs(object: &Object) -> Result<Vec<(String, ProgramInfo)>> {
         programs.extend(info.map(|info| (name, info)));
     }
     Ok(programs)
-}
-
-/// Whether nothing is on its way, every counter is 0, and nothing was missed.
-fn saw_nothing(object: &Object) -> Result<bool> {
-    for map in object.maps() {
-        let name = map.name().to_string_lossy();
-        let empty = if name == "starts" {
-            map.keys().next().is_none()
-        } else if name.ends_with(".bss") {
-            let counters = map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY)?;
-            counters.is_none_or(|bytes| bytes.iter().all(|&byte| byte == 0))
-        } else {
-            true
-        };
-        if !empty {
-            return Ok(false);
-        }
-    }
-    Ok(skipped(object)?.is_empty())
 }
 
 /// The constants of a program that is open but not loaded: `const volatile` in C. The verifier

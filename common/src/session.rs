@@ -6,11 +6,11 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
+use clap::Args;
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, MapType, OpenObject, ProgramMut,
     libbpf_sys::bpf_map_create_opts,
@@ -19,8 +19,7 @@ use libbpf_rs::{
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::{
-    addresses,
-    cli::{Cli, Options},
+    cli::Cli,
     preflight,
     program::{Program, say},
     refusal::{self, Step},
@@ -28,27 +27,24 @@ use crate::{
     trace_pipe::TracePipe,
 };
 
-/// What lasts as long as a run: its hooks, its trace pipe, and when it is to end.
+/// What lasts as long as a run: its hooks, and when it is to end.
 ///
-/// The steps are those of any libbpf program: [`open`](Session::open), set constants,
-/// [`load`](Session::load), [`attach`](Session::attach), then
-/// [`trace_until_done`](Session::trace_until_done). Dropped, a session leaves nothing behind.
+/// The steps are those of any libbpf program: [`open`](Session::open), set constants and the sizes of
+/// maps, [`load`](Session::load), [`attach`](Session::attach), [`trace`](Session::trace) until it is
+/// over, [`detach`](Session::detach). Dropped, a session leaves nothing behind.
 pub struct Session {
     program: Program,
     duration: Option<Duration>,
     verbose: bool,
-    in_flight: Option<u32>,
-    prints_events: bool,
     on_terminal: bool,
     stop: Arc<AtomicBool>,
     start: Option<Instant>,
     hooks: Vec<String>,
     links: Vec<Link>,
-    pipe: Option<TracePipe>,
 }
 
 impl Session {
-    pub(crate) fn new<Own: Options>(
+    pub(crate) fn new<Own: Args>(
         program: Program,
         cli: &Cli<Own>,
         stop: Arc<AtomicBool>,
@@ -58,21 +54,18 @@ impl Session {
             program,
             duration: cli.duration,
             verbose: cli.verbose,
-            in_flight: cli.own.in_flight(),
-            prints_events: cli.own.prints_events(),
             on_terminal,
             stop,
             start: None,
             hooks: Vec::new(),
             links: Vec::new(),
-            pipe: None,
         }
     }
 
-    /// Checks the machine, and opens the skeleton in `object`: its constants can be set now. With
-    /// `--in-flight N`, its map `starts` gets N entries.
+    /// Checks the machine, and opens the skeleton in `object`: its constants and the sizes of its maps
+    /// can be set now.
     ///
-    /// A user who is not root, a kernel without BTF, no tracefs: [`Unsupported`] (exit code 3).
+    /// A user who is not root, an old kernel, one without BTF, no tracefs: [`Unsupported`] (exit code 3).
     ///
     /// [`Unsupported`]: crate::Unsupported
     pub fn open<'obj, B: SkelBuilder<'obj>>(
@@ -80,33 +73,24 @@ impl Session {
         builder: B,
         object: &'obj mut MaybeUninit<OpenObject>,
     ) -> Result<B::Output> {
-        preflight::root_btf_and_tracefs()?;
+        preflight::machine()?;
         refusal::keep_messages(self.verbose);
-        let mut open = builder.open(object).map_err(|error| self.explain(Step::Open, error))?;
-        if let Some(entries) = self.in_flight {
-            let mut starts = open.open_object_mut().maps_mut().filter(|map| map.name() == "starts");
-            starts.try_for_each(|mut map| map.set_max_entries(entries)).context("--in-flight")?;
-        }
-        Ok(open)
+        builder.open(object).map_err(|error| self.explain(Step::Open, error))
     }
 
-    /// Sets the constants `address_of_FUNCTION`, and loads the programs into the kernel, where the
-    /// verifier checks them. From here on, the constants are constant.
+    /// Loads the programs into the kernel, where the verifier checks them. From here on, the constants
+    /// are constant.
     ///
     /// Where the kernel lacks a function to hook: [`Unsupported`](crate::Unsupported) (exit code 3).
     /// A refusal by the verifier is one message, which names the line of C; `--verbose` shows all.
-    pub fn load<'obj, O: OpenSkel<'obj>>(&mut self, mut open: O) -> Result<O::Output> {
-        addresses::set(open.open_object_mut())?;
+    pub fn load<'obj, O: OpenSkel<'obj>>(&mut self, open: O) -> Result<O::Output> {
         let programs = open.open_object().progs().filter(|program| program.autoload());
         self.hooks =
             programs.map(|program| program.section().to_string_lossy().into_owned()).collect();
         let skel = open.load().map_err(|error| self.explain(Step::Load, error))?;
         if self.verbose {
             for (name, info) in results::programs(skel.object())? {
-                let verified = match info.verified_insns {
-                    0 => "? (known from 5.16 on)".to_owned(),
-                    known => known.to_string(),
-                };
+                let verified = info.verified_insns;
                 let bytes = info.jited_prog_insns.len();
                 let stage = self.program.name;
                 say(&format!(
@@ -117,39 +101,35 @@ impl Session {
         Ok(skel)
     }
 
-    /// Attaches the programs to their hooks, in this order, and says on stderr that the run has
-    /// begun: `--duration` counts from here. They are detached in the opposite order.
+    /// Attaches those of the programs that are loaded to their hooks, in this order.
     pub fn attach<'a, 'obj: 'a>(
         &mut self,
         programs: impl IntoIterator<Item = &'a ProgramMut<'obj>>,
     ) -> Result<()> {
-        if self.prints_events {
-            self.pipe = Some(TracePipe::open()?);
-        }
-        for program in programs {
+        for program in programs.into_iter().filter(|program| program.autoload()) {
             let link = program.attach().map_err(|error| self.explain(Step::Attach, error))?;
             self.links.push(link);
         }
+        Ok(())
+    }
+
+    /// Says on stderr that the run has begun: `--duration` counts from here.
+    pub fn begin(&mut self) {
         self.start = Some(Instant::now());
         let name = self.program.name;
         say(&match self.duration {
             Some(time) => format!("{name}: tracing for {}\n", humantime::format_duration(time)),
             None => format!("{name}: tracing until Ctrl-C\n"),
         });
-        Ok(())
     }
 
-    /// Waits until the run is over, and prints the lines that the programs write meanwhile. Then
-    /// detaches the programs, prints the rest, and how many lines there were and how many were lost.
-    pub fn trace_until_done(&mut self) -> Result<()> {
+    /// Begins the run, and prints the lines that the programs write, until the run is over.
+    pub fn trace(&mut self, pipe: &mut TracePipe) -> Result<()> {
+        self.begin();
         while !self.is_over() {
-            match &mut self.pipe {
-                Some(pipe) => pipe.print()?,
-                None => thread::sleep(Duration::from_millis(50)),
-            }
+            pipe.print()?;
         }
-        self.detach()?;
-        self.pipe.take().map_or(Ok(()), TracePipe::finish)
+        Ok(())
     }
 
     /// Whether the program's stdout is a terminal.
@@ -157,7 +137,7 @@ impl Session {
         self.on_terminal
     }
 
-    /// Whether `--duration` has passed since the programs were attached, or Ctrl-C, SIGTERM or
+    /// Whether `--duration` has passed since the run began, or Ctrl-C, SIGTERM or
     /// SIGHUP has come.
     pub fn is_over(&self) -> bool {
         let passed = self.start.map_or(Duration::ZERO, |start| start.elapsed());

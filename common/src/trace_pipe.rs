@@ -3,7 +3,8 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    process,
+    process, thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -16,6 +17,40 @@ use crate::preflight;
 
 const PREFIX: &str = "bpf-workshop-";
 
+/// The lines that `bpf_printk()` writes, as they come from the kernel; or, for a program that is loaded
+/// without such lines, none.
+pub struct TracePipe(Option<Instance>);
+
+impl TracePipe {
+    /// Opens a trace pipe of this process's own: several programs can run at once.
+    ///
+    /// Fails with [`Unsupported`](crate::Unsupported) where tracefs is not mounted.
+    pub fn open() -> Result<TracePipe> {
+        Ok(TracePipe(Some(Instance::open()?)))
+    }
+
+    /// The same, but with `--quiet` no lines are printed.
+    pub fn unless(quiet: bool) -> Result<TracePipe> {
+        if quiet { Ok(TracePipe(None)) } else { TracePipe::open() }
+    }
+
+    /// Waits up to a tenth of a second for lines, and prints those that have come.
+    pub(crate) fn print(&mut self) -> Result<()> {
+        match &mut self.0 {
+            Some(instance) => instance.print(),
+            None => {
+                thread::sleep(Duration::from_millis(50));
+                Ok(())
+            }
+        }
+    }
+
+    /// Prints the rest, then how many lines there were, and how many were lost.
+    pub fn finish(self) -> Result<()> {
+        self.0.map_or(Ok(()), Instance::finish)
+    }
+}
+
 /// A tracefs instance of our own, with a trace pipe that no other process reads. Every instance gets
 /// every line: several programs can run at once, and the global trace_pipe is left alone.
 ///
@@ -23,7 +58,7 @@ const PREFIX: &str = "bpf-workshop-";
 /// killed process; the next `open` removes it.
 ///
 /// All accesses go through the two open directories: tracefs may even be unmounted meanwhile.
-pub(crate) struct TracePipe {
+struct Instance {
     /// `instances` of tracefs.
     instances: File,
     /// The instance's name there.
@@ -37,9 +72,9 @@ pub(crate) struct TracePipe {
     lost: u64,
 }
 
-impl TracePipe {
+impl Instance {
     /// Makes an instance, and removes those that killed runs have left.
-    pub(crate) fn open() -> Result<TracePipe> {
+    fn open() -> Result<Instance> {
         let path = preflight::tracefs()?.join("instances");
         remove_left_overs(&path);
         let instances = File::open(&path).with_context(|| path.display().to_string())?;
@@ -48,7 +83,7 @@ impl TracePipe {
             .map(|attempt| create(&instances, format!("{PREFIX}{}-{attempt}", process::id())))
             .find_map(Result::ok)
             .with_context(|| format!("no tracefs instance could be made in {}", path.display()))?;
-        let mut pipe = TracePipe {
+        let mut pipe = Instance {
             instances,
             name,
             directory,
@@ -73,7 +108,7 @@ impl TracePipe {
     }
 
     /// Waits a tenth of a second for lines and prints those that have come.
-    pub(crate) fn print(&mut self) -> Result<()> {
+    fn print(&mut self) -> Result<()> {
         let Some(pipe) = &self.pipe else { return Ok(()) };
         let wait = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&wait)) {
@@ -119,7 +154,7 @@ impl TracePipe {
     }
 
     /// Prints the rest, and how many lines there were.
-    pub(crate) fn finish(mut self) -> Result<()> {
+    fn finish(mut self) -> Result<()> {
         self.enable(false).context("the event bpf_trace_printk could not be switched off")?;
         while self.drain(1 << 20)? {}
         match (self.lines, self.lost) {
@@ -132,7 +167,7 @@ impl TracePipe {
     }
 }
 
-impl Drop for TracePipe {
+impl Drop for Instance {
     fn drop(&mut self) {
         // An instance cannot be removed while its pipe is open.
         self.pipe = None;
@@ -183,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_line_read_in_two_pieces_is_one_line() {
-        let mut pipe = TracePipe {
+        let mut pipe = Instance {
             instances: File::open("/proc").unwrap(),
             name: "nonexistent".into(),
             directory: File::open("/proc").unwrap(),

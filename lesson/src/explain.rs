@@ -17,11 +17,6 @@ const REFUSALS: &[(&str, &str)] = &[
          it may be NULL on a path that you did not test.",
     ),
     (
-        "invalid mem access 'inv'",
-        "You read through a number. To the verifier, an argument of a kprobe is a number and not a \
-         pointer: use BPF_CORE_READ(). (Older kernels call a scalar `inv`.)",
-    ),
-    (
         "invalid indirect read from stack",
         "A helper would read a variable that you have not written in full, padding included. \
          Initialise it: `struct key key = {};`.",
@@ -128,7 +123,7 @@ mod tests {
             ("cannot call GPL-restricted function from non-GPL compatible program", "licence"),
             ("x() needs struct bio.bi_sectr, which this kernel's BTF does not have", "vmlinux.h"),
         ] {
-            let said = format!("mine-03: the verifier rejects bio_endio_entry(): {said}\n");
+            let said = format!("mine-03: the verifier rejects io_end(): {said}\n");
             assert!(refusal(&said).is_some_and(|meaning| meaning.contains(word)), "{said}");
         }
         assert_eq!(refusal("the verifier rejects x(): something new"), None);

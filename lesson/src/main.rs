@@ -95,7 +95,7 @@ enum Cmd {
     /// Prove that every exercise can be failed and passed, and every README's experiment too
     #[command(hide = true)]
     Prove {
-        /// Kernel lines: 5.10, 6.1, 6.1-rt, 6.12, 7.2, or several with commas [default: 6.1]
+        /// Kernel lines: 6.1, 6.1-rt, 6.12, 7.2, or several with commas [default: 6.1]
         #[arg(long, env = "VM_KERNEL", value_name = "LINE", value_delimiter = ',')]
         kernel: Vec<String>,
         /// Run the judges on the stages, too, as `cargo vm test` does, and the READMEs' experiments not
@@ -112,7 +112,7 @@ struct Check {
     /// Check again whenever you save a file, until all judges agree
     #[arg(long)]
     watch: bool,
-    /// Kernel line: 5.10, 6.1, 6.1-rt, 6.12, 7.2 [default: 6.1]
+    /// Kernel line: 6.1, 6.1-rt, 6.12, 7.2 [default: 6.1]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE")]
     kernel: Option<String>,
 }

@@ -31,7 +31,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
-    session.attach([&skel.progs.block_rq_complete, &skel.progs.blk_mq_start_request_entry])?;
+    session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
     let heatmap = cli.own.heatmap(session.stdout_is_terminal());
     println!("{}", heatmap.legend());
     let (mut total, start) = (Histogram::default(), Instant::now());

@@ -43,7 +43,7 @@ static __always_inline u32 slot_of(u64 ns)
 }
 
 SEC("kprobe/blk_mq_start_request")
-int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
+int BPF_KPROBE(io_start, struct request *rq)
 {
 	u64 key = (u64)rq;
 	struct start start = { bpf_ktime_get_ns(), BPF_CORE_READ(rq, start_time_ns) };
@@ -61,7 +61,7 @@ int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
 }
 
 SEC("tp_btf/block_rq_complete")
-int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_bytes)
+int BPF_PROG(io_end, struct request *rq, int error, unsigned int nr_bytes)
 {
 	u64 key = (u64)rq;
 	s64 latency;

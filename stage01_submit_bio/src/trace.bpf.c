@@ -4,7 +4,7 @@
 #include <bpf/bpf_tracing.h>
 
 SEC("kprobe/submit_bio")
-int BPF_KPROBE(submit_bio_entry, struct bio *bio)
+int BPF_KPROBE(io_start, struct bio *bio)
 {
 	bpf_printk("submit_bio(bio=0x%llx) called: %llu", (u64)bio, bpf_ktime_get_ns());
 	return 0;

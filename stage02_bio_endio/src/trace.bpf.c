@@ -4,14 +4,14 @@
 #include <bpf/bpf_tracing.h>
 
 SEC("kprobe/submit_bio")
-int BPF_KPROBE(submit_bio_entry, struct bio *bio)
+int BPF_KPROBE(io_start, struct bio *bio)
 {
 	bpf_printk("submit_bio(bio=0x%llx) called: %llu", (u64)bio, bpf_ktime_get_ns());
 	return 0;
 }
 
-SEC("kprobe/bio_endio")
-int BPF_KPROBE(bio_endio_entry, struct bio *bio)
+SEC("fentry/bio_endio")
+int BPF_PROG(io_end, struct bio *bio)
 {
 	bpf_printk("bio_endio (bio=0x%llx) called: %llu", (u64)bio, bpf_ktime_get_ns());
 	return 0;

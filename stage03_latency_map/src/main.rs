@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::{InFlightCli as Cli, Session};
+use common::{Cli, Session, TracePipe};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
@@ -19,14 +19,19 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
+    let mut pipe = TracePipe::open()?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
-    session.attach([&skel.progs.bio_endio_entry, &skel.progs.submit_bio_entry])?;
-    session.trace_until_done()?;
+    session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
+    session.trace(&mut pipe)?;
+    session.detach()?;
+    pipe.finish()?;
     let counts = common::counters(&skel.maps.bss_data)?;
-    common::print_total(counts.completed, "bios completed", skel.object())?;
-    println!("{:>8} in flight", skel.maps.starts.keys().count());
+    let in_flight = skel.maps.starts.keys().count();
+    common::print_total(counts.completed, "bios completed");
+    println!("{in_flight:>8} in flight");
     println!("{:>8} split or checksummed (not measured before stage 05)", counts.split);
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
-    common::print_skipped(skel.object())
+    common::print_skipped(skel.object())?;
+    Ok(())
 }

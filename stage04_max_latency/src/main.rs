@@ -3,16 +3,16 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::{QuietCli as Cli, Session};
+use common::{QuietCli as Cli, Session, TracePipe};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
-use trace::TraceSkelBuilder;
+use trace::{TraceMaps, TraceSkelBuilder, types::max_latency};
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
-unsafe impl plain::Plain for trace::types::max_latency {}
+unsafe impl plain::Plain for max_latency {}
 
 fn main() -> ExitCode {
     common::main(common::program!(), run)
@@ -21,34 +21,39 @@ fn main() -> ExitCode {
 fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    common::constants(&mut open.maps.rodata_data)?.quiet = cli.own.quiet;
+    open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.quiet = cli.own.quiet;
     let skel = session.load(open)?;
+    let mut pipe = TracePipe::unless(cli.own.quiet)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
-    session.attach([&skel.progs.bio_endio_entry, &skel.progs.submit_bio_entry])?;
-    session.trace_until_done()?;
+    session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
+    session.trace(&mut pipe)?;
+    session.detach()?;
+    pipe.finish()?;
     let counts = common::counters(&skel.maps.bss_data)?;
-    common::print_total(counts.completed, "bios completed", skel.object())?;
-    println!("{:>8} in flight", skel.maps.starts.keys().count());
+    let in_flight = skel.maps.starts.keys().count();
+    common::print_total(counts.completed, "bios completed");
+    println!("{in_flight:>8} in flight");
     println!("{:>8} split or checksummed (not measured before stage 05)", counts.split);
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
     common::print_skipped(skel.object())?;
-    // A skipped completion leaves its start behind, which is dropped when the address comes again.
-    let skipped = common::times_skipped(skel.object())?;
-    let not_measured = counts.split + counts.dropped.max(skipped);
-    print_max_latency(&skel.maps.max, counts.completed, not_measured)
+    let not_measured = in_flight as u64 + counts.split + counts.dropped;
+    print_max_latency(&skel.maps, &common::of_measured(counts.completed, not_measured))?;
+    Ok(())
 }
 
-fn print_max_latency(max: &impl MapCore, measured: u64, not_measured: u64) -> Result<()> {
-    let records = common::per_cpu::<trace::types::max_latency>(max)?;
-    let latency = |record: &trace::types::max_latency| record.end - record.start.time;
+fn print_max_latency(maps: &TraceMaps, of_measured: &str) -> Result<()> {
+    let records = common::per_cpu::<max_latency>(&maps.max)?;
+    let latency = |record: &max_latency| record.end - record.start.time;
     let Some(slowest) = records.iter().filter(|r| r.io != 0).max_by_key(|r| latency(r)) else {
         return Ok(());
     };
     println!("=====================================================");
     println!("From: submit_bio(bio={:#x}) {}", slowest.io, slowest.start.time);
     println!("To  : bio_endio (bio={:#x}) {}", slowest.io, slowest.end);
-    println!("Max latency {} ns{}", latency(slowest), common::of_measured(measured, not_measured));
+    println!("Max latency {} ns{of_measured}", latency(slowest));
     println!("=====================================================");
     Ok(())
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
-#include "record.h"
-#include <bpf/bpf_core_read.h>
+#include "bio.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
@@ -10,7 +9,6 @@ u64 completed, split, dropped, unmatched;
 
 struct start {
 	u64 time; /* ns */
-	u64 punted; /* see bio_is_punted() */
 };
 
 struct {
@@ -21,37 +19,27 @@ struct {
 } starts SEC(".maps");
 
 struct max_latency { /* the slowest bio that has completed on this CPU */
-	u64 busy, io, end;
+	u64 io, end;
 	struct start start;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, RECORDS);
+	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct max_latency);
 } max SEC(".maps");
 
-/* Up to 6.3, submit_bio() hands such a bio to a worker, which calls submit_bio() again. */
-static __always_inline bool bio_is_punted(struct bio *bio)
-{
-	return bpf_core_enum_value_exists(enum req_flag_bits, __REQ_CGROUP_PUNT) &&
-	       BPF_CORE_READ(bio, bi_opf) >> bpf_core_enum_value(enum req_flag_bits, __REQ_CGROUP_PUNT) & 1;
-}
-
 SEC("kprobe/submit_bio")
-int BPF_KPROBE(submit_bio_entry, struct bio *bio)
+int BPF_KPROBE(io_start, struct bio *bio)
 {
 	u64 io = (u64)bio;
-	struct start start = { .time = bpf_ktime_get_ns(), .punted = bio_is_punted(bio) };
+	struct start start = { .time = bpf_ktime_get_ns() };
 
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
-		struct start *before = bpf_map_lookup_elem(&starts, &io);
-		if (before && before->punted && !start.punted)
-			return 0; /* the worker's call: the first one counts */
-		/* The map is full, or the completion of an earlier bio at this address was not seen. */
-		if (bpf_map_update_elem(&starts, &io, &start, BPF_ANY) || before)
-			__sync_fetch_and_add(&dropped, 1);
+		/* The map is full, or the address has a start already: then neither bio is measured. */
+		bool had_one = !bpf_map_delete_elem(&starts, &io);
+		__sync_fetch_and_add(&dropped, 1 + had_one);
 	}
 	if (!quiet)
 		bpf_printk("submit_bio(bio=0x%llx) called: %llu", io, start.time);
@@ -59,7 +47,7 @@ int BPF_KPROBE(submit_bio_entry, struct bio *bio)
 }
 
 SEC("fentry/bio_endio")
-int BPF_PROG(bio_endio_entry, struct bio *bio)
+int BPF_PROG(io_end, struct bio *bio)
 {
 	u64 io = (u64)bio;
 	struct start *found = bpf_map_lookup_elem(&starts, &io);
@@ -72,23 +60,22 @@ int BPF_PROG(bio_endio_entry, struct bio *bio)
 	u64 end = bpf_ktime_get_ns();
 	if (bpf_map_delete_elem(&starts, &io))
 		return 0; /* only the call that deletes the entry completes the bio */
-	if (bio->__bi_remaining.counter > 1 || /* other parts of it are still in flight */
-	    (bpf_core_field_exists(bio->bi_integrity) && bio->bi_integrity)) {
+	if (bio_stays_in_flight(bio)) { /* the rest of a split bio: its time would be too short */
 		__sync_fetch_and_add(&split, 1);
 		return 0;
 	}
 	__sync_fetch_and_add(&completed, 1);
-	struct max_latency *slowest = take_record(&max);
+	struct max_latency *slowest = bpf_map_lookup_elem(&max, &(u32){ 0 });
 	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time)) {
 		slowest->io = io;
 		slowest->start = start;
 		slowest->end = end;
 	}
-	release_record(slowest);
 	if (quiet)
 		return 0;
 	bpf_printk("bio_endio (bio=0x%llx) called: %llu", io, end);
-	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
+	if (!quiet)
+		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
 	return 0;
 }
 

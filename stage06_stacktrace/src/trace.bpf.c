@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
 #include "bio.h"
-#include "record.h"
+#include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
 const volatile bool quiet;
+const volatile u64 address_of_bio_chain_endio; /* set by main.rs */
+const volatile u32 first; /* 1 where io_end_probe is loaded, too: it runs first */
 u64 completed, dropped, unmatched;
 
 struct start {
 	u64 time; /* ns */
-	sector_t sector; /* of dev */
-	dev_t dev;
-	u32 punted; /* see bio_is_punted() */
+	u64 sector; /* of dev; 512 bytes each */
+	u64 dev; /* the disk or partition */
 	s64 stack_id; /* a key of stacks, or a negative error */
 };
 
@@ -30,56 +31,46 @@ struct {
 } stacks SEC(".maps");
 
 struct max_latency { /* the slowest bio that has completed on this CPU */
-	u64 busy, io, end;
+	u64 io, end;
 	struct start start;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, RECORDS);
+	__uint(max_entries, 2); /* one for each program, which may interrupt the other one */
 	__type(key, u32);
 	__type(value, struct max_latency);
 } max SEC(".maps");
 
-/* Up to 6.3, submit_bio() hands such a bio to a worker, which calls submit_bio() again. */
-static __always_inline bool bio_is_punted(struct bio *bio)
-{
-	return bpf_core_enum_value_exists(enum req_flag_bits, __REQ_CGROUP_PUNT) &&
-	       BPF_CORE_READ(bio, bi_opf) >> bpf_core_enum_value(enum req_flag_bits, __REQ_CGROUP_PUNT) & 1;
-}
-
 SEC("kprobe/submit_bio")
-int BPF_KPROBE(submit_bio_entry, struct bio *bio)
+int BPF_KPROBE(io_start, struct bio *bio)
 {
 	u64 io = (u64)bio;
+	struct bvec_iter iter = BPF_CORE_READ(bio, bi_iter);
 	struct start start = {
 		.time = bpf_ktime_get_ns(),
-		.sector = bio_sector(bio),
-		.dev = bio_dev(bio),
-		.punted = bio_is_punted(bio),
+		.sector = iter.bi_size ? iter.bi_sector : -1, /* a flush carries no data */
+		.dev = BPF_CORE_READ(bio, bi_bdev, bd_dev),
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};
 
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
-		struct start *before = bpf_map_lookup_elem(&starts, &io);
-		if (before && before->punted && !start.punted)
-			return 0; /* the worker's call: the first one counts */
-		/* The map is full, or the completion of an earlier bio at this address was not seen. */
-		if (bpf_map_update_elem(&starts, &io, &start, BPF_ANY) || before)
-			__sync_fetch_and_add(&dropped, 1);
+		/* The map is full, or the address has a start already: then neither bio is measured. */
+		bool had_one = !bpf_map_delete_elem(&starts, &io);
+		__sync_fetch_and_add(&dropped, 1 + had_one);
 	}
 	if (!quiet)
 		bpf_printk("submit_bio(bio=0x%llx) called: %llu", io, start.time);
 	return 0;
 }
 
-static __noinline int completes(struct bio *bio, bool is_part)
+static __noinline int completes(struct bio *bio, bool is_part, u32 program)
 {
 	u64 io = (u64)bio;
 	struct start *found = bpf_map_lookup_elem(&starts, &io);
 
 	if (!found) {
-		__sync_fetch_and_add(&unmatched, !is_part); /* parts are made below submit_bio() */
+		__sync_fetch_and_add(&unmatched, !is_part && program == first);
 		return 0;
 	}
 	struct start start = *found;
@@ -87,34 +78,43 @@ static __noinline int completes(struct bio *bio, bool is_part)
 	if (bpf_map_delete_elem(&starts, &io))
 		return 0; /* only the call that deletes the entry completes the bio */
 	__sync_fetch_and_add(&completed, 1);
-	struct max_latency *slowest = take_record(&max);
+	struct max_latency *slowest = bpf_map_lookup_elem(&max, &program);
 	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time)) {
 		slowest->io = io;
 		slowest->start = start;
 		slowest->end = end;
 	}
-	release_record(slowest);
 	if (quiet)
 		return 0;
 	bpf_printk("bio_endio (bio=0x%llx) called: %llu", io, end);
-	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
+	if (!quiet)
+		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
+	return 0;
+}
+
+/* The last part of a bio to complete also completes the whole, which may be a part itself. */
+static int bio_ends(struct bio *bio, u32 program)
+{
+	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
+		bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
+
+		completes(bio, is_part, program);
+		bio = is_part ? BPF_CORE_READ(bio, bi_private) : NULL; /* the whole */
+	}
 	return 0;
 }
 
 SEC("fentry/bio_endio")
-int BPF_PROG(bio_endio_entry, struct bio *bio)
+int BPF_PROG(io_end, struct bio *bio)
 {
-	struct bio *whole = bio_whole(DIRECT, bio);
+	return bio_ends(bio, 0);
+}
 
-	if (bio_goes_on(DIRECT, bio))
-		return 0;
-	completes(bio, whole);
-	for (int i = 0; i < 64 && whole && !bio_goes_on(BPF_CORE_READ, whole); i++) {
-		bio = whole;
-		whole = bio_whole(BPF_CORE_READ, bio);
-		completes(bio, whole);
-	}
-	return 0;
+/* Only where the kernel preempts: there, the program above is skipped for some completions in tasks. */
+SEC("kprobe/bio_endio")
+int BPF_KPROBE(io_end_probe, struct bio *bio)
+{
+	return bio_ends(bio, 1);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

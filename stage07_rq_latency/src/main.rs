@@ -1,18 +1,18 @@
-//! Stage 07: the slowest request, where on the disk it was, and who issued it.
+//! Stage 07: the slowest request, where on the disk it was, and who started it.
 
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::{Device, QuietCli as Cli, Session};
+use common::{QuietCli as Cli, Session, TracePipe};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
-use trace::TraceSkelBuilder;
+use trace::{TraceMaps, TraceSkelBuilder, types::max_latency};
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
-unsafe impl plain::Plain for trace::types::max_latency {}
+unsafe impl plain::Plain for max_latency {}
 
 fn main() -> ExitCode {
     common::main(common::program!(), run)
@@ -21,39 +21,46 @@ fn main() -> ExitCode {
 fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    common::constants(&mut open.maps.rodata_data)?.quiet = cli.own.quiet;
+    open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.quiet = cli.own.quiet;
+    let preempts = common::preempts()?;
+    constants.first = preempts.into();
+    open.progs.io_end_probe.set_autoload(preempts);
     let skel = session.load(open)?;
+    let mut pipe = TracePipe::unless(cli.own.quiet)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
-    session.attach([&skel.progs.block_rq_complete, &skel.progs.blk_mq_start_request_entry])?;
-    session.trace_until_done()?;
+    let ends = [&skel.progs.io_end, &skel.progs.io_end_probe];
+    session.attach(ends)?;
+    session.attach([&skel.progs.io_start])?;
+    session.trace(&mut pipe)?;
+    session.detach()?;
+    pipe.finish()?;
     let counts = common::counters(&skel.maps.bss_data)?;
-    common::print_total(counts.completed, "requests completed", skel.object())?;
-    println!("{:>8} in flight", skel.maps.starts.keys().count());
+    let in_flight = skel.maps.starts.keys().count();
+    common::print_total(counts.completed, "requests completed");
+    println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
-    common::print_skipped(skel.object())?;
-    // A skipped completion leaves its start behind, which is dropped when the address comes again.
-    let skipped = common::times_skipped(skel.object())?;
-    let not_measured = counts.dropped.max(skipped);
-    print_max_latency(&skel.maps.max, &skel.maps.stacks, counts.completed, not_measured)
+    common::print_skipped_by_both(skel.object(), ends)?;
+    let not_measured = in_flight as u64 + counts.dropped;
+    print_max_latency(&skel.maps, &common::of_measured(counts.completed, not_measured))?;
+    Ok(())
 }
 
-fn print_max_latency(
-    max: &impl MapCore,
-    stacks: &impl MapCore,
-    measured: u64,
-    not_measured: u64,
-) -> Result<()> {
-    let records = common::per_cpu::<trace::types::max_latency>(max)?;
-    let latency = |record: &trace::types::max_latency| record.end - record.start.time;
+fn print_max_latency(maps: &TraceMaps, of_measured: &str) -> Result<()> {
+    let records = common::per_cpu::<max_latency>(&maps.max)?;
+    let latency = |record: &max_latency| record.end - record.start.time;
     let Some(slowest) = records.iter().filter(|r| r.io != 0).max_by_key(|r| latency(r)) else {
         return Ok(());
     };
     println!("=====================================================");
     println!("From: blk_mq_start_request(rq={:#x}) {}", slowest.io, slowest.start.time);
     println!("To  : block_rq_complete (rq={:#x}) {}", slowest.io, slowest.end);
-    println!("Bio Info : {}", Device(slowest.start.dev).sector(slowest.start.sector));
-    println!("Max latency {} ns{}", latency(slowest), common::of_measured(measured, not_measured));
+    let device = common::Device(slowest.start.dev as u32);
+    println!("Bio Info : {}", device.sector(slowest.start.sector));
+    println!("Max latency {} ns{of_measured}", latency(slowest));
     println!("=====================================================");
-    common::print_stack(stacks, slowest.start.stack_id)
+    common::print_stack(&maps.stacks, slowest.start.stack_id)?;
+    Ok(())
 }

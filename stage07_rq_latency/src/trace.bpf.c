@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
-#include "record.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
 const volatile bool quiet;
+const volatile u32 first; /* 1 where io_end_probe is loaded, too: it runs first */
 u64 completed, dropped, unmatched;
 
 struct start {
 	u64 time; /* ns */
 	u64 allocated; /* ns; with its address, this identifies a request */
-	sector_t sector; /* of dev */
-	dev_t dev;
-	u32 unused; /* or there would be a hole, whose bytes the verifier does not know */
+	u64 sector; /* of dev; 512 bytes each */
+	u64 dev; /* the disk */
 	s64 stack_id; /* a key of stacks, or a negative error */
 };
 
@@ -32,28 +31,27 @@ struct {
 } stacks SEC(".maps");
 
 struct max_latency { /* the slowest request that has completed on this CPU */
-	u64 busy, io, end;
+	u64 io, end;
 	struct start start;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, RECORDS);
+	__uint(max_entries, 2); /* one for each program, which may interrupt the other one */
 	__type(key, u32);
 	__type(value, struct max_latency);
 } max SEC(".maps");
 
-/* Before 5.16 a request named its disk. Some commands of a driver have none: 0. */
-static __always_inline dev_t rq_dev(struct request *rq)
+/* 0 for some commands of a driver, which have no disk. */
+static dev_t rq_dev(struct request *rq)
 {
-	struct request___old *old = (void *)rq;
-	struct gendisk *disk = bpf_core_field_exists(old->rq_disk) ? old->rq_disk : rq->q->disk;
+	struct gendisk *disk = BPF_CORE_READ(rq, q, disk);
 
-	return disk ? disk->major << 20 | disk->first_minor : 0;
+	return disk ? BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor) : 0;
 }
 
 SEC("kprobe/blk_mq_start_request")
-int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
+int BPF_KPROBE(io_start, struct request *rq)
 {
 	u64 io = (u64)rq;
 	struct start start = {
@@ -66,26 +64,25 @@ int BPF_KPROBE(blk_mq_start_request_entry, struct request *rq)
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
 		struct start *before = bpf_map_lookup_elem(&starts, &io);
 		if (before && before->allocated == start.allocated)
-			return 0; /* requeued and issued again: the first time counts */
-		/* The map is full, or the completion of an earlier request at this address was not seen. */
-		if (bpf_map_update_elem(&starts, &io, &start, BPF_ANY) || before)
-			__sync_fetch_and_add(&dropped, 1);
+			return 0; /* requeued and started again: the first time counts */
+		/* The map is full, or the address has a start already: then neither request is measured. */
+		bool had_one = !bpf_map_delete_elem(&starts, &io);
+		__sync_fetch_and_add(&dropped, 1 + had_one);
 	}
 	if (!quiet)
 		bpf_printk("blk_mq_start_request(rq=0x%llx) called: %llu", io, start.time);
 	return 0;
 }
 
-SEC("tp_btf/block_rq_complete")
-int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_bytes)
+static __noinline int completes(struct request *rq, u32 nr_bytes, u32 program)
 {
 	u64 io = (u64)rq;
 	struct start *found = bpf_map_lookup_elem(&starts, &io);
 
-	if (nr_bytes < rq->__data_len)
-		return 0; /* a part of it: the rest is issued again */
-	if (!found || found->allocated != rq->start_time_ns) {
-		__sync_fetch_and_add(&unmatched, 1);
+	if (nr_bytes < BPF_CORE_READ(rq, __data_len))
+		return 0; /* a part of it: the rest is started again */
+	if (!found || found->allocated != BPF_CORE_READ(rq, start_time_ns)) {
+		__sync_fetch_and_add(&unmatched, program == first);
 		return 0;
 	}
 	struct start start = *found;
@@ -93,19 +90,31 @@ int BPF_PROG(block_rq_complete, struct request *rq, int error, unsigned int nr_b
 	if (bpf_map_delete_elem(&starts, &io))
 		return 0; /* only the call that deletes the entry completes the request */
 	__sync_fetch_and_add(&completed, 1);
-	struct max_latency *slowest = take_record(&max);
+	struct max_latency *slowest = bpf_map_lookup_elem(&max, &program);
 	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time)) {
 		slowest->io = io;
 		slowest->start = start;
 		slowest->start.dev = rq_dev(rq);
 		slowest->end = end;
 	}
-	release_record(slowest);
 	if (quiet)
 		return 0;
 	bpf_printk("block_rq_complete (rq=0x%llx) called: %llu", io, end);
 	bpf_printk("blk_mq_start_request() -> block_rq_complete() time duration: %llu ns", end - start.time);
 	return 0;
+}
+
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(io_end, struct request *rq, int error, unsigned int nr_bytes)
+{
+	return completes(rq, nr_bytes, 0);
+}
+
+/* Only where the kernel preempts: there, the program above is skipped for some completions in tasks. */
+SEC("kprobe/blk_update_request")
+int BPF_KPROBE(io_end_probe, struct request *rq, int error, unsigned int nr_bytes)
+{
+	return completes(rq, nr_bytes, 1);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::{PidCli as Cli, Session};
+use common::{PidCli as Cli, Session, TracePipe};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.quiet = cli.own.quiet;
     constants.page_shift = common::page_shift();
@@ -27,30 +28,25 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     open.progs.filemap_read_session.set_autoload(has_sessions);
     open.progs.filemap_read_entry.set_autoload(!has_sessions);
     open.progs.filemap_read_exit.set_autoload(!has_sessions);
-    if !common::has_function("filemap_read")? {
-        // Its name up to 5.11.
-        let old = "generic_file_buffered_read".to_owned();
-        open.progs.filemap_read_entry.set_attach_target(0, Some(old.clone()))?;
-        open.progs.filemap_read_exit.set_attach_target(0, Some(old))?;
-    }
     let skel = session.load(open)?;
-    if has_sessions {
-        session.attach([&skel.progs.page_added, &skel.progs.filemap_read_session])?;
-    } else {
-        let (entry, exit) = (&skel.progs.filemap_read_entry, &skel.progs.filemap_read_exit);
-        session.attach([&skel.progs.page_added, exit, entry])?;
-    }
-    session.trace_until_done()?;
+    let mut pipe = TracePipe::unless(cli.own.quiet)?;
+    // The return first: then no read is seen to begin whose return is not hooked yet. Attaches those
+    // of the programs that are loaded.
+    session.attach([&skel.progs.page_added, &skel.progs.filemap_read_exit])?;
+    session.attach([&skel.progs.filemap_read_entry, &skel.progs.filemap_read_session])?;
+    session.trace(&mut pipe)?;
+    session.detach()?;
+    pipe.finish()?;
     let counts = common::counters(&skel.maps.bss_data)?;
     if let Some(pid) = cli.own.pid {
         println!("Filtered PID : {pid}");
     }
-    common::print_total(counts.completed, "reads through the page cache", skel.object())?;
+    common::print_total(counts.completed, "reads through the page cache");
     println!("=====================================================");
     println!("[Total {} Hit {} miss {}]", counts.total, counts.hit, counts.total - counts.hit);
     println!("=====================================================");
     println!("{:>8} readahead (pages brought in beyond those asked for)", counts.readahead);
-    println!("{:>8} refused (would have had to wait; not in the total)", counts.refused);
+    println!("{:>8} not judged (asynchronous, or would have had to wait)", counts.not_judged);
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped (map full, or return not seen)", counts.dropped);
     println!("{:>8} unmatched (return without an entry)", counts.unmatched);

@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use common::{Session, Unsupported};
+use common::Session;
 use libbpf_rs::{
     AsRawLibbpf, Link, Program, ProgramAttachType, ProgramMut, TracepointCategory,
     libbpf_sys as sys,
@@ -44,30 +44,16 @@ pub enum Tier {
 
 impl Tier {
     /// The best one of this kernel, which has these types.
-    pub fn choose(vmlinux: &Btf) -> Result<Tier> {
-        let helper = sys::BPF_FUNC_get_func_ip;
-        // SAFETY: it takes two numbers and no options.
-        let known = unsafe {
-            sys::libbpf_probe_bpf_helper(sys::BPF_PROG_TYPE_KPROBE, helper, std::ptr::null())
-        };
-        if known <= 0 {
-            return Err(Unsupported(
-                "this kernel cannot tell one program which of many functions was called (the BPF \
-                 helper bpf_get_func_ip is missing): use Linux 5.15 or newer, \
-                 like cargo vm run --kernel 6.1 stage10"
-                    .to_owned(),
-            )
-            .into());
-        }
+    pub fn choose(vmlinux: &Btf) -> Tier {
         // Before 7.0, where it takes no argument, sessions miss returns: see common::has_sessions().
         let cookie = vmlinux.function("bpf_session_cookie");
-        Ok(if cookie.is_some_and(|cookie| cookie.parameters().len() == 1) {
+        if cookie.is_some_and(|cookie| cookie.parameters().len() == 1) {
             Tier::Session
         } else if vmlinux.function("register_fprobe_ips").is_some() {
             Tier::Multi
         } else {
             Tier::Single
-        })
+        }
     }
 
     /// Chooses the programs to load.

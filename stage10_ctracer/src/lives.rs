@@ -37,20 +37,14 @@ const BIO: Rules = Rules {
         "submit_bio_wait",
         "bio_init_clone",
         "__bio_clone",
-        "__bio_clone_fast",
     ],
     once: &["submit_bio"],
     completes: &["bio_endio", "bio_uninit"],
     frees: &["bio_free"],
-    makes: &[
-        ("bio_alloc_clone", Link::Clone),
-        ("bio_clone_fast", Link::Clone),
-        ("bio_split", Link::Split),
-    ],
+    makes: &[("bio_alloc_clone", Link::Clone), ("bio_split", Link::Split)],
     ties: &[
         ("bio_init_clone", 0, 1, Link::Clone),
         ("__bio_clone", 0, 1, Link::Clone),
-        ("__bio_clone_fast", 0, 1, Link::Clone),
         ("bio_chain", 0, 1, Link::Chain),
     ],
 };

@@ -48,7 +48,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let cli = &cli.own;
     let types = btf::Btf::read("vmlinux", None)?;
-    let tier = Tier::choose(&types)?;
+    let tier = Tier::choose(&types);
     let found = discovery::discover(cli, &types)?;
     if cli.list {
         found.print();

@@ -274,6 +274,11 @@ fn by_hand_refusals() -> Result<()> {
         ("setpriv --reuid 65534 --clear-groups", "only root"),
         ("setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all", "CAP_SYS_ADMIN"),
         ("umount -R /sys/kernel/tracing; umount -R /sys/kernel/debug;", "mount -t tracefs"),
+        (
+            "echo 5.10.0-32-amd64 >/run/release
+             mount --bind /run/release /proc/sys/kernel/osrelease;",
+            "this kernel (5.10.0-32-amd64) is older than 6.1",
+        ),
     ] {
         let script = format!("{prepare} {} --duration 1s", path.display());
         let ended =

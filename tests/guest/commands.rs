@@ -160,7 +160,7 @@ fn a_refused_program_names_its_line() -> Result<()> {
     let line =
         source.lines().position(|line| line.trim() == "start = *found;").context("line")? + 1;
     let message = format!(
-        "broken: the verifier rejects bio_endio_entry(): R0 invalid mem access 'map_value_or_null'\n  \
+        "broken: the verifier rejects io_end(): R0 invalid mem access 'map_value_or_null'\n  \
          {file}:{line}: start = *found;\n"
     );
     let ended = broken("refused", &[])?;

@@ -39,18 +39,6 @@ pub const FEW: [&str; 10] = [
     "--only=__rq_qos_throttle",
 ];
 
-/// 5.10 cannot run the stage, and has to say so.
-pub fn supported() -> Result<bool> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    if !release.starts_with("5.10.") {
-        return Ok(true);
-    }
-    let ended = stage("stage10", &["--list"])?;
-    ensure!(ended.code == Some(3) && ended.stderr.contains("5.15"), "{ended:?}");
-    println!("unsupported stage10: needs 5.15 (exit code 3)");
-    Ok(false)
-}
-
 /// The functions that take a `struct bio *`, by what bpftool prints of a BTF.
 fn takers(btf: &str, names: &mut BTreeSet<String>) -> Result<()> {
     let dump = shell(&format!("bpftool btf dump file /sys/kernel/btf/vmlinux; {btf}"))?;
@@ -101,9 +89,6 @@ fn takers(btf: &str, names: &mut BTreeSet<String>) -> Result<()> {
 
 /// What `--list` prints, against BTF by bpftool and the kernel's list of functions.
 fn finds_the_functions() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let mut expected = BTreeSet::new();
     takers("bpftool btf dump file /sys/kernel/btf/dm_mod", &mut expected)?;
     let traceable = shell("cut -d' ' -f1 /sys/kernel/tracing/available_filter_functions")?;
@@ -170,9 +155,6 @@ fn field(events: &[&Value], life: u64, at: usize, name: &str) -> Result<Value> {
 /// One run over four reads: of a disk, beside stage 04; through a partition; through device mapper;
 /// and one that is split.
 fn follows_a_bio() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let (disk, nvme) = (disks::virtio()?, disks::nvme()?);
     shell(&format!(
         "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{disk}; partx -u /dev/{disk} || true"
@@ -320,9 +302,6 @@ pub fn balanced(events: &[&Value]) -> Result<()> {
 
 /// Every hit of four probes by every I/O that fio reports, to the event.
 fn balances_its_ledger() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let disk = disks::virtio()?;
     let running = Running::stage("stage10", &["--quiet", "--only=submit_bio", "--only=bio_endio"])?;
     let report = fio(&format!(
@@ -345,9 +324,6 @@ fn balances_its_ledger() -> Result<()> {
 
 /// Of two processes that read two disks, the bios of one process and one disk.
 fn filters_objects() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     // A completion that interrupts a probe is missed: this disk's come long after the submit's probes,
     // when nobody else reads.
     let delayed = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
@@ -402,9 +378,6 @@ fn programs_left() -> Result<bool> {
 
 /// After the two signals that end it, after SIGKILL while attached, and after Ctrl-C before.
 fn leaves_nothing() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let before = loaded()?;
     let expedited = || fs::read_to_string("/sys/kernel/rcu_expedited");
     let usual = expedited()?;
@@ -438,9 +411,6 @@ fn leaves_nothing() -> Result<()> {
 }
 
 fn says_what_is_wrong() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let wrong: [(&[&str], i32, &str); 6] = [
         (&["--type=nonesuch"], 1, "this kernel has no struct nonesuch"),
         (&["--type=inode", "--dev=254:0"], 1, "--dev needs bios"),

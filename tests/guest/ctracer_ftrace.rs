@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     Test,
-    ctracer::{balanced, lines, number, supported},
+    ctracer::{balanced, lines, number},
     disks,
     ftrace::{Ftrace, Hook, TRACEFS},
     run::{Running, now, shell, stage},
@@ -199,9 +199,6 @@ fn functions() -> Result<BTreeMap<String, bool>> {
 /// A direct read by one thread, from the call to the completion in an interrupt: every call and every
 /// return, of all functions, in the same order and as deep.
 fn nests_as_ftrace_says() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let disk = disks::virtio()?;
     let functions: Vec<String> = functions()?.into_keys().collect();
     let read = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=2 iflag=direct 2>&1");
@@ -259,9 +256,6 @@ const PROBED: [(&str, usize); 11] = [
 
 /// The same objects in the same positions, and the same values, as probes of ftrace see.
 fn has_ftraces_arguments_and_values() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let (disk, known) = (disks::virtio()?, functions()?);
     let probed = PROBED.iter().filter_map(|(name, position)| {
         known.get(*name).map(|returns| (*name, *position, *returns))

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     Test,
-    ctracer::{FEW, lines, number, supported},
+    ctracer::{FEW, lines, number},
     ctracer_types::adds_up,
     disks::{self, Mapped, NullBlk},
     run::{Running, count, fio, shell},
@@ -26,9 +26,6 @@ pub const TESTS: &[Test] = &[
 
 /// One run with clones and parts.
 fn writes_one_trace_in_all_forms() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let (disk, nvme) = (disks::virtio()?, disks::nvme()?);
     let linear = Mapped::new("forms", &format!("0 16384 linear /dev/{disk} 8192"))?;
     let files = ["--json", "--perfetto=/run/perfetto", "--html=/run/html", "--folded=/run/folded"];
@@ -269,9 +266,6 @@ fn folded(file: &str, calls: &Calls) -> Result<()> {
 
 /// One bio in five: so many of them, each with all that happens to a bio.
 fn samples_whole_lives() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let disk = NullBlk::new(&[])?;
     let functions = ["submit_bio", "bio_init", "bio_endio", "bio_uninit"];
     let only = functions.map(|function| format!("--only={function}"));
@@ -323,9 +317,6 @@ fn sampled(all: &[Value], functions: &[&str]) -> Result<()> {
 /// The reader sleeps until the ring buffer is full. What was written before arrives, the rest is
 /// counted.
 fn says_what_it_has_lost() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let disk = NullBlk::new(&[])?;
     let functions = ["submit_bio*", "bio_init", "bio_endio", "bio_uninit", "bio_associate_blkg*"];
     let only = functions.map(|function| format!("--only={function}"));
@@ -358,9 +349,6 @@ fn says_what_it_has_lost() -> Result<()> {
 
 /// --max-events: so many are shown, and the ledger counts the others too.
 fn ends_after_the_last_event() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let disk = disks::virtio()?;
     let arguments = ["--json", "--max-events=7", "--only=submit_bio", "--only=bio_endio"];
     let running = Running::stage("stage10", &arguments)?;

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     Test,
-    ctracer::{lines, number, supported},
+    ctracer::{lines, number},
     disks,
     run::{Running, between, program, shell, stage, wait_until},
 };
@@ -71,9 +71,6 @@ fn cases() -> Result<Vec<Case>> {
 }
 
 fn follows_other_structs() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     for Case { name, only, load, field } in cases()? {
         let only: Vec<String> = only.iter().map(|glob| format!("--only={glob}")).collect();
         let mut arguments = vec!["--json", "--type", name];
@@ -121,7 +118,7 @@ pub fn adds_up(all: &[Value]) -> Result<()> {
 fn survives_its_own_events() -> Result<()> {
     // One by one, attaching to all functions takes too long.
     let symbols = fs::read_to_string("/proc/kallsyms")?;
-    if !supported()? || !symbols.contains(" register_fprobe_ips\n") {
+    if !symbols.contains(" register_fprobe_ips\n") {
         return Ok(());
     }
     let mut command = Command::new(program("stage10"));
@@ -138,9 +135,6 @@ fn survives_its_own_events() -> Result<()> {
 
 /// A struct to which the kernel has no pointer at all.
 fn knows_a_struct_that_no_function_takes() -> Result<()> {
-    if !supported()? {
-        return Ok(());
-    }
     let dump = shell("bpftool btf dump file /sys/kernel/btf/vmlinux")?;
     let (mut structs, mut pointed) = (HashMap::<&str, Vec<&str>>::new(), HashSet::new());
     for line in dump.lines() {

@@ -45,7 +45,7 @@ fn run(_cli: &Cli<NoOptions>, session: &mut Session) -> Result<()> {
         _ => {
             let open = session.open(refused::RefusedSkelBuilder::default(), &mut object)?;
             let skel = session.load(open)?;
-            session.attach([&skel.progs.bio_endio_entry])
+            session.attach([&skel.progs.io_end])
         }
     }
 }

@@ -11,7 +11,7 @@ struct {
 } starts SEC(".maps");
 
 SEC("fentry/bio_endio")
-int BPF_PROG(bio_endio_entry, struct bio *bio)
+int BPF_PROG(io_end, struct bio *bio)
 {
 	u64 io = (u64)bio;
 	u64 *found = bpf_map_lookup_elem(&starts, &io);

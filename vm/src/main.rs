@@ -79,7 +79,7 @@ const LINES: &str = "Kernel line, several (6.1,7.2), `all`, `host` (this machine
 
 #[derive(Args)]
 struct Guest {
-    /// Kernel line (5.10, 6.1, 6.1-rt, 6.12, 7.2), `host`, or a directory with an unpacked kernel
+    /// Kernel line (6.1, 6.1-rt, 6.12, 7.2), `host`, or a directory with an unpacked kernel
     /// [default: 6.1]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
     kernel: Option<String>,

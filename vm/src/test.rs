@@ -745,13 +745,13 @@ mod tests {
             ..of_guest(lines)
         };
         let guests = [
-            kernel("5.10.0", &[A_OK, "unsupported bio-life: no fentry on this kernel"]),
-            kernel("6.1.0", &[A_OK, &A_OK.replace("stage08_a", "bio_life_x")]),
-            kernel("6.12", &[A_OK, B_FAILED]),
+            kernel("6.1.0", &[A_OK, "unsupported bio-life: no fentry on this kernel"]),
+            kernel("6.12", &[A_OK, &A_OK.replace("stage08_a", "bio_life_x")]),
+            kernel("7.2", &[A_OK, B_FAILED]),
         ];
         let programs = report().known;
         let expected = "\
-| | 5.10.0 | 6.1.0 | 6.12 |
+| | 6.1.0 | 6.12 | 7.2 |
 |---|---|---|---|
 | stage08 | ✓ | ✓ | stage08_b |
 | stage09 | not tested | not tested | not tested |

@@ -39,11 +39,10 @@ struct {
 
 static const struct sizes none;
 
-/* Before 5.16 a request named its disk. Some commands of a driver have none: 0. */
+/* The disk of a request. Some commands of a driver have none: 0. */
 static __always_inline dev_t rq_dev(struct request *rq)
 {
-	struct request___old *old = (void *)rq;
-	struct gendisk *disk = bpf_core_field_exists(old->rq_disk) ? old->rq_disk : rq->q->disk;
+	struct gendisk *disk = rq->q->disk;
 
 	return disk ? disk->major << 20 | disk->first_minor : 0;
 }

@@ -333,17 +333,6 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
     Some(cpus)
 }
 
-/// Up to 5.10, maps and programs count as locked memory, of which a process may have 64 KiB.
-pub fn unlimited_locked_memory() -> Result<()> {
-    let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the address of a limit.
-    if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) } != 0 {
-        return Err(io::Error::last_os_error())
-            .context("the limit of locked memory could not be raised");
-    }
-    Ok(())
-}
-
 /// EPERM has one reason for us, who are root: a container, or a kernel that is locked down.
 fn permission(error: io::Error) -> anyhow::Error {
     if error.raw_os_error() == Some(libc::EPERM) {

@@ -1,7 +1,7 @@
 //! What the four programs have in common for the user: options, signals, messages, exit codes.
 
 use std::{
-    fmt,
+    fmt, fs,
     io::{self, Write},
     process::ExitCode,
     sync::{
@@ -14,8 +14,6 @@ use std::{
 use anyhow::{Context, Result};
 use clap::{Args, Parser};
 
-use crate::bpf;
-
 /// The end of `--help`.
 pub const AFTER_HELP: &str = "\
 Ctrl-C and SIGTERM end the program as --duration does: it prints its results.
@@ -23,6 +21,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it.";
 
 /// The launcher of the VM sets this variable to check a command line before it boots a guest.
 const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
+
+/// Holds the release of the running kernel.
+const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
 /// The options of all programs.
 #[derive(Args, Debug)]
@@ -139,6 +140,7 @@ fn start<Cli: AsRef<Common>>(
     cli: &Cli,
     run: impl FnOnce(&Cli, &mut Run) -> Result<()>,
 ) -> Result<()> {
+    check_release(fs::read_to_string(RELEASE).context(RELEASE)?.trim())?;
     // SAFETY: asks for a number.
     if unsafe { libc::geteuid() } != 0 {
         let message = "only root may load BPF programs: start it with sudo, or in the VM with \
@@ -146,7 +148,6 @@ fn start<Cli: AsRef<Common>>(
         return Err(Unsupported(message.into()).into());
     }
     crate::perf::tracefs()?;
-    bpf::unlimited_locked_memory()?;
     let stop = Arc::new(AtomicBool::new(false));
     let handler = Arc::clone(&stop);
     ctrlc::set_handler(move || handler.store(true, Ordering::SeqCst))
@@ -154,6 +155,18 @@ fn start<Cli: AsRef<Common>>(
     let duration = cli.as_ref().duration;
     run(cli, &mut Run { name, stop, duration, end: None })?;
     io::stdout().flush().context("stdout")
+}
+
+/// Fails where the kernel of this release is older than 6.1.
+fn check_release(release: &str) -> Result<(), Unsupported> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < (6, 1) => Err(Unsupported(format!(
+            "this kernel ({release}) is older than 6.1, the oldest one that the workshop supports: \
+             run it in the VM, cargo vm run"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Whether writing failed because stdout's reader has gone away (`| head`).
@@ -176,6 +189,18 @@ mod tests {
         assert_eq!(duration("1m 500ms"), Ok(Duration::from_millis(60_500)));
         for wrong in ["", "10", "-5s", "0s", "9999999y"] {
             assert!(duration(wrong).unwrap_err().contains("10s"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_oldest_kernel_is_6_1() {
+        for supported in ["6.1.0-50-amd64", "6.1", "6.12.107+deb13-amd64", "7.0-rc1", "10.0.0"] {
+            assert!(check_release(supported).is_ok(), "{supported}");
+        }
+        for old in ["5.10.0-32-amd64", "5.19", "6.0.12-generic", "4.4.0"] {
+            let Unsupported(message) = check_release(old).unwrap_err();
+            let beginning = format!("this kernel ({old}) is older than 6.1, ");
+            assert!(message.starts_with(&beginning), "{message}");
         }
     }
 }

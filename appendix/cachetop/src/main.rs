@@ -79,23 +79,13 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
     open.progs.filemap_read_session.set_autoload(has_sessions);
     open.progs.filemap_read_entry.set_autoload(!has_sessions);
     open.progs.filemap_read_exit.set_autoload(!has_sessions);
-    if !common::has_function("filemap_read")? {
-        // Its name up to 5.11.
-        let old = "generic_file_buffered_read".to_owned();
-        open.progs.filemap_read_entry.set_attach_target(0, Some(old.clone()))?;
-        open.progs.filemap_read_exit.set_attach_target(0, Some(old))?;
-    }
-    let has_folios = common::has_function("__folio_mark_dirty")?;
-    open.progs.folio_dirtied.set_autoload(has_folios);
-    open.progs.page_dirtied.set_autoload(!has_folios);
     let skel = session.load(open)?;
     let progs = &skel.progs;
-    let dirtied = if has_folios { &progs.folio_dirtied } else { &progs.page_dirtied };
+    let (dirtied, added) = (&progs.folio_dirtied, &progs.page_added);
     if has_sessions {
-        session.attach([dirtied, &progs.page_added, &progs.filemap_read_session])?;
+        session.attach([dirtied, added, &progs.filemap_read_session])?;
     } else {
-        let (entry, exit) = (&progs.filemap_read_entry, &progs.filemap_read_exit);
-        session.attach([dirtied, &progs.page_added, exit, entry])?;
+        session.attach([dirtied, added, &progs.filemap_read_exit, &progs.filemap_read_entry])?;
     }
 
     let mut sampler = Sampler::new();

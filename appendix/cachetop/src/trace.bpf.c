@@ -167,28 +167,16 @@ static __always_inline u64 pages_of(struct folio *folio)
 	return 1 << (BPF_CORE_READ(folio, _flags_1) & 31);
 }
 
-static __always_inline int pages_dirtied(u64 pages)
-{
-	struct counts *counts = current_counts();
-
-	if (counts)
-		__sync_fetch_and_add(&counts->dirtied, pages);
-	return 0;
-}
-
 /* The kernel calls this when a clean folio becomes dirty, and not when a dirty one is written to
  * again. A kprobe: in a preemptible kernel, fentry would lose some of the calls. */
 SEC("kprobe/__folio_mark_dirty")
 int BPF_KPROBE(folio_dirtied, struct folio *folio)
 {
-	return pages_dirtied(pages_of(folio));
-}
+	struct counts *counts = current_counts();
 
-/* The same up to 5.15, where it is called for every page. */
-SEC("kprobe/account_page_dirtied")
-int BPF_KPROBE(page_dirtied)
-{
-	return pages_dirtied(1);
+	if (counts)
+		__sync_fetch_and_add(&counts->dirtied, pages_of(folio));
+	return 0;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

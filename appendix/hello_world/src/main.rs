@@ -5,14 +5,7 @@ use std::{io::Error, mem::MaybeUninit, process::ExitCode, time::Duration};
 use anyhow::{Context, Result};
 use clap::Args;
 use common::{Cli, Options, Session};
-use libbpf_rs::{
-    OpenProgramMut, RingBufferBuilder,
-    btf::{
-        Btf, BtfKind, BtfType,
-        types::{Func, FuncProto},
-    },
-    skel::Skel,
-};
+use libbpf_rs::{RingBufferBuilder, skel::Skel};
 
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -38,20 +31,14 @@ fn main() -> ExitCode {
 
 fn run(_: &Cli<NoLines>, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    let execveat = takes_registers(&open.progs.execveat_exit)?;
-    open.progs.execveat_exit.set_autoload(execveat);
+    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
     let mut ring = RingBufferBuilder::new();
     ring.add(&skel.maps.events, print_event)?;
     let ring = ring.build()?;
     println!("{:>8} {:<16} FILE", "PID", "COMM");
     let progs = &skel.progs;
-    let hooks = [&progs.process_exec, &progs.execve_exit, &progs.execveat_exit];
-    session.attach(hooks.into_iter().take(if execveat { 3 } else { 2 }))?;
-    if !execveat {
-        println!("failures of execveat() are not shown: this kernel's BTF does not describe it");
-    }
+    session.attach([&progs.process_exec, &progs.execve_exit, &progs.execveat_exit])?;
     while !session.is_over() {
         match ring.poll(Duration::from_millis(100)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
@@ -67,20 +54,6 @@ fn run(_: &Cli<NoLines>, session: &mut Session) -> Result<()> {
     println!("{:>8} attempts failed", counts.failed);
     println!("{:>8} lines lost (ring buffer full)", counts.lost);
     common::print_skipped(skel.object())
-}
-
-/// Whether the kernel's BTF describes the argument of the function that the program hooks: on Debian's
-/// 5.10, the struct of `execveat()` has a name only, and the verifier lets no program read it.
-fn takes_registers(program: &OpenProgramMut) -> Result<bool> {
-    let section = program.section().to_string_lossy();
-    let btf = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
-    let function = btf.type_by_name::<Func>(section.trim_start_matches("fexit/"));
-    let prototype = function.and_then(|function| function.next_type()).map(FuncProto::try_from);
-    let argument =
-        prototype.and_then(|found| found.ok()?.iter().next().map(|argument| argument.ty));
-    let pointer = argument.and_then(|ty| btf.type_by_id::<BtfType>(ty));
-    let pointed = pointer.and_then(|ty| ty.skip_mods_and_typedefs().next_type());
-    Ok(pointed.is_some_and(|ty| ty.skip_mods_and_typedefs().kind() == BtfKind::Struct))
 }
 
 fn print_event(bytes: &[u8]) -> i32 {

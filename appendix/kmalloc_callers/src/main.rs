@@ -52,15 +52,11 @@ fn run(cli: &Cli<TableOptions>, session: &mut Session) -> Result<()> {
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     // From 7.0 on, a tp_btf program may be preempted: then it is skipped for other tasks.
     let classic = common::has_sessions()?;
-    let has_node = !classic && common::has_function("__traceiter_kmalloc_node")?;
     open.progs.kmalloc_classic.set_autoload(classic);
     open.progs.kmalloc_btf.set_autoload(!classic);
-    open.progs.kmalloc_node_btf.set_autoload(has_node);
     let skel = session.load(open)?;
-    let progs = &skel.progs;
-    let hooks = [&progs.kmalloc_classic, &progs.kmalloc_btf, &progs.kmalloc_node_btf];
-    let wanted = zip(hooks, [classic, !classic, has_node]).filter(|(_, wanted)| *wanted);
-    session.attach(wanted.map(|(hook, _)| hook))?;
+    let (record, arguments) = (&skel.progs.kmalloc_classic, &skel.progs.kmalloc_btf);
+    session.attach([if classic { record } else { arguments }])?;
 
     let mut names = Names::default();
     let (start, mut before, mut from) = (Instant::now(), Sites::new(), Duration::ZERO);

@@ -40,25 +40,10 @@ static __always_inline int count(u64 site, u64 asked, u64 given)
 	return 0;
 }
 
-/* In 5.19 and 6.0, the third argument is the slab cache, and the others follow it. */
-static __always_inline int count_btf(u64 site, u64 third, u64 fourth, u64 fifth)
-{
-	if (bpf_core_field_exists(struct trace_event_raw_kmem_alloc, accounted))
-		return count(site, fourth, fifth);
-	return count(site, third, fourth);
-}
-
 SEC("tp_btf/kmalloc")
-int BPF_PROG(kmalloc_btf, u64 site, void *ptr, u64 third, u64 fourth, u64 fifth)
+int BPF_PROG(kmalloc_btf, u64 site, void *ptr, u64 asked, u64 given)
 {
-	return count_btf(site, third, fourth, fifth);
-}
-
-/* Up to 6.0, memory of a given NUMA node has an event of its own. */
-SEC("tp_btf/kmalloc_node")
-int BPF_PROG(kmalloc_node_btf, u64 site, void *ptr, u64 third, u64 fourth, u64 fifth)
-{
-	return count_btf(site, third, fourth, fifth);
+	return count(site, asked, given);
 }
 
 /* From 7.0 on, a task may be preempted in a tp_btf program, but not in that of a classic tracepoint. */

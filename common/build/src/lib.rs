@@ -51,7 +51,7 @@ pub fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), S
     let mut command = Command::new(clang);
     command
         .current_dir(&root)
-        // CPU v2: the instructions that every kernel from 5.10 on has.
+        // BPF CPU v2, whatever this clang's default is: every clang uses the same instructions.
         .args(["-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall", "-Werror", arch])
         .args(["-I", "common/bpf", "-I"])
         .arg(&headers)

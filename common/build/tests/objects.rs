@@ -1,5 +1,5 @@
-//! What the compilers make of the programs: only instructions that Linux 5.10 knows, and map values
-//! without holes. For every clang that is installed.
+//! What the compilers make of the programs: only instructions of BPF CPU v2, and map values without
+//! holes. For every clang that is installed.
 
 use std::{
     fs,
@@ -202,8 +202,7 @@ fn keys_and_values<'a>(btf: &'a Btf<'a>) -> Vec<(String, BtfType<'a>)> {
     found
 }
 
-/// A hole reaches the verifier uninitialised, and kernels before 5.10.222, 5.15.163 and 6.1.100 reject
-/// the program.
+/// A hole reaches the verifier uninitialised, and kernels before 6.1.100 reject the program.
 fn has_no_holes(what: &str, path: &Path, source: &str) {
     let btf = Btf::from_path(path).unwrap();
     let types = keys_and_values(&btf);

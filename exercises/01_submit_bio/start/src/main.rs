@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::{Cli, Session};
+use common::{Cli, Session, TracePipe};
 
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -18,6 +18,10 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
-    session.attach([&skel.progs.submit_bio_entry])?;
-    session.trace_until_done()
+    let mut pipe = TracePipe::open()?;
+    session.attach([&skel.progs.io_start])?;
+    session.trace(&mut pipe)?;
+    session.detach()?;
+    pipe.finish()?;
+    Ok(())
 }

@@ -32,7 +32,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
-    session.attach([&skel.progs.submit_bio_entry])?;
+    session.attach([&skel.progs.io_start])?;
     session.trace_until_done()?;
     print_processes(&skel.maps.processes)?;
     let counts = common::counters(&skel.maps.bss_data)?;

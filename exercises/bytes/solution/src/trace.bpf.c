@@ -19,7 +19,7 @@ struct {
 } processes SEC(".maps");
 
 SEC("kprobe/submit_bio")
-int BPF_KPROBE(submit_bio_entry, struct bio *bio)
+int BPF_KPROBE(io_start, struct bio *bio)
 {
 	u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	u64 bytes = BPF_CORE_READ(bio, bi_iter.bi_size);

@@ -38,7 +38,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     common::constants(&mut open.maps.rodata_data)?.disk = number(&cli.own.disk)?;
     let skel = session.load(open)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
-    session.attach([&skel.progs.bio_endio_entry, &skel.progs.submit_bio_entry])?;
+    session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
     session.trace_until_done()?;
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(counts.completed, "bios completed", skel.object())?;

@@ -27,7 +27,7 @@ static __always_inline bool bio_is_punted(struct bio *bio)
 }
 
 SEC("kprobe/submit_bio")
-int BPF_KPROBE(submit_bio_entry, struct bio *bio)
+int BPF_KPROBE(io_start, struct bio *bio)
 {
 	if (bio_dev(bio) != disk)
 		return 0;
@@ -47,7 +47,7 @@ int BPF_KPROBE(submit_bio_entry, struct bio *bio)
 }
 
 SEC("fentry/bio_endio")
-int BPF_PROG(bio_endio_entry, struct bio *bio)
+int BPF_PROG(io_end, struct bio *bio)
 {
 	u64 io = (u64)bio;
 	struct start *found = bpf_map_lookup_elem(&starts, &io);

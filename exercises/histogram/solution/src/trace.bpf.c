@@ -41,7 +41,7 @@ static __always_inline bool bio_is_punted(struct bio *bio)
 }
 
 SEC("kprobe/submit_bio")
-int BPF_KPROBE(submit_bio_entry, struct bio *bio)
+int BPF_KPROBE(io_start, struct bio *bio)
 {
 	u64 io = (u64)bio;
 	struct start start = {
@@ -115,7 +115,7 @@ static __noinline int completes(struct bio *bio, bool is_part)
 }
 
 SEC("fentry/bio_endio")
-int BPF_PROG(bio_endio_entry, struct bio *bio)
+int BPF_PROG(io_end, struct bio *bio)
 {
 	struct bio *whole = bio_whole(DIRECT, bio);
 
