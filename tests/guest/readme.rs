@@ -1,4 +1,4 @@
-//! What a stage's README shows is what the stage prints.
+//! What a stage's README shows is what the stage prints. The root README shows stage 06.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -50,6 +50,14 @@ fn readmes_show_real_output() -> Result<()> {
         }) {
             wrong.push(format!("{directory}/README.md: {error:#}"));
         }
+        if package == "stage06" {
+            let readme = fs::read_to_string(run::workspace().join("README.md"))?;
+            let shown = front_door(&readme).and_then(|shown| {
+                printable(shown, &output)?;
+                consistent(shown)
+            });
+            wrong.extend(shown.err().map(|error| format!("README.md: {error:#}")));
+        }
         Ok(())
     });
     workload.signal(rustix::process::Signal::KILL)?;
@@ -95,6 +103,12 @@ pub fn block(readme: &str) -> Result<&str> {
     let rest = rest.trim_start_matches('\n').strip_prefix("```\n").context("no block below it")?;
     let (shown, _) = rest.split_once("\n```\n").context("the block has no end")?;
     Ok(shown)
+}
+
+/// The block of the root README that shows the output of stage 06.
+fn front_door(readme: &str) -> Result<&str> {
+    let mut blocks = readme.split("\n```\n").skip(1).step_by(2);
+    blocks.find(|block| block.contains("bios completed")).context("no output of stage 06")
 }
 
 /// Whether a line of a README stands for others: `...` or `…`.

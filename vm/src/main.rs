@@ -137,7 +137,7 @@ struct Test {
     /// More kernel lines, which divide the guest tests among them; the tests under load run on each
     #[arg(long, value_name = "LINES", conflicts_with_all = ["filter", "bless"])]
     share: Option<String>,
-    /// Write the README's table of kernels, which a plain run only compares
+    /// Write the table of docs/kernels.md, which a plain run only compares
     #[arg(long)]
     bless: bool,
     /// Run only the tests whose names contain this

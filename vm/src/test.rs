@@ -57,7 +57,7 @@ pub fn environment(guest: &Path, root: &Path) -> Vec<(&'static str, PathBuf)> {
 
 /// Runs the tests whose names contain `filter`, on the given kernel or on `all`, and prints
 /// the sum in the last line. The kernels in `share` divide the guest tests among them. `bless` writes
-/// the README's table. Returns the exit code.
+/// the table of docs/kernels.md. Returns the exit code.
 pub fn main(
     kernel: Option<&str>,
     share: Option<&str>,
@@ -595,31 +595,35 @@ fn is_of(test: &str, program: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with('_'))
 }
 
-/// The line of the README before the table begins with this, the one after it is this.
+/// The page with the table of kernels.
+const PAGE: &str = "docs/kernels.md";
+/// Its line before the table begins with this, the one after it is this.
 const TABLE: (&str, &str) =
     ("<!-- written by: cargo vm test --kernel all", "<!-- end of what it wrote -->");
 
-/// Which program runs on which kernel, as just tested, must be what the README says; `bless`
-/// writes it there.
+/// Which program runs on which kernel, as just tested, must be what [`PAGE`] says; `bless` writes it
+/// there.
 fn table(root: &Path, programs: &[String], guests: &[Report], bless: bool) -> Result<()> {
     let new = render(programs, guests);
-    let readme = root.join("README.md");
-    let text = fs::read_to_string(&readme).with_context(|| readme.display().to_string())?;
-    let (before, rest) = text.split_once(TABLE.0).context("README.md has no table of kernels")?;
-    let (mark, rest) = rest.split_once('\n').context("README.md has no table of kernels")?;
-    let (old, after) = rest.split_once(TABLE.1).context("README.md's table has no end")?;
+    let page = root.join(PAGE);
+    let text = fs::read_to_string(&page).with_context(|| page.display().to_string())?;
+    let missing = || format!("{PAGE} has no table of kernels");
+    let (before, rest) = text.split_once(TABLE.0).with_context(missing)?;
+    let (mark, rest) = rest.split_once('\n').with_context(missing)?;
+    let (old, after) =
+        rest.split_once(TABLE.1).with_context(|| format!("the table of {PAGE} has no end"))?;
     if old == new {
         return Ok(());
     }
     if bless {
         let whole = [before, TABLE.0, mark, "\n", &new, TABLE.1, after].concat();
-        fs::write(&readme, whole).with_context(|| readme.display().to_string())?;
-        say!("README.md: the table of kernels is written");
+        fs::write(&page, whole).with_context(|| page.display().to_string())?;
+        say!("{PAGE}: the table of kernels is written");
         return Ok(());
     }
     let news: Vec<&str> = new.lines().filter(|&line| !old.lines().any(|o| o == line)).collect();
     anyhow::bail!(
-        "README.md's table of kernels differs from what was tested: `cargo vm test --kernel all \
+        "the table of kernels in {PAGE} differs from what was tested: `cargo vm test --kernel all \
          --bless` writes it. Tested:\n{}",
         news.join("\n")
     )
@@ -756,15 +760,16 @@ mod tests {
         assert_eq!(render(&programs, &guests), expected);
 
         let dir = tempfile::tempdir().unwrap();
-        let readme = dir.path().join("README.md");
+        let page = dir.path().join(PAGE);
+        fs::create_dir(page.parent().unwrap()).unwrap();
         let mark = format!("{} --bless -->\n", TABLE.0);
         let old = format!("a\n{mark}old\n{}\nb\n", TABLE.1);
-        fs::write(&readme, &old).unwrap();
+        fs::write(&page, &old).unwrap();
         let error = table(dir.path(), &programs, &guests, false).unwrap_err().to_string();
         assert!(error.contains("--bless` writes it"), "{error}");
-        assert_eq!(fs::read_to_string(&readme).unwrap(), old);
+        assert_eq!(fs::read_to_string(&page).unwrap(), old);
         table(dir.path(), &programs, &guests, true).unwrap();
-        let written = fs::read_to_string(&readme).unwrap();
+        let written = fs::read_to_string(&page).unwrap();
         assert_eq!(written, format!("a\n{mark}{expected}{}\nb\n", TABLE.1));
         table(dir.path(), &programs, &guests, false).unwrap();
     }

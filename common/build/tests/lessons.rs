@@ -155,23 +155,133 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
+/// The Markdown that people read: every README, the pages of docs/ and of appendix/, and
+/// CONTRIBUTING.md.
+fn pages() -> Vec<PathBuf> {
+    let entries = |place: &str| {
+        let directory = workspace().join(place).read_dir().unwrap();
+        directory.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let mut pages = vec![workspace().join("README.md"), workspace().join("CONTRIBUTING.md")];
+    let readmes = [".", "appendix"].into_iter().flat_map(entries);
+    pages.extend(readmes.map(|path| path.join("README.md")).filter(|path| path.exists()));
+    let flat = ["docs", "appendix"].into_iter().flat_map(entries);
+    pages.extend(flat.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    pages
+}
+
 #[test]
-fn readmes_lines_are_short() {
-    let places = [workspace(), workspace().join("appendix")];
-    let entries = places.iter().flat_map(|place| place.read_dir().unwrap());
-    let directories = entries.map(|entry| entry.unwrap().path());
+fn pages_have_short_lines() {
     let mut said = String::new();
-    let readmes = directories.map(|directory| directory.join("README.md"));
-    let readmes = readmes.chain(places.iter().map(|place| place.join("README.md")));
-    for readme in readmes.filter(|readme| readme.exists()) {
-        for (number, line) in prose(&read(&readme)) {
+    for page in pages() {
+        for (number, line) in prose(&read(&page)) {
             let columns = line.chars().count();
             if columns > 100 {
-                said += &format!("{}:{number}: {columns} columns\n", readme.display());
+                said += &format!("{}:{number}: {columns} columns\n", page.display());
             }
         }
     }
     assert!(said.is_empty(), "more than 100 columns:\n{said}");
+}
+
+/// The front door is one page: what needs more room stands in docs/.
+#[test]
+fn the_root_readme_is_one_page() {
+    let lines = read(&workspace().join("README.md")).lines().count();
+    assert!(lines <= 180, "README.md has {lines} lines, 180 allowed");
+}
+
+/// Nothing is added that no page leads to: the front door has every stage, docs/exercises.md every
+/// exercise.
+#[test]
+fn stages_and_exercises_are_listed() {
+    let readme = read(&workspace().join("README.md"));
+    for stage in stages() {
+        assert!(readme.contains(&format!("]({stage})")), "README.md does not list {stage}");
+    }
+    let page = read(&workspace().join("docs/exercises.md"));
+    let entries = workspace().join("exercises").read_dir().unwrap().map(Result::unwrap);
+    for name in entries.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
+        let mut rows = page.lines().filter_map(|line| line.strip_prefix("| "));
+        let is_listed = rows.any(|row| {
+            row.split(' ').next().is_some_and(|id| {
+                name == id || name.strip_prefix(id).is_some_and(|rest| rest.starts_with('_'))
+            })
+        });
+        assert!(is_listed || name.ends_with(".toml"), "docs/exercises.md does not list {name}");
+    }
+}
+
+/// The lines of a text that Markdown interprets: all but its blocks of code.
+fn marked_up(text: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        !in_code && !is_fence
+    })
+}
+
+/// The anchors of a page, as GitHub makes them from its headings: `## What it costs` is
+/// `what-it-costs`, and a second one is `what-it-costs-1`.
+fn anchors(text: &str) -> HashSet<String> {
+    let mut anchors = HashSet::new();
+    for line in marked_up(text) {
+        let title = line.trim_start_matches('#');
+        let level = line.len() - title.len();
+        let Some(title) = title.strip_prefix(' ').filter(|_| (1..=6).contains(&level)) else {
+            continue;
+        };
+        let kept = title.trim().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        let anchor = kept.collect::<String>().to_lowercase().replace(' ', "-");
+        let again = (1..).map(|number| format!("{anchor}-{number}"));
+        let new = [anchor.clone()].into_iter().chain(again).find(|new| !anchors.contains(new));
+        anchors.extend(new);
+    }
+    anchors
+}
+
+/// Where the links of a text lead: `](target)`, outside of code.
+fn links(text: &str) -> Vec<String> {
+    let text = marked_up(text).collect::<Vec<_>>().join("\n");
+    // What stands between backticks is code, too.
+    let text = text.split('`').step_by(2).collect::<Vec<_>>().join("`");
+    let targets = text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap_or(rest));
+    targets.map(str::to_owned).collect()
+}
+
+#[test]
+fn anchors_are_those_of_github() {
+    let text = "# A & b\n```\n# no\n```\n## `c d()`, e\n## x\n## x\n#!no\n";
+    let expected = ["a--b", "c-d-e", "x", "x-1"].map(str::to_owned);
+    assert_eq!(anchors(text), HashSet::from(expected));
+    assert_eq!(
+        links("[a](b.md#c) `[x](y)`\n```\n[d](e)\n```\n[`f`](g) ![h](i.svg)"),
+        ["b.md#c", "g", "i.svg"]
+    );
+}
+
+/// Every relative link leads to a file or directory of the workspace, and its anchor to a heading.
+#[test]
+fn links_lead_somewhere() {
+    let (mut said, mut followed) = (String::new(), 0);
+    for page in pages() {
+        for link in links(&read(&page)).iter().filter(|link| !link.contains("://")) {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = match file {
+                "" => page.clone(),
+                file => page.parent().unwrap().join(file),
+            };
+            // A directory shows its README.
+            let shown = if target.is_dir() { target.join("README.md") } else { target.clone() };
+            if !target.exists() || !anchor.is_empty() && !anchors(&read(&shown)).contains(anchor) {
+                said += &format!("{}: {link}\n", page.display());
+            }
+            followed += 1;
+        }
+    }
+    assert!(said.is_empty(), "these lead nowhere:\n{said}");
+    assert!(followed >= 50, "only {followed} links were found");
 }
 
 /// Every `sed -i` of a README finds what it is to change.

@@ -1,4 +1,4 @@
-//! Figures, tables, the chart, and the figures that READMEs quote.
+//! Figures, tables, the chart, and the figures that READMEs and the pages of docs/ quote.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -332,13 +332,22 @@ mod tests {
         let files =
             files.filter_entry(|e| e.depth() == 0 || !hidden(&e.file_name().to_string_lossy()));
         let mut wrong = Vec::new();
-        for entry in files.map(Result::unwrap).filter(|entry| entry.file_name() == "README.md") {
-            let text = fs::read_to_string(entry.path()).unwrap();
-            let place = entry.path().display();
+        let mut quoted = 0;
+        for entry in files.map(Result::unwrap) {
+            let path = entry.path();
+            let is_page = path.parent() == Some(root.join("docs").as_path())
+                && path.extension().is_some_and(|extension| extension == "md");
+            if !is_page && entry.file_name() != "README.md" {
+                continue;
+            }
+            let text = fs::read_to_string(path).unwrap();
+            let place = path.display();
+            quoted += text.matches("<!-- bench: ").count();
             wrong.extend(
                 wrong_figures(&text, &results).iter().map(|line| format!("{place}: {line}")),
             );
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(quoted > 0, "nobody quotes a figure");
     }
 }
