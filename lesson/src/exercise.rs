@@ -103,6 +103,11 @@ impl Exercise {
         }
     }
 
+    /// Whether it belongs to the order of the stages: its answer is one.
+    pub fn has_number(&self) -> bool {
+        self.id.starts_with(|c: char| c.is_ascii_digit())
+    }
+
     /// The package of an attempt.
     pub fn package(&self) -> String {
         format!("mine-{}", self.id)
@@ -117,7 +122,7 @@ impl Exercise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace;
+    use crate::{stages, workspace};
 
     #[test]
     fn every_exercise_is_complete() {
@@ -151,12 +156,7 @@ mod tests {
     #[test]
     fn the_stages_name_their_exercises() {
         let root = workspace();
-        let mut stages: Vec<String> = fs::read_dir(&root)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-            .filter(|name| name.starts_with("stage"))
-            .collect();
-        stages.sort();
+        let stages = stages(&root).unwrap();
         let offers = |stage: &String, command: &str| {
             let readme = fs::read_to_string(root.join(stage).join("README.md")).unwrap();
             readme.contains(command)
