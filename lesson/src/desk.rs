@@ -1,5 +1,5 @@
 //! The learner's attempts and progress: `mine/`, `mine.old/` and `.lesson/progress.toml`, all ignored
-//! by git. Nothing here ever deletes or overwrites an attempt.
+//! by git. Nothing here ever deletes or overwrites an attempt, or changes a file that git tracks.
 
 use std::{
     collections::BTreeMap,
@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use room::Room;
 use serde::{Deserialize, Serialize};
 
 use crate::exercise::{Exercise, HINTS};
@@ -105,6 +106,8 @@ impl Desk {
             copy_attempt(&self.root, &exercise.start, exercise, &place)?;
             Started::New
         };
+        // Also where the attempt is there: the workshop may have changed since.
+        Room::mine(&self.root).prepare(Some(&exercise.package()))?;
         self.progress.current = Some(exercise.id.clone());
         self.note(exercise, |_| ())?;
         Ok(started)
@@ -201,12 +204,15 @@ common-build.workspace = true
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
     use crate::workspace;
 
     /// A desk in an empty directory that has the exercises' sources.
     fn desk() -> (tempfile::TempDir, Desk, Vec<Exercise>) {
         let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("Cargo.toml"), "[workspace]\nmembers = []\n").unwrap();
         let exercises = Exercise::all(&workspace()).unwrap();
         for exercise in &exercises {
             let src = dir.path().join(&exercise.start).join("src");
@@ -277,5 +283,109 @@ mod tests {
         let error = format!("{:#}", Desk::open(dir.path()).err().unwrap());
         assert!(error.contains("is damaged"), "{error}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "current = ");
+    }
+
+    /// Runs a command, which has to succeed, and returns what it prints.
+    fn output(command: &mut Command) -> String {
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn git(dir: &Path, args: &str) -> String {
+        let name = ["-c", "user.name=x", "-c", "user.email=x", "-c", "commit.gpgsign=false"];
+        output(Command::new("git").args(name).args(args.split(' ')).current_dir(dir))
+    }
+
+    /// A repository with what this workspace has, but for what git ignores, and with a stage that
+    /// is built in no time.
+    fn clone() -> tempfile::TempDir {
+        let (root, dir) = (workspace(), tempfile::tempdir().unwrap());
+        let files = git(&root, "ls-files -z --cached --others --exclude-standard");
+        for file in files.split_terminator('\0').filter(|file| root.join(file).is_file()) {
+            let place = dir.path().join(file);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            fs::copy(root.join(file), place).unwrap();
+        }
+        let stage = dir.path().join("stage99_tiny");
+        fs::create_dir_all(stage.join("src")).unwrap();
+        fs::write(stage.join("src/main.rs"), "fn main() {}\n").unwrap();
+        fs::write(stage.join("Cargo.toml"), "[package]\nname = \"stage99\"\n").unwrap();
+        output(&mut cargo(dir.path(), "metadata --format-version 1"));
+        git(dir.path(), "init -q");
+        git(dir.path(), "add --all");
+        git(dir.path(), "commit -q -m x");
+        dir
+    }
+
+    fn cargo(root: &Path, args: &str) -> Command {
+        let mut command = room::cargo(root);
+        // Not that of this workspace: the packages have the same names.
+        command.env("CARGO_TARGET_DIR", root.join("target"));
+        command.args(args.split(' ')).arg("--offline");
+        command
+    }
+
+    /// What is wrong with the workshop: cargo cannot use it, or git has something to report.
+    fn assert_unharmed(root: &Path, after: &str) {
+        for args in ["metadata --locked --format-version 1", "build --quiet --package stage99"] {
+            let output = cargo(root, args).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "after {after}: cargo {args}: {said}");
+        }
+        assert_eq!(git(root, "status --porcelain"), "", "after {after}");
+    }
+
+    #[test]
+    fn no_attempt_harms_the_workshop() {
+        let dir = clone();
+        let root = dir.path();
+        assert_unharmed(root, "nothing");
+        let exercises = Exercise::all(root).unwrap();
+        let mut desk = Desk::open(root).unwrap();
+        desk.start(&exercises[1]).unwrap();
+        desk.start(&exercises[2]).unwrap();
+        assert_unharmed(root, "two starts");
+        // The attempts get the workshop's versions, from what is on this machine.
+        output(
+            cargo(root, "metadata --format-version 1 --manifest-path mine/Cargo.toml")
+                .current_dir(root),
+        );
+        let packages = |lock: &str| -> Vec<String> {
+            let lock = fs::read_to_string(root.join(lock)).unwrap();
+            let packages = lock.split("[[package]]\n").skip(1);
+            let theirs = packages.filter(|package| package.contains("source = "));
+            theirs.map(|package| package.split("\nchecksum").next().unwrap().to_owned()).collect()
+        };
+        let (ours, mine) = (packages("Cargo.lock"), packages("mine/Cargo.lock"));
+        assert!(mine.len() > 20 && mine.iter().all(|package| ours.contains(package)), "{mine:?}");
+        assert!(mine.len() < ours.len());
+
+        fs::write(root.join("mine/02/src/main.rs"), "fn main( {\n").unwrap();
+        assert_unharmed(root, "an error in main.rs");
+        fs::write(root.join("mine/02/Cargo.toml"), "[package\n").unwrap();
+        assert_unharmed(root, "an error in Cargo.toml");
+        let left_out = Room::mine(root).prepare(Some("mine-03")).unwrap().left_out;
+        assert_eq!(left_out, [Path::new("mine/02")]);
+        desk.reset(&exercises[1]).unwrap();
+        assert_unharmed(root, "a reset");
+        fs::remove_dir_all(root.join("mine/02")).unwrap();
+        fs::remove_dir_all(root.join("mine/03")).unwrap();
+        assert_unharmed(root, "the removal of all attempts");
+    }
+
+    /// Attempts were members of the workshop's own workspace once.
+    #[test]
+    fn an_attempt_without_a_room_gets_one() {
+        let (dir, mut desk, exercises) = desk();
+        desk.start(&exercises[1]).unwrap();
+        for name in ["Cargo.toml", "Cargo.lock", ".cargo/config.toml"] {
+            fs::remove_file(dir.path().join("mine").join(name)).ok();
+        }
+        assert_eq!(desk.start(&exercises[1]).unwrap(), Started::Continued);
+        for name in ["Cargo.toml", ".cargo/config.toml"] {
+            assert!(dir.path().join("mine").join(name).is_file(), "{name}");
+        }
     }
 }

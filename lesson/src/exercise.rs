@@ -15,8 +15,8 @@ pub const HINTS: usize = 3;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exercise {
-    /// `04`, or a name: the part of the directory's name before the first `_`.
-    #[serde(skip)]
+    /// `04`, or a name: the part of the directory's name before the first `_`, where the file names none.
+    #[serde(default)]
     pub id: String,
     /// What the program will do, in a few words.
     pub title: String,
@@ -69,7 +69,10 @@ impl Exercise {
         let exercise: Exercise =
             toml::from_str(&text).with_context(|| file.display().to_string())?;
         let name = directory.file_name().unwrap_or_default().to_string_lossy();
-        let id = name.split('_').next().unwrap_or_default().to_owned();
+        let id = match exercise.id.as_str() {
+            "" => name.split('_').next().unwrap_or_default().to_owned(),
+            named => named.to_owned(),
+        };
         let filled = |text: &String| !text.trim().is_empty();
         ensure!(
             exercise.hints.len() == HINTS && exercise.hints.iter().all(filled),
@@ -103,6 +106,11 @@ impl Exercise {
         }
     }
 
+    /// Whether it belongs to the order of the stages: its answer is one.
+    pub fn has_number(&self) -> bool {
+        self.id.starts_with(|c: char| c.is_ascii_digit())
+    }
+
     /// The package of an attempt.
     pub fn package(&self) -> String {
         format!("mine-{}", self.id)
@@ -117,15 +125,28 @@ impl Exercise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace;
+    use crate::{stages, workspace};
 
     #[test]
     fn every_exercise_is_complete() {
         let root = workspace();
         let exercises = Exercise::all(&root).unwrap();
         let ids: Vec<&str> = exercises.iter().map(|exercise| exercise.id.as_str()).collect();
-        let all =
-            ["01", "02", "03", "04", "05", "06", "07", "09", "bytes", "disk", "histogram", "inode"];
+        let all = [
+            "01",
+            "02",
+            "03",
+            "04",
+            "05",
+            "06",
+            "07",
+            "09",
+            "bytes",
+            "disk",
+            "histogram",
+            "inode",
+            "io_uring",
+        ];
         assert_eq!(ids, all);
         let tests: String = ["bios", "commands", "exercises", "pagecache", "requests"]
             .map(|file| fs::read_to_string(root.join(format!("tests/guest/{file}.rs"))).unwrap())
@@ -151,12 +172,7 @@ mod tests {
     #[test]
     fn the_stages_name_their_exercises() {
         let root = workspace();
-        let mut stages: Vec<String> = fs::read_dir(&root)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-            .filter(|name| name.starts_with("stage"))
-            .collect();
-        stages.sort();
+        let stages = stages(&root).unwrap();
         let offers = |stage: &String, command: &str| {
             let readme = fs::read_to_string(root.join(stage).join("README.md")).unwrap();
             readme.contains(command)

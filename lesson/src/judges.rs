@@ -4,31 +4,15 @@ use std::{
     collections::BTreeMap,
     env, fs, mem,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
 };
 
 use anyhow::{Context, Result, bail};
 use cargo_metadata::Message;
+use room::{Built, Room};
 use serde::Deserialize;
 
 use crate::{explain, guest::Guest};
-
-/// A cargo command at the workspace's root, without what the outer `cargo run` has set for this
-/// package.
-pub fn cargo(root: &Path) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
-    command.current_dir(root).stdin(Stdio::null());
-    for (name, _) in env::vars_os() {
-        let text = name.to_string_lossy();
-        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"];
-        if of_package.iter().any(|start| text.starts_with(start))
-            || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*text)
-        {
-            command.env_remove(&name);
-        }
-    }
-    command
-}
 
 /// What the judges consist of: programs that were built.
 pub struct Judges {
@@ -43,7 +27,6 @@ impl Judges {
     /// Builds the guest tests, the launcher and the stages that some tests run beside the attempt.
     pub fn build(root: &Path) -> Result<Judges> {
         let own = env::current_exe().context("cannot find this program")?;
-        let target = own.parent().context("this program has no directory")?.to_owned();
         let mut launcher = vec!["build".to_owned(), "--package=vm".to_owned()];
         let mut stages = vec!["build".to_owned()];
         for entry in fs::read_dir(root)? {
@@ -63,10 +46,11 @@ impl Judges {
             ("the judges", &mut tests),
         ] {
             // Quiet, or every check begins with three lines about nothing to do.
-            let quiet = target.join("vm").exists();
+            let quiet = own.with_file_name("vm").exists();
             arguments.extend(quiet.then(|| "--quiet".to_owned()));
-            let output = cargo(root)
+            let output = room::cargo(root)
                 .args(arguments)
+                .stdin(Stdio::null())
                 .stderr(Stdio::inherit())
                 .output()
                 .context("cannot start cargo")?;
@@ -82,6 +66,8 @@ impl Judges {
             }
         }
         let tests = found.context("cargo built the judges, but named no executable")?;
+        // deps/guest-0123 lies beside the programs.
+        let target = tests.ancestors().nth(2).context("the judges have no directory")?.to_owned();
         Ok(Judges { root: root.to_owned(), target, tests })
     }
 
@@ -174,16 +160,30 @@ fn verdict(line: &str) -> Option<(String, Verdict)> {
     Some((event.name?, verdict))
 }
 
-/// Builds a package; where it does not compile, the error is the compiler's message.
-pub fn build(root: &Path, target: &Path, package: &str) -> Result<Result<PathBuf, String>> {
-    let output = cargo(root)
+/// Builds an attempt; where it does not compile, the error is the compiler's message.
+pub fn build_attempt(room: &Room, package: &str) -> Result<Result<PathBuf, String>> {
+    let room = room.prepare(Some(package))?;
+    for directory in &room.left_out {
+        let directory = directory.display();
+        eprintln!("lesson: {directory} is left out: cargo cannot read its Cargo.toml");
+    }
+    Ok(match room.build(package, true, false)? {
+        Built::Program(file) => Ok(file),
+        Built::Failed(said) => Err(explain::compiler(&said).to_owned()),
+    })
+}
+
+/// Builds a package of the workshop.
+pub fn build(root: &Path, target: &Path, package: &str) -> Result<PathBuf> {
+    let output = room::cargo(root)
         .args(["build", "--quiet", "--package", package])
+        .stdin(Stdio::null())
         .output()
         .context("cannot start cargo")?;
-    if output.status.success() {
-        return Ok(Ok(target.join(package)));
+    if !output.status.success() {
+        bail!("{}", explain::compiler(&String::from_utf8_lossy(&output.stderr)));
     }
-    Ok(Err(explain::compiler(&String::from_utf8_lossy(&output.stderr)).to_owned()))
+    Ok(target.join(package))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod exercise;
 mod explain;
 mod guest;
 mod judges;
+mod next;
 mod prove;
 
 use std::{
@@ -22,6 +23,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use room::Room;
 
 use crate::{
     desk::{Desk, STATE, Started},
@@ -151,7 +153,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     };
     let done = ExitCode::SUCCESS;
     match cli.command {
-        None => status(&desk, &exercises)?,
+        None => status(&root, &desk, &exercises)?,
         Some(Cmd::Start { id }) => start(&mut desk, &exercises, id)?,
         Some(Cmd::Check(check)) => {
             let exercise = current()?.clone();
@@ -163,7 +165,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 );
                 return Err(fail(USAGE, message));
             }
-            return check.run(&root, &mut desk, &exercise);
+            return check.run(&root, &mut desk, &exercise, &exercises);
         }
         Some(Cmd::Hint) => {
             let exercise = current()?.clone();
@@ -222,6 +224,17 @@ fn run(cli: Cli) -> Result<ExitCode> {
     Ok(done)
 }
 
+/// The directories of the stages, in order.
+fn stages(root: &Path) -> Result<Vec<String>> {
+    let mut stages = Vec::new();
+    for entry in fs::read_dir(root)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        stages.extend(name.starts_with("stage").then_some(name));
+    }
+    stages.sort();
+    Ok(stages)
+}
+
 /// Asks on the terminal; without one, nobody can agree.
 fn confirmed(question: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
@@ -255,7 +268,7 @@ fn wrapped(text: &str, columns: usize) -> String {
     lines.join("\n")
 }
 
-fn status(desk: &Desk, exercises: &[Exercise]) -> Result<()> {
+fn status(root: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
     for exercise in exercises {
         let mark = match (desk.known(exercise).done, desk.has_attempt(exercise)) {
             (true, _) => "✓",
@@ -275,7 +288,13 @@ fn status(desk: &Desk, exercises: &[Exercise]) -> Result<()> {
         _ if exercises.iter().all(|exercise| desk.known(exercise).done) => {
             println!("\nAll exercises are done. `cargo lesson start ID` returns to one.");
         }
-        _ => println!("\n`cargo lesson start` begins the next exercise, `start ID` any other."),
+        Some(exercise) => {
+            println!(
+                "\n{}",
+                next::after(exercise, exercises, &stages(root)?, |e| desk.known(e).done)
+            );
+        }
+        None => println!("\n`cargo lesson start` begins the next exercise, `start ID` any other."),
     }
     Ok(())
 }
@@ -308,10 +327,21 @@ fn start(desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<
 }
 
 impl Check {
-    fn run(&self, root: &Path, desk: &mut Desk, exercise: &Exercise) -> Result<ExitCode> {
+    fn run(
+        &self,
+        root: &Path,
+        desk: &mut Desk,
+        exercise: &Exercise,
+        exercises: &[Exercise],
+    ) -> Result<ExitCode> {
         loop {
             let before = saved(root, exercise);
             let done = self.once(root, desk, exercise)?;
+            if done {
+                println!("\nDone. `cargo lesson solution` compares yours with ours.\n");
+                let known = |e: &Exercise| desk.known(e).done;
+                println!("{}", next::after(exercise, exercises, &stages(root)?, known));
+            }
             if done || !self.watch {
                 return Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
             }
@@ -326,7 +356,7 @@ impl Check {
     /// Judges the attempt as it is now. Whether all judges agree.
     fn once(&self, root: &Path, desk: &mut Desk, exercise: &Exercise) -> Result<bool> {
         let judges = Judges::build(root)?;
-        let program = match judges::build(root, &judges.target, &exercise.package())? {
+        let program = match judges::build_attempt(&Room::mine(root), &exercise.package())? {
             Ok(program) => program,
             Err(said) => {
                 println!("{said}\n\nYour program does not compile yet.");
@@ -370,8 +400,6 @@ impl Check {
         let good = said.values().filter(|v| matches!(v, Verdict::Good(_))).count();
         if good == exercise.judges.len() {
             desk.done(exercise)?;
-            println!("\nDone. `cargo lesson solution` compares yours with ours;");
-            println!("`cargo lesson start` begins the next exercise.");
             return Ok(true);
         }
         println!("\nAll that the judge said: {STATE}/log");

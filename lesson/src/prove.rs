@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use room::Room;
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -25,10 +26,14 @@ use crate::{
     explain,
     guest::Guest,
     judges::{self, Judges, Verdict},
+    stages,
 };
 
 /// The judge that starts a program, which is all that an error of the verifier needs.
 const STARTS: &str = "exercise_leaves_nothing";
+
+/// The workspace of the packages that proofs make, relative to the workshop's root: not the learner's.
+const ROOM: &str = ".lesson/proof";
 
 /// `exercises/mutants.toml`.
 #[derive(Deserialize)]
@@ -102,10 +107,9 @@ pub fn prove(
     all: bool,
     filters: &[String],
 ) -> Result<Vec<String>> {
-    // A killed proof leaves packages, and their entries in Cargo.lock, which the next build removes.
-    remove_packages(root);
+    // A proof that was interrupted leaves its packages.
+    remove_room(root);
     let judges = Judges::build(root)?;
-    let lock = fs::read(root.join("Cargo.lock"))?;
     let mut claims = claims(root, &judges, all)?;
     let wanted = |what: &str| filters.iter().any(|filter| what.contains(filter));
     claims.retain(|claim| filters.is_empty() || wanted(&claim.what));
@@ -116,13 +120,12 @@ pub fn prove(
     };
     let guests: Vec<Guest> = kernels.iter().map(|kernel| Guest::of_proof(root, *kernel)).collect();
     let clean = {
-        let (root, lock, guests) = (root.to_owned(), lock, guests.clone());
+        let (root, guests) = (root.to_owned(), guests.clone());
         move || {
             for guest in &guests {
                 guest.kill();
             }
-            remove_packages(&root);
-            fs::write(root.join("Cargo.lock"), &lock).ok();
+            remove_room(&root);
         }
     };
     // Where a signal ends this, a package that is being built is built first, and is the last one.
@@ -153,8 +156,7 @@ pub fn prove(
                 if stopped.load(Ordering::Relaxed) {
                     break;
                 }
-                let target = &judges.target;
-                let program = scope.spawn(move || build(root, target, claim, number)).join();
+                let program = scope.spawn(move || build(root, claim, number)).join();
                 built.set(program.unwrap_or_else(|_| Err(anyhow!("the builder panicked")))).ok();
             }
         });
@@ -228,8 +230,7 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
         let answer = stage_of(&exercise.solution);
         let program = match &answer {
             Some(stage) => judges.target.join(stage),
-            None => judges::build(root, &judges.target, &format!("solution-{}", exercise.id))?
-                .map_err(anyhow::Error::msg)?,
+            None => judges::build(root, &judges.target, &format!("solution-{}", exercise.id))?,
         };
         // `cargo vm test` runs a stage's own judges, but not those of attempts.
         let of_attempts = |test: &String| test.starts_with("exercise_") && test != STARTS;
@@ -310,13 +311,7 @@ fn stage_of(directory: &Path) -> Option<String> {
 /// The experiments of all READMEs, in order.
 fn experiments(root: &Path) -> Result<Vec<Experiment>> {
     let mut experiments = Vec::new();
-    let mut stages = Vec::new();
-    for entry in fs::read_dir(root)? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        stages.extend(name.starts_with("stage").then_some(name));
-    }
-    stages.sort();
-    for stage in stages {
+    for stage in stages(root)? {
         let readme = fs::read_to_string(root.join(&stage).join("README.md"))?;
         experiments.extend(of_readme(&stage, &readme));
     }
@@ -356,16 +351,11 @@ fn commands(block: &str) -> String {
     commands
 }
 
-/// Builds a claim's program, as a package in `mine/` where it is none yet.
-fn build(
-    root: &Path,
-    target: &Path,
-    claim: &Claim,
-    number: usize,
-) -> Result<Result<PathBuf, String>> {
+/// Builds a claim's program, as a package in [`ROOM`] where it is none yet.
+fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, String>> {
     match &claim.program {
         Program::Built(file) => Ok(Ok(file.clone())),
-        Program::Start(from, exercise) => build_copy(root, target, exercise.clone(), from, number),
+        Program::Start(from, exercise) => build_copy(root, exercise.clone(), from, number),
         Program::Mutant(experiment) => {
             let Experiment { stage, edits, .. } = experiment;
             let copy = tempfile::tempdir()?;
@@ -379,7 +369,7 @@ fn build(
             let said = String::from_utf8_lossy(&edit.stderr);
             ensure!(edit.status.success(), "{stage}: {edits}: {said}");
             let exercise = Exercise::of_stage(stage);
-            build_copy(root, target, exercise, &copy.path().join(stage), number)
+            build_copy(root, exercise, &copy.path().join(stage), number)
         }
     }
 }
@@ -388,27 +378,18 @@ fn build(
 /// program, where the compiler looks first.
 fn build_copy(
     root: &Path,
-    target: &Path,
     mut exercise: Exercise,
     from: &Path,
     number: usize,
 ) -> Result<Result<PathBuf, String>> {
     exercise.id = format!("proof{number}");
-    let place = root.join(exercise.directory());
-    if place.exists() {
-        fs::remove_dir_all(&place)?;
-    }
-    copy_attempt(root, from, &exercise, &place)?;
-    judges::build(root, target, &exercise.package())
+    copy_attempt(root, from, &exercise, &root.join(ROOM).join(&exercise.id))?;
+    judges::build_attempt(&Room::at(root, ROOM), &exercise.package())
 }
 
 /// Removes the packages that proofs have made.
-fn remove_packages(root: &Path) {
-    for entry in fs::read_dir(root.join("mine")).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("proof") {
-            fs::remove_dir_all(entry.path()).ok();
-        }
-    }
+fn remove_room(root: &Path) {
+    fs::remove_dir_all(root.join(ROOM)).ok();
 }
 
 /// Whether a claim holds; an error where not.
@@ -455,9 +436,9 @@ fn has_lines(said: &str, lines: &[String], claim: &Claim) -> Result<()> {
     let without_number =
         |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
     for line in said.lines() {
-        // mine-proof17: … and mine/proof17/src/trace.bpf.c:9, mine/proof17/src/bio.h:9
+        // mine-proof17: … and .lesson/proof/proof17/src/trace.bpf.c:9, or bio.h:9 beside it
         let line = line.trim();
-        let line = match (line.strip_prefix("mine-proof"), line.split_once("mine/proof")) {
+        let line = match (line.strip_prefix("mine-proof"), line.split_once(".lesson/proof/proof")) {
             (Some(rest), _) => name.clone() + &without_number(rest),
             (_, Some((_, rest))) if rest.contains(".bpf.c") => {
                 stage.clone() + &without_number(rest)

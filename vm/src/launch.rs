@@ -272,8 +272,7 @@ fn kernel_name(options: &Options) -> Result<String> {
 /// the guest sees what is built while it runs.
 fn shares(root: &Path) -> Result<Vec<PathBuf>> {
     let mut shares = vec![root.to_owned()];
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    if let Some(target) = target.and_then(|dir| dir.canonicalize().ok())
+    if let Some(target) = target_dir()
         && !target.starts_with(root)
     {
         shares.push(target);
@@ -286,6 +285,20 @@ fn shares(root: &Path) -> Result<Vec<PathBuf>> {
         );
     }
     Ok(shares)
+}
+
+/// The target directory, where this program was built, and where cargo keeps a file of its own.
+/// `None`: the program was copied elsewhere.
+fn target_dir() -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?.canonicalize().ok()?;
+    let mut above = own.ancestors().skip(1);
+    above.find(|dir| dir.join(".rustc_info.json").is_file()).map(Path::to_owned)
+}
+
+/// Whether a file is one that cargo has built here.
+pub fn is_built(file: &str) -> bool {
+    let file = Path::new(file).canonicalize();
+    file.is_ok_and(|file| target_dir().is_some_and(|target| file.starts_with(target)))
 }
 
 /// Gets everything ready that the guest consists of.

@@ -107,7 +107,8 @@ struct Run {
     /// Emulate one CPU whose clock advances by 1 ns for each instruction: exact costs
     #[arg(long, hide = true)]
     icount: bool,
-    /// A program of the workspace (stage06), or a command of the guest, with its arguments
+    /// A program of the workspace (stage06, mine-04), or a command of the guest, with its arguments.
+    /// Programs that a command's arguments name (bash -c 'stage06 | head') are built before
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
@@ -249,22 +250,27 @@ fn cmd_run(run: Run) -> Result<i32> {
     let root = workspace::root()?;
     let name = argv[0].to_string_lossy().into_owned();
     let is_path = name.contains('/');
-    let programs = if is_path { Vec::new() } else { workspace::programs(&root)? };
-    let is_meant = |program: &&workspace::Program| {
-        program.name == name || program.is_default && program.package == name
+    // A file that cargo has built, like the guest tests, comes from one of our own commands.
+    let programs = if is_path && launch::is_built(&name) {
+        Vec::new()
+    } else {
+        let mut programs = workspace::programs(&root)?;
+        programs.extend(workspace::attempts(&root));
+        programs
     };
-    let Some(program) = programs.iter().find(is_meant) else {
-        if name.starts_with("stage") && !is_path {
-            let names: Vec<&str> = programs.iter().map(|p| p.name.as_str()).collect();
-            return Err(fail(
-                USAGE,
-                format!(
-                    "there is no program {name}; the programs of this workspace are {}",
-                    names.join(", ")
-                ),
-            ));
+    let Some(program) = programs.iter().find(|program| program.is_called(&name)) else {
+        if !is_path && (name.starts_with("stage") || name.starts_with("mine-")) {
+            return Err(no_program(&name, &programs));
         }
         setup::packages(false)?;
+        let named = workspace::named_in(&programs, &argv[1..]);
+        if !named.is_empty() {
+            launch::prepare(&options)?;
+        }
+        // Or the guest would run what was built before the last edit.
+        for program in named {
+            program.build(&root)?;
+        }
         return Ok(launch::run(&options, &Program::other(argv))?.status);
     };
     let mut args = argv.split_off(1);
@@ -277,12 +283,24 @@ fn cmd_run(run: Run) -> Result<i32> {
     if !help {
         launch::prepare(&options)?;
     }
-    let built = ["build", "--package", &program.package, "--bin", &program.name];
-    let file = workspace::build(&root, &built, &program.name)?;
+    let file = program.build(&root)?;
     if help {
         return here(file, &args);
     }
     checked(&options, &Program::built(file, args, Some(program)))
+}
+
+/// Wrong usage: a name that a stage or an attempt could have, and none has.
+fn no_program(name: &str, programs: &[workspace::Program]) -> anyhow::Error {
+    let is_attempt = name.starts_with("mine-");
+    let programs = programs.iter().filter(|program| program.is_attempt == is_attempt);
+    let names: Vec<&str> = programs.map(|program| program.name.as_str()).collect();
+    let message = match (is_attempt, &*names) {
+        (false, _) => format!("the programs of this workspace are {}", names.join(", ")),
+        (true, []) => "you have no attempts yet: cargo lesson start".to_owned(),
+        (true, _) => format!("your attempts are {}", names.join(", ")),
+    };
+    fail(USAGE, format!("there is no program {name}; {message}"))
 }
 
 /// Runs a program of the workshop in the guest, if its command line is right.
@@ -314,7 +332,8 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
         Options { kernel: named(std::env::var("VM_KERNEL").ok()), ..Options::default() };
     let root = workspace::root()?;
     let name = file.file_name().unwrap_or_default();
-    let programs = workspace::programs(&root)?;
+    let mut programs = workspace::programs(&root)?;
+    programs.extend(workspace::attempts(&root));
     if is_test {
         launch::prepare(&options)?;
         workspace::build_all(&root)?;

@@ -1,19 +1,22 @@
 //! The Cargo workspace: where it is, what it holds, building a program of it.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::{Artifact, Message, Metadata, MetadataCommand};
+use room::{Built, Room};
 use serde::Deserialize;
 
 use crate::say;
+
+pub use room::{cargo, is_cargos};
 
 /// The directory that holds the root Cargo.toml.
 ///
@@ -37,28 +40,6 @@ pub fn root() -> Result<PathBuf> {
         )
 }
 
-/// A `cargo` command at the workspace root, without what the outer `cargo run` has set for
-/// this package.
-pub fn cargo(root: &Path) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    command.current_dir(root);
-    for (name, _) in std::env::vars_os() {
-        if is_cargos(&name) {
-            command.env_remove(name);
-        }
-    }
-    command
-}
-
-/// Whether `cargo run` set this variable to describe the package that it runs.
-pub fn is_cargos(name: &OsStr) -> bool {
-    let name = name.to_string_lossy();
-    name.starts_with("CARGO_PKG_")
-        || name.starts_with("CARGO_MANIFEST_")
-        || name.starts_with("CARGO_BIN_")
-        || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*name)
-}
-
 /// `--quiet` where nobody watches: a first build takes minutes and should be seen to work.
 pub fn quiet() -> Option<&'static str> {
     (!std::io::stderr().is_terminal()).then_some("--quiet")
@@ -77,6 +58,32 @@ pub struct Program {
     pub reads_keys: bool,
     /// How `cargo vm bench` measures it.
     pub bench: BenchForms,
+    /// Whether it is the learner's attempt at an exercise, in the workspace `mine/`.
+    pub is_attempt: bool,
+}
+
+impl Program {
+    /// Whether `cargo vm run NAME` means this program.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.is_default && self.package == name
+    }
+
+    /// Builds it. Returns the executable.
+    pub fn build(&self, root: &Path) -> Result<PathBuf> {
+        if !self.is_attempt {
+            let built = ["build", "--package", &self.package, "--bin", &self.name];
+            return build(root, &built, &self.name);
+        }
+        let room = Room::mine(root).prepare(Some(&self.package))?;
+        for directory in &room.left_out {
+            say!("{} is left out: cargo cannot read its Cargo.toml", directory.display());
+        }
+        let what = format!("building: cargo build --package {}", self.package);
+        match announced(what, || room.build(&self.package, quiet().is_some(), true))? {
+            Built::Program(file) => Ok(file),
+            Built::Failed(_) => bail!("cargo build --package {} failed, see above", self.package),
+        }
+    }
 }
 
 /// `bench` in `[package.metadata.workshop]`.
@@ -101,6 +108,37 @@ pub fn programs(root: &Path) -> Result<Vec<Program>> {
     ensure!(output.status.success(), "cargo cannot read the workspace, see above");
     let json = std::str::from_utf8(&output.stdout).context("cargo metadata: not UTF-8")?;
     programs_of(&MetadataCommand::parse(json).context("cargo metadata: unexpected output")?)
+}
+
+/// The learner's attempts at exercises. They are no part of the workspace.
+pub fn attempts(root: &Path) -> Vec<Program> {
+    let attempts = Room::mine(root).attempts().into_iter().map(|attempt| Program {
+        name: attempt.package.clone(),
+        package: attempt.package,
+        is_default: false,
+        reads_keys: attempt
+            .workshop
+            .get("reads_keys")
+            .is_some_and(|keys| keys.as_bool() == Some(true)),
+        bench: BenchForms::default(),
+        is_attempt: true,
+    });
+    attempts.collect()
+}
+
+/// The programs whose names stand in a command's arguments as whole words, each once. A shell's
+/// script is such an argument: `bash -c 'stage05 | head'`.
+pub fn named_in<'p>(programs: &'p [Program], args: &[OsString]) -> Vec<&'p Program> {
+    let mut named: Vec<&Program> = Vec::new();
+    for arg in args {
+        let text = arg.to_string_lossy();
+        let in_a_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
+        for word in text.split(|c| !in_a_name(c)) {
+            let program = programs.iter().find(|program| program.is_called(word));
+            named.extend(program.filter(|program| !named.contains(program)));
+        }
+    }
+    named
 }
 
 /// Where the root's compile_flags.txt looks for libbpf's headers, so that clangd, the language server
@@ -147,6 +185,7 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
                 is_default: package.default_run.as_ref() == Some(&bin.name),
                 reads_keys: reads_keys.unwrap_or(false),
                 bench: bench.clone().unwrap_or_default(),
+                is_attempt: false,
             });
         }
     }
@@ -254,6 +293,61 @@ mod tests {
         for name in ["bpf_helpers.h", "bpf_helper_defs.h", "bpf_core_read.h", "bpf_tracing.h"] {
             assert!(root.join(HEADERS).join(name).is_file(), "{name}");
         }
+    }
+
+    #[test]
+    fn programs_are_found_in_a_commands_arguments() {
+        let program = |package: &str, name: &str, is_default, is_attempt| Program {
+            name: name.to_owned(),
+            package: package.to_owned(),
+            is_default,
+            reads_keys: false,
+            bench: BenchForms::default(),
+            is_attempt,
+        };
+        let programs = [
+            program("by_hand", "syscall_profiler", true, false),
+            program("stage04", "stage04", false, false),
+            program("stage05", "stage05", false, false),
+            program("mine-04", "mine-04", false, true),
+        ];
+        let names = |args: &[&str]| -> Vec<&str> {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            named_in(&programs, &args).into_iter().map(|program| &*program.name).collect()
+        };
+        let script =
+            "\n  stage05 --quiet 2> /run/log & until grep -qs tracing /run/log; do sleep 1; done\n";
+        assert_eq!(names(&["-c", script]), ["stage05"]);
+        assert_eq!(names(&["-c", "(stage04&stage05;stage04)|tail"]), ["stage04", "stage05"]);
+        assert_eq!(names(&["-c", "n=$(mine-04 --quiet)"]), ["mine-04"]);
+        assert_eq!(names(&["-p", "stage05", "mine-04"]), ["stage05", "mine-04"]);
+        assert_eq!(names(&["target/debug/stage05", "-v"]), ["stage05"]);
+        assert_eq!(names(&["-c", "by_hand"]), ["syscall_profiler"]);
+        for other in
+            ["ls stage05_sector", "cat /tmp/stage05.log", "mine-04b", "xstage05", "-stage05"]
+        {
+            assert_eq!(names(&[other]), <[&str; 0]>::default(), "{other}");
+        }
+    }
+
+    #[test]
+    fn an_attempt_is_a_program_though_its_manifest_is_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(attempts(dir.path()), []);
+        for (name, text) in [
+            (
+                "04",
+                "[package]\nname = \"mine-04\"\n[package.metadata.workshop]\nreads_keys = true\n",
+            ),
+            ("05", "[package\n"),
+        ] {
+            fs::create_dir_all(dir.path().join("mine").join(name)).unwrap();
+            fs::write(dir.path().join("mine").join(name).join("Cargo.toml"), text).unwrap();
+        }
+        let attempts = attempts(dir.path());
+        let seen: Vec<_> =
+            attempts.iter().map(|p| (&*p.name, p.reads_keys, p.is_attempt)).collect();
+        assert_eq!(seen, [("mine-04", true, true), ("mine-05", false, true)]);
     }
 
     #[test]

@@ -1,0 +1,483 @@
+//! The workspace of the learner's attempts, `mine/`.
+//!
+//! Attempts are no members of the workshop's own workspace, so that one that does not compile, or
+//! whose Cargo.toml is damaged, breaks no command of the workshop, and none changes a file that git
+//! tracks. Theirs has the same versions and profiles, because its Cargo.toml and its Cargo.lock are
+//! made from those of the workshop; so it shares what is built in the target directory, and needs
+//! no network where the workshop needs none.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    io::{BufReader, IsTerminal, Read, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result};
+use cargo_metadata::{CompilerMessage, Message, MetadataCommand};
+
+/// The directory of the learner's attempts, relative to the workshop's root.
+pub const MINE: &str = "mine";
+
+/// A `cargo` command at the workshop's root, without what an outer `cargo run` has set for the
+/// package that it runs.
+pub fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
+    command.current_dir(root);
+    for (name, value) in env::vars_os() {
+        if is_cargos(&name) {
+            command.env_remove(name);
+        } else if name == "CARGO_TARGET_DIR" || name == "CARGO_BUILD_TARGET_DIR" {
+            // Relative to where the outer cargo was started, which may be another directory.
+            if let Ok(absolute) = std::path::absolute(value) {
+                command.env(name, absolute);
+            }
+        }
+    }
+    command
+}
+
+/// Whether `cargo run` set this variable to describe the package that it runs.
+pub fn is_cargos(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.starts_with("CARGO_PKG_")
+        || name.starts_with("CARGO_MANIFEST_")
+        || name.starts_with("CARGO_BIN_")
+        || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*name)
+}
+
+/// A package of the learner's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attempt {
+    /// Its directory in the room.
+    pub directory: String,
+    /// The package's name; where its Cargo.toml is damaged, the one that it had.
+    pub package: String,
+    /// `[package.metadata.workshop]`.
+    pub workshop: toml::Table,
+}
+
+/// A workspace of attempts.
+#[derive(Clone, Debug)]
+pub struct Room {
+    root: PathBuf,
+    /// Relative to the root.
+    name: PathBuf,
+}
+
+/// A room that is a workspace.
+#[derive(Debug)]
+pub struct Prepared {
+    room: Room,
+    target: PathBuf,
+    /// The directories of attempts that cargo cannot read, or not beside the others.
+    pub left_out: Vec<PathBuf>,
+}
+
+/// How building an attempt went.
+#[derive(Debug)]
+pub enum Built {
+    /// The program's file.
+    Program(PathBuf),
+    /// Cargo failed. What it and the compiler said, unless that was shown.
+    Failed(String),
+}
+
+impl Room {
+    /// The learner's room.
+    pub fn mine(root: &Path) -> Room {
+        Room::at(root, MINE)
+    }
+
+    /// A room in another directory, relative to the workshop's root.
+    pub fn at(root: &Path, name: impl Into<PathBuf>) -> Room {
+        Room { root: root.to_owned(), name: name.into() }
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.root.join(&self.name)
+    }
+
+    /// All attempts, by directory. Needs no cargo: one with a damaged Cargo.toml is among them.
+    pub fn attempts(&self) -> Vec<Attempt> {
+        let entries = fs::read_dir(self.dir()).into_iter().flatten().flatten();
+        let mut attempts: Vec<Attempt> = entries
+            .filter_map(|entry| {
+                let directory = entry.file_name().into_string().ok()?;
+                let text = fs::read(entry.path().join("Cargo.toml")).ok()?;
+                let manifest = toml::from_str(&String::from_utf8_lossy(&text));
+                Some(attempt(directory, &manifest.unwrap_or_default()))
+            })
+            .collect();
+        attempts.sort_by(|a, b| a.directory.cmp(&b.directory));
+        attempts
+    }
+
+    /// Makes the room a workspace, or brings it in line with the workshop's: its Cargo.toml, its
+    /// Cargo.lock, and cargo's configuration for who works in there. An attempt that cargo cannot
+    /// read is no member, unless it is the package `wanted`.
+    pub fn prepare(&self, wanted: Option<&str>) -> Result<Prepared> {
+        let prepare = || -> Result<Prepared> {
+            fs::create_dir_all(self.dir().join(".cargo"))?;
+            let target = self.target()?;
+            write(&self.dir().join(".cargo/config.toml"), &self.config(&target)?)?;
+            self.copy_lock()?;
+            let left_out = self.choose_members(wanted)?;
+            let left_out = left_out.into_iter().map(|directory| self.name.join(directory));
+            Ok(Prepared { room: self.clone(), target, left_out: left_out.collect() })
+        };
+        let name = self.name.display();
+        prepare().with_context(|| format!("cannot make {name} a workspace of its own"))
+    }
+
+    /// Writes Cargo.toml. Returns the directories that are no members.
+    fn choose_members(&self, wanted: Option<&str>) -> Result<Vec<String>> {
+        let mut attempts = self.attempts();
+        let all: Vec<&str> = attempts.iter().map(|attempt| &*attempt.directory).collect();
+        if self.fits(&all)? {
+            return Ok(Vec::new());
+        }
+        // The wanted one comes first: of two that have the same name, the other one has to go.
+        attempts.sort_by_key(|attempt| Some(&*attempt.package) != wanted);
+        let (mut members, mut left_out) = (Vec::new(), Vec::new());
+        for attempt in &attempts {
+            members.push(&*attempt.directory);
+            if self.fits(&members)? {
+                continue;
+            }
+            if members.len() == 1 && Some(&*attempt.package) == wanted {
+                // Whoever builds it learns why from cargo.
+                return Ok(Vec::new());
+            }
+            members.pop();
+            left_out.push(attempt.directory.clone());
+        }
+        self.fits(&members)?;
+        Ok(left_out)
+    }
+
+    /// Writes a Cargo.toml with these members. Whether cargo can read that workspace.
+    fn fits(&self, members: &[&str]) -> Result<bool> {
+        let mut members = members.to_vec();
+        members.sort_unstable();
+        let file = self.root.join("Cargo.toml");
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let text = manifest(&text, self.name.components().count(), &members);
+        write(&self.manifest(), &text.with_context(|| file.display().to_string())?)?;
+        let mut command = self.command("metadata");
+        command.args(["--no-deps", "--offline", "--format-version=1"]);
+        Ok(command.output().context("cannot start cargo")?.status.success())
+    }
+
+    fn manifest(&self) -> PathBuf {
+        self.dir().join("Cargo.toml")
+    }
+
+    /// The target directory of the workshop: also where the user has configured another one.
+    fn target(&self) -> Result<PathBuf> {
+        let mut command = cargo(&self.root);
+        command.args(["metadata", "--no-deps", "--offline", "--format-version=1"]);
+        let output = command.output().context("cannot start cargo")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "cargo cannot read the workspace: {said}");
+        let json = String::from_utf8(output.stdout).context("cargo metadata: not UTF-8")?;
+        let metadata = MetadataCommand::parse(json).context("cargo metadata")?;
+        Ok(metadata.target_directory.into())
+    }
+
+    /// A cargo command in the room. It runs at the workshop's root, where cargo finds the
+    /// workshop's configuration.
+    fn command(&self, subcommand: &str) -> Command {
+        let mut command = cargo(&self.root);
+        command.arg(subcommand).arg("--manifest-path").arg(self.manifest());
+        command
+    }
+
+    /// What cargo needs to know where it is started in the room, as an editor does it.
+    fn config(&self, target: &Path) -> Result<String> {
+        let up = "../".repeat(self.name.components().count());
+        let target = match target.strip_prefix(&self.root) {
+            Ok(below) => Path::new(&up).join(below),
+            Err(_) => target.to_owned(),
+        };
+        let target = target.to_str().context("the target directory's name is not UTF-8")?;
+        let mut build = toml::Table::new();
+        build.insert("target-dir".into(), target.into());
+        let mut config = toml::Table::new();
+        config.insert("build".into(), build.into());
+        let root = self.root.join("Cargo.toml");
+        // Cargo splits an alias at blanks.
+        if let Some(root) = root.to_str().filter(|root| !root.contains(char::is_whitespace)) {
+            let mut alias = toml::Table::new();
+            for (name, quiet) in [("lesson", "--quiet "), ("vm", "")] {
+                let run = format!("run {quiet}--manifest-path {root} --package {name} --");
+                alias.insert(name.into(), run.into());
+            }
+            config.insert("alias".into(), alias.into());
+        }
+        let text = toml::to_string(&config)?;
+        Ok(format!("# Written by `cargo lesson`: here, too, `cargo vm` is the workshop's.\n{text}"))
+    }
+
+    /// Lets the room begin with the workshop's Cargo.lock, and begin again where that has changed.
+    /// Cargo then removes what the attempts do not need, and adds what is theirs.
+    fn copy_lock(&self) -> Result<()> {
+        let file = self.root.join("Cargo.lock");
+        let Ok(theirs) = fs::read_to_string(file) else { return Ok(()) };
+        let began_with = self.dir().join(".cargo/Cargo.lock");
+        let lock = self.dir().join("Cargo.lock");
+        if !lock.exists() || fs::read_to_string(&began_with).ok().as_ref() != Some(&theirs) {
+            write(&lock, &theirs)?;
+            write(&began_with, &theirs)?;
+        }
+        Ok(())
+    }
+}
+
+impl Prepared {
+    /// Builds an attempt. `shown`: what cargo and the compiler say goes to stderr as it comes.
+    pub fn build(&self, package: &str, quiet: bool, shown: bool) -> Result<Built> {
+        let mut command = self.room.command("build");
+        command.arg("--target-dir").arg(&self.target).args(["--package", package]);
+        let ansi = shown && std::io::stderr().is_terminal();
+        let format = if ansi { "json-diagnostic-rendered-ansi" } else { "json" };
+        command.arg(format!("--message-format={format}")).args(quiet.then_some("--quiet"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(if shown { Stdio::inherit() } else { Stdio::piped() });
+        let mut child = command.spawn().context("cannot start cargo")?;
+        let errors = child.stderr.take().map(|mut errors| {
+            std::thread::spawn(move || {
+                let mut said = Vec::new();
+                errors.read_to_end(&mut said).ok();
+                String::from_utf8_lossy(&said).into_owned()
+            })
+        });
+        let (mut program, mut said) = (None, String::new());
+        let messages = child.stdout.take().context("no pipe from cargo")?;
+        for message in Message::parse_stream(BufReader::new(messages)) {
+            match message? {
+                Message::CompilerArtifact(artifact) => {
+                    program = artifact.executable.map(PathBuf::from).or(program);
+                }
+                Message::CompilerMessage(message) => {
+                    let text = self.rendered(&message);
+                    if shown {
+                        // Where nobody reads it any more, there is the exit code.
+                        std::io::stderr().write_all(text.as_bytes()).ok();
+                    } else {
+                        said += &text;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let status = child.wait().context("cargo")?;
+        if let Some(errors) = errors {
+            said += &errors.join().unwrap_or_default();
+        }
+        if !status.success() {
+            return Ok(Built::Failed(said));
+        }
+        let program = program.with_context(|| format!("{package} has no program"))?;
+        Ok(Built::Program(program))
+    }
+
+    /// What the compiler said. It names files from the room: here they are named from the
+    /// workshop's root, where the learner's terminal is.
+    fn rendered(&self, message: &CompilerMessage) -> String {
+        let text = message.message.rendered.clone().unwrap_or_default();
+        let mut files: Vec<&str> = Vec::new();
+        let children = message.message.children.iter().flat_map(|child| &child.spans);
+        for span in message.message.spans.iter().chain(children) {
+            let is_ours = self.room.dir().join(&span.file_name).is_file();
+            if is_ours && Path::new(&span.file_name).is_relative() {
+                files.push(&span.file_name);
+            }
+        }
+        files.sort_unstable();
+        files.dedup();
+        files.iter().fold(text, |text, file| from_root(&text, &self.room.name, file))
+    }
+}
+
+/// Replaces `04/src/main.rs:3` by `mine/04/src/main.rs:3`.
+fn from_root(text: &str, room: &Path, file: &str) -> String {
+    text.replace(&format!("{file}:"), &format!("{}:", room.join(file).display()))
+}
+
+fn attempt(directory: String, manifest: &toml::Table) -> Attempt {
+    let package = manifest.get("package").and_then(toml::Value::as_table);
+    let name = package.and_then(|package| package.get("name")?.as_str());
+    let name = name.map_or_else(|| format!("{MINE}-{directory}"), str::to_owned);
+    let workshop = package.and_then(|package| package.get("metadata")?.get("workshop")?.as_table());
+    Attempt { directory, package: name, workshop: workshop.cloned().unwrap_or_default() }
+}
+
+/// The Cargo.toml of a room that lies `depth` directories below the workshop's root: the workshop's
+/// with other members, and paths from the room.
+fn manifest(root: &str, depth: usize, members: &[&str]) -> Result<String> {
+    let mut manifest: toml::Table = toml::from_str(root)?;
+    let workspace = manifest.get_mut("workspace").and_then(toml::Value::as_table_mut);
+    let workspace = workspace.context("no [workspace]")?;
+    for name in ["members", "exclude", "default-members"] {
+        workspace.remove(name);
+    }
+    let members: Vec<toml::Value> = members.iter().map(|&member| member.into()).collect();
+    workspace.insert("members".into(), members.into());
+    let mut manifest = toml::Value::Table(manifest);
+    move_paths(&mut manifest, &"../".repeat(depth));
+    Ok(format!(
+        "# Written by `cargo lesson` from the Cargo.toml of the workshop, again at each call: your\n\
+         # own dependencies belong into the Cargo.toml of the attempt.\n{}",
+        toml::to_string(&manifest)?
+    ))
+}
+
+/// Puts `up` before each relative `path`.
+fn move_paths(value: &mut toml::Value, up: &str) {
+    let toml::Value::Table(table) = value else { return };
+    for (name, value) in table.iter_mut() {
+        match value {
+            toml::Value::String(path) if name == "path" && Path::new(path).is_relative() => {
+                path.insert_str(0, up);
+            }
+            _ => move_paths(value, up),
+        }
+    }
+}
+
+/// Writes a file whose content has changed, at once: another cargo may be reading it.
+fn write(file: &Path, text: &str) -> Result<()> {
+    if fs::read_to_string(file).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    let write = || -> Result<()> {
+        let mut new = tempfile::NamedTempFile::new_in(file.parent().context("no directory")?)?;
+        new.write_all(text.as_bytes())?;
+        new.persist(file)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: &str = r#"
+[workspace]
+resolver = "3"
+members = []
+exclude = ["mine"]
+
+[workspace.package]
+version = "1.2.3"
+edition = "2024"
+
+[workspace.dependencies]
+anyhow = "1"
+common = { path = "common" }
+
+[profile.dev]
+opt-level = 1
+"#;
+
+    /// A workshop without anything, and attempts with these Cargo.tomls.
+    fn workshop(attempts: &[(&str, &str)]) -> (tempfile::TempDir, Room) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("Cargo.toml"), ROOT).unwrap();
+        for (name, manifest) in attempts {
+            let src = dir.path().join("mine").join(name).join("src");
+            fs::create_dir_all(&src).unwrap();
+            fs::write(src.join("main.rs"), "fn main() {}\n").unwrap();
+            fs::write(src.with_file_name("Cargo.toml"), manifest).unwrap();
+        }
+        let room = Room::mine(dir.path());
+        (dir, room)
+    }
+
+    fn package(name: &str) -> String {
+        format!(
+            "[package]\nname = \"{name}\"\nversion.workspace = true\nedition.workspace = true\n"
+        )
+    }
+
+    #[test]
+    fn a_room_has_the_workshops_versions() {
+        let text = manifest(ROOT, 2, &["04"]).unwrap();
+        let table: toml::Table = toml::from_str(&text).unwrap();
+        let workspace = table["workspace"].as_table().unwrap();
+        assert_eq!(workspace["members"].as_array().unwrap(), &["04".into()]);
+        assert!(!workspace.contains_key("exclude"), "{text}");
+        assert_eq!(workspace["package"]["version"].as_str(), Some("1.2.3"));
+        assert_eq!(workspace["dependencies"]["anyhow"].as_str(), Some("1"));
+        assert_eq!(workspace["dependencies"]["common"]["path"].as_str(), Some("../../common"));
+        assert_eq!(table["profile"]["dev"]["opt-level"].as_integer(), Some(1));
+    }
+
+    #[test]
+    fn a_damaged_attempt_does_not_stop_the_others() {
+        let (four, same) = (package("mine-04"), package("mine-04"));
+        let no_such_key =
+            package("mine-06") + "licence.workspace = true\ndescription.workspace = true\n";
+        let (dir, room) = workshop(&[
+            ("03", "[package\n"),
+            ("04", &four),
+            ("05", &same),
+            ("06", &no_such_key),
+            ("07", &package("mine-07")),
+        ]);
+        fs::create_dir(dir.path().join("mine/notes")).unwrap();
+        let packages: Vec<String> = room.attempts().into_iter().map(|a| a.package).collect();
+        assert_eq!(packages, ["mine-03", "mine-04", "mine-04", "mine-06", "mine-07"]);
+        for wanted in [None, Some("mine-07")] {
+            let left_out = room.prepare(wanted).unwrap().left_out;
+            let expected = ["mine/03", "mine/05", "mine/06"].map(PathBuf::from);
+            assert_eq!(left_out, expected, "{wanted:?}");
+        }
+        let built = room.prepare(Some("mine-07")).unwrap().build("mine-07", true, false).unwrap();
+        let Built::Program(file) = built else { panic!("{built:?}") };
+        assert!(file.ends_with("debug/mine-07") && file.is_file(), "{}", file.display());
+        // Of the damaged one itself, cargo says what is wrong.
+        let built = room.prepare(Some("mine-03")).unwrap().build("mine-03", true, false).unwrap();
+        assert!(
+            matches!(&built, Built::Failed(said) if said.contains("mine/03/Cargo.toml")),
+            "{built:?}"
+        );
+    }
+
+    #[test]
+    fn an_error_names_the_file_from_the_workshops_root() {
+        let (dir, room) = workshop(&[("04", &package("mine-04"))]);
+        fs::write(dir.path().join("mine/04/src/main.rs"), "fn main() { no_such(); }\n").unwrap();
+        let built = room.prepare(None).unwrap().build("mine-04", true, false).unwrap();
+        let Built::Failed(said) = built else { panic!("{built:?}") };
+        assert!(said.contains("--> mine/04/src/main.rs:1:13"), "{said}");
+    }
+
+    #[test]
+    fn without_attempts_there_is_a_room() {
+        let (dir, room) = workshop(&[]);
+        assert_eq!(room.attempts(), []);
+        assert!(room.prepare(None).unwrap().left_out.is_empty());
+        assert!(dir.path().join("mine/Cargo.toml").is_file());
+    }
+
+    #[test]
+    fn another_lock_of_the_workshops_is_taken_over_once() {
+        let (dir, room) = workshop(&[]);
+        let (theirs, ours) = (dir.path().join("Cargo.lock"), dir.path().join("mine/Cargo.lock"));
+        for text in ["version = 4\n", "version = 4\n# pulled\n"] {
+            fs::write(&theirs, text).unwrap();
+            room.prepare(None).unwrap();
+            assert_eq!(fs::read_to_string(&ours).unwrap(), text);
+            fs::write(&ours, "version = 4\n# cargo's\n").unwrap();
+            room.prepare(None).unwrap();
+            assert_eq!(fs::read_to_string(&ours).unwrap(), "version = 4\n# cargo's\n");
+        }
+    }
+}
