@@ -6,9 +6,11 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     Test,
-    disks::{self, NullBlk},
+    disks::{self, Mapped, NullBlk},
+    ftrace::{Ftrace, Hook},
     run::{
-        Running, between, count, ensure_none, entries_left, fio, submitted, summary, wait_until,
+        Running, between, count, ensure_none, entries_left, fio, shell, submitted, summary,
+        wait_until,
     },
 };
 
@@ -22,6 +24,8 @@ pub const TESTS: &[Test] = &[
         "stages_have_exact_sums_when_detached_under_load",
         stages_have_exact_sums_when_detached_under_load,
     ),
+    ("stage06_misses_no_end_in_a_task", stage06_misses_no_end_in_a_task),
+    ("stage06_misses_no_end_of_btrfs", stage06_misses_no_end_of_btrfs),
 ];
 
 const STAGES: [&str; 6] = ["stage00", "stage03", "stage04", "stage05", "stage06", "stage07"];
@@ -116,4 +120,86 @@ fn stages_have_exact_sums_when_detached_under_load() -> Result<()> {
     });
     online(true)?;
     result
+}
+
+/// Bios that complete in a task: those of dm-crypt in its workers, of raid5 in raid5d, of dm-thin in its
+/// worker. A preemptible kernel takes the CPU away inside the fentry program there; the second program
+/// of stages 06 and 07 sees what it misses.
+fn stage06_misses_no_end_in_a_task() -> Result<()> {
+    let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
+    shell("modprobe -a dm_crypt dm_raid raid456 dm_thin_pool xts || true")?;
+    let key = "0123456789abcdef".repeat(8);
+    let crypt =
+        Mapped::new("crypt", &format!("0 65536 crypt aes-xts-plain64 {key} 0 /dev/{virtio} 0"))?;
+    let reads = |of: &Mapped, rw: &str| {
+        fio(&format!(
+            "--filename={} --rw={rw} --bs=64k --direct=1 --ioengine=libaio --iodepth=4 --thread \
+             --norandommap --size=32M --numjobs=64 --number_ios=20",
+            of.path()
+        ))
+        .map(|_| ())
+    };
+    misses_nothing(&[&virtio], || reads(&crypt, "randrw")).context("dm-crypt")?;
+    drop(crypt);
+    let slice = |name: &str, disk: &str, at: u64| {
+        Mapped::new(name, &format!("0 65536 linear /dev/{disk} {at}"))
+    };
+    let slices = [slice("a", &virtio, 0)?, slice("b", &virtio, 65536)?, slice("c", &nvme, 0)?];
+    let [a, b, c] = slices.each_ref().map(Mapped::path);
+    let raid =
+        Mapped::new("raid", &format!("0 131072 raid raid5_ls 2 64 nosync 3 - {a} - {b} - {c}"))?;
+    misses_nothing(&[&virtio, &nvme], || reads(&raid, "randrw")).context("raid5")?;
+    drop(raid);
+    shell(&format!("dd if=/dev/zero of={a} bs=4k count=1 oflag=direct status=none"))?;
+    let pool = Mapped::new("pool", &format!("0 65536 thin-pool {a} {b} 128 0"))?;
+    shell(&format!("dmsetup message {} 0 'create_thin 0'", pool.path()))?;
+    let thin = Mapped::new("thin", &format!("0 65536 thin {} 0", pool.path()))?;
+    misses_nothing(&[&virtio], || {
+        reads(&thin, "randwrite")?;
+        shell(&format!("blkdiscard {}", thin.path())).map(|_| ())
+    })
+    .context("dm-thin")
+}
+
+/// btrfs completes the bios of a null_blk in its own workers, and in the tasks that submit.
+fn stage06_misses_no_end_of_btrfs() -> Result<()> {
+    let disk = NullBlk::new(&[("irqmode", "1"), ("memory_backed", "1"), ("submit_queues", "2")])?;
+    shell(&format!(
+        "modprobe btrfs; mkfs.btrfs --quiet --force /dev/{0}; mkdir -p /run/btrfs; \
+         mount -t btrfs /dev/{0} /run/btrfs",
+        disk.name
+    ))
+    .context("no btrfs: is the package btrfs-progs installed?")?;
+    let result = misses_nothing(&[&disk.name], || {
+        fio(
+            "--filename=/run/btrfs/file --rw=randrw --bs=64k --direct=1 --ioengine=libaio --iodepth=4 \
+             --thread --norandommap --size=32M --numjobs=64 --number_ios=20",
+        )?;
+        shell("sync -f /run/btrfs").map(|_| ())
+    });
+    shell("umount /run/btrfs")?;
+    result
+}
+
+/// Stages 06 and 07 measure every bio that is submitted, by ftrace's count, and every request that these
+/// disks count, while `load` runs.
+fn misses_nothing(disks: &[&str], load: impl FnOnce() -> Result<()>) -> Result<()> {
+    let running = Running::stages(["stage06", "stage07"].map(|stage| (stage, vec!["--quiet"])))?;
+    let requests = || disks.iter().map(|disk| disks::requests(disk)).sum::<Result<u64>>();
+    let before = requests()?;
+    let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
+    load()?;
+    wait_until("no entry is left in the maps", || Ok(entries_left()? == 0))?;
+    let bios = ftrace.events()?.len() as u64;
+    let requests = requests()? - before;
+    let outputs = Running::interrupt_all(running)?;
+    ensure!(bios >= 1280 && requests >= 640, "{bios} bios, {requests} requests");
+    for (output, (what, expected)) in
+        outputs.iter().zip([("bios completed", bios), ("requests completed", requests)])
+    {
+        ensure_none(output, &["in flight", "dropped"])?;
+        let completed = count(output, what)?;
+        ensure!(completed == expected, "{completed} {what} of {expected}: {}", summary(output));
+    }
+    Ok(())
 }

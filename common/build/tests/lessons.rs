@@ -25,19 +25,22 @@ const fn afresh(stage: &'static str, c: usize) -> Lesson {
     Lesson { stage, before: None, c, rust: None }
 }
 
-/// In the order in which they are read. The limits are those of the design, but for stage 07's: a
-/// request has other names and types in every line, and may be issued more than once.
+/// In the order in which they are read. The limits are those of the design, but for stage 06's: its
+/// second program at the completion needs a record of its own and a word on which of the two counts.
 const LESSONS: &[Lesson] = &[
     afresh("stage01_submit_bio", 30),
     after("stage01_submit_bio", "stage02_bio_endio", 12, 4),
-    after("stage02_bio_endio", "stage03_latency_map", 60, 15),
-    after("stage03_latency_map", "stage04_max_latency", 60, 35),
-    after("stage04_max_latency", "stage05_sector", 90, 8),
-    after("stage05_sector", "stage06_stacktrace", 20, 20),
-    after("stage06_stacktrace", "stage07_rq_latency", 75, 10),
-    afresh("stage08_pagecache", 330),
+    after("stage02_bio_endio", "stage03_latency_map", 50, 15),
+    after("stage03_latency_map", "stage04_max_latency", 35, 35),
+    after("stage04_max_latency", "stage05_sector", 75, 10),
+    after("stage05_sector", "stage06_stacktrace", 32, 20),
+    after("stage06_stacktrace", "stage07_rq_latency", 85, 10),
+    afresh("stage08_pagecache", 240),
     after("stage08_pagecache", "stage09_pid_filter", 45, 20),
 ];
+
+/// Headers that a stage uses before the README of a later one explains them.
+const EXPLAINED_LATER: &[(&str, &str)] = &[("bio.h", "stage05_sector")];
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -95,7 +98,11 @@ fn lessons_are_small_steps() {
         };
         let mut included = Vec::new();
         headers(&source, &mut included);
-        included.retain(|header| known.insert(header.clone()));
+        let later = |header: &Path| {
+            let explained = EXPLAINED_LATER.iter().find(|(name, _)| header.ends_with(name));
+            explained.is_some_and(|(_, by)| *by > *stage)
+        };
+        included.retain(|header| !later(header) && known.insert(header.clone()));
         let new: usize = included.iter().map(|header| read(header).lines().count()).sum();
         println!("{stage}: {own} lines of trace.bpf.c, {new} of new headers, {c} allowed");
         if own == 0 || own + new > *c {
