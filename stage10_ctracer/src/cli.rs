@@ -21,8 +21,8 @@ pub struct Ctracer {
     /// Leave out functions whose name matches; may be given several times
     #[arg(long, value_name = "GLOB")]
     pub skip: Vec<Pattern>,
-    /// Follow only objects that this process has passed to a function, also when others do later
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Follow only what this process begins (bios, requests) or passes to a function (other structs)
+    #[arg(long, value_parser = common::process, allow_negative_numbers = true)]
     pub pid: Option<u32>,
     /// Follow only bios of this device, as lsblk shows it: 254:0
     #[arg(long, value_name = "MAJ:MIN", value_parser = device)]

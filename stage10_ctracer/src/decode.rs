@@ -86,6 +86,11 @@ impl Layout {
         self.size
     }
 
+    /// The first byte of a field.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.fields.iter().find(|field| field.name == name).map(|field| field.offset / 8)
+    }
+
     /// The names and values of all fields that lie within `bytes`, in the order of the struct.
     ///
     /// A member of a member is called `bi_iter.bi_sector`, an element of an array `priv[1]`. Members

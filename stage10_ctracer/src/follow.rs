@@ -21,6 +21,8 @@ pub struct Follower<'a> {
     layout: &'a Layout,
     calls: Calls,
     lives: Lives,
+    /// Where an object says when it was made.
+    made_at: Option<usize>,
     text: Text,
     summary: Summary,
     /// With events only where an output at the end needs them.
@@ -39,6 +41,7 @@ impl<'a> Follower<'a> {
         trace: Trace,
     ) -> Result<Follower<'a>> {
         let lives = Lives::new(rules, trace.functions.iter());
+        let made_at = rules.made.and_then(|field| layout.position(field));
         let mut out = BufWriter::new(std::io::stdout().lock());
         if cli.json {
             writeln!(out, "{}", json::trace_line(&trace))?;
@@ -51,6 +54,7 @@ impl<'a> Follower<'a> {
             layout,
             calls: Calls::default(),
             lives,
+            made_at,
             text: Text::default(),
             summary: Summary::default(),
             trace,
@@ -114,7 +118,9 @@ impl<'a> Follower<'a> {
     fn place(&mut self, raw: &Raw) -> Option<(usize, u32, Option<u64>)> {
         match raw.kind {
             Kind::Entry => {
-                let life = self.lives.enter(raw.function, raw.object, raw.address, raw.time);
+                let made = self.made_at.and_then(|at| raw.bytes.get(at..at + 8)?.try_into().ok());
+                let made = made.map_or(0, u64::from_le_bytes);
+                let life = self.lives.enter(raw.function, raw.object, raw.address, raw.time, made);
                 let (depth, objects) = self.calls.enter(raw, life);
                 self.lives.tie(raw.function, objects);
                 Some((life, depth, None))

@@ -65,10 +65,13 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     constants.pid_namespace = common::pid_namespace()?;
     constants.dev = cli.dev.unwrap_or(0);
     constants.sample = cli.sample.unwrap_or(1);
+    let rules = lives::rules(&cli.type_name);
+    constants.by_life = rules.tell_the_first_event();
+    let made_at = rules.made.and_then(|field| layout.position(field));
+    constants.made_at = made_at.unwrap_or(0) as u32;
     tier.prepare(&mut open);
     let mut skel = session.load(open)?;
 
-    let rules = lives::rules(&cli.type_name);
     let cookies = attach::cookies(&found.functions, rules);
     for (traceable, cookie) in found.functions.iter().zip(&cookies) {
         let address = traceable.address.to_ne_bytes();
