@@ -156,7 +156,7 @@ fn candidate(
             prototype,
             parameters: parameters.iter().map(|(name, _)| (*name).to_owned()).collect(),
             arguments: positions.filter_map(|position| u8::try_from(position).ok()).collect(),
-            returns: !result.is_void(),
+            returns: result.returned(),
         },
         registers,
         device,

@@ -124,9 +124,14 @@ const INODE: Rules = Rules {
     ..NONE
 };
 
-const FOLIO: Rules = Rules { frees: &["__folio_put", "__folio_put_small"], ..NONE };
+/// Most folios are freed in batches, by functions that take none: the next use tells.
+const FOLIO: Rules = Rules {
+    once: &["filemap_add_folio", "folio_add_new_anon_rmap"],
+    frees: &["__folio_put", "__folio_put_small"],
+    ..NONE
+};
 const SK_BUFF: Rules = Rules { frees: &["kfree_skbmem", "__kfree_skb"], ..NONE };
-const TASK: Rules = Rules { frees: &["free_task"], ..NONE };
+const TASK: Rules = Rules { once: &["wake_up_new_task"], frees: &["free_task"], ..NONE };
 
 /// What is known about a type; about most of them, nothing.
 pub fn rules(type_name: &str) -> &'static Rules {
@@ -173,6 +178,8 @@ struct Current {
 /// All lives so far.
 pub struct Lives {
     effects: Vec<Effect>,
+    /// The bytes of all objects in `current`.
+    held: usize,
     current: HashMap<u64, Current>,
     /// The lives, in the order in which they began.
     pub lives: Vec<Life>,
@@ -201,7 +208,7 @@ impl Lives {
             }
         };
         let effects = functions.map(effect).collect();
-        Lives { effects, current: HashMap::new(), lives: Vec::new() }
+        Lives { effects, held: 0, current: HashMap::new(), lives: Vec::new() }
     }
 
     fn start(&mut self, address: u64, time: u64) -> usize {
@@ -219,7 +226,8 @@ impl Lives {
             open: 0,
             bytes: Box::default(),
         };
-        self.current.insert(address, current);
+        let before = self.current.insert(address, current);
+        self.held -= before.map_or(0, |before| before.bytes.len());
         life
     }
 
@@ -310,7 +318,15 @@ impl Lives {
             return None;
         }
         let before = std::mem::replace(&mut current.bytes, bytes.into());
+        self.held += bytes.len();
+        self.held -= before.len();
         (!before.is_empty()).then_some(before)
+    }
+
+    /// The memory that all this takes, in bytes.
+    pub fn memory(&self) -> usize {
+        // Lives are in the trace while nothing happens to them.
+        self.held + self.current.len() * size_of::<(u64, Current)>()
     }
 
     /// Whether the object of this life is still at its address.

@@ -17,6 +17,7 @@ mod calls;
 mod cli;
 mod decode;
 mod discovery;
+mod errno;
 mod events;
 mod folded;
 mod follow;
@@ -29,6 +30,7 @@ mod outputs;
 mod perfetto;
 mod summary;
 mod text;
+mod value;
 mod trace {
     #![allow(missing_docs)]
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -83,7 +85,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     eprint!("{}", attached.describe(tier, &found));
 
     let waiting = RefCell::new(Vec::new());
-    let reader = events::Reader::new(&skel.maps.events, &waiting)?;
+    let reader = events::Reader::new(&skel.maps.events, &waiting, layout.size())?;
     let mut follower = Follower::new(cli, &layout, rules, found.into_trace(&cli.type_name)?)?;
     let read = || Reading::take(|| attached.counts(&skel.progs), &skel.maps.counters);
     let before = read()?;
