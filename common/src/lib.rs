@@ -22,7 +22,7 @@ pub use cli::{Cli, InFlight, InFlightCli, NoOptions, Quiet, QuietCli, duration};
 pub use device::Device;
 pub use error::Unsupported;
 pub use preflight::{has_function, has_sessions, preempts};
-pub use process::{Pid, PidCli, pid_namespace};
+pub use process::{Pid, PidCli, pid_namespace, process};
 pub use program::{Program, main};
 pub use results::{
     constants, counters, of_measured, page_shift, per_cpu, print_skipped, print_skipped_by_both,

@@ -78,14 +78,15 @@ impl Tier {
     }
 }
 
-/// What the BPF program learns about a call of each function: its number, whether it frees or
-/// initialises its object, and the registers with objects. See `call_begins()` in `trace.bpf.c`.
+/// What the BPF program learns about a call of each function: its number, what it does to its object's
+/// life, the registers with objects, and for one that initialises its object, the register with the
+/// block device. See `call_begins()` in `trace.bpf.c`.
 pub fn cookies(functions: &[Traceable], rules: &Rules) -> Vec<u64> {
     let cookie = |(number, traceable): (usize, &Traceable)| {
         let name = traceable.function.name.as_str();
         let registers = traceable.registers.iter().rev().fold(0, |all, &r| all << 4 | u64::from(r));
-        let is_in = |names: &[&str]| u64::from(names.contains(&name));
-        registers << 32 | is_in(rules.begins) << 31 | is_in(rules.frees) << 30 | number as u64
+        let device = u64::from(traceable.device.filter(|_| rules.begins(name)).unwrap_or(0));
+        device << 44 | registers << 32 | rules.effects(name) | number as u64
     };
     functions.iter().enumerate().map(cookie).collect()
 }
@@ -367,13 +368,15 @@ mod tests {
             function: Function { name: name.to_owned(), ..Function::default() },
             address: 0,
             registers: registers.to_vec(),
+            device: Some(3),
         };
         let functions = [
             function("submit_bio", &[1]),
             function("bio_init", &[2, 5]),
             function("bio_free", &[1]),
+            function("bio_endio", &[1]),
         ];
-        let expected = [0x1_0000_0000, 0x52_8000_0001, 0x1_4000_0002];
+        let expected = [0x1_1c00_0000, 0x3052_8000_0001, 0x1_4000_0002, 0x1_2000_0003];
         assert_eq!(cookies(&functions, lives::rules("bio")), expected);
     }
 

@@ -4,6 +4,7 @@
 //! libbpf's own functions.
 
 use std::{
+    collections::HashMap,
     ffi::{CStr, CString},
     ptr::{self, NonNull},
     slice,
@@ -15,6 +16,8 @@ use libbpf_rs::libbpf_sys::{
     BTF_KIND_RESTRICT, BTF_KIND_STRUCT, BTF_KIND_TYPE_TAG, BTF_KIND_TYPEDEF, BTF_KIND_UNION,
     BTF_KIND_VOLATILE, btf_param, btf_type,
 };
+
+use crate::value::Returns;
 
 /// The types of vmlinux, or those of a module on top of them.
 pub struct Btf<'base> {
@@ -165,12 +168,8 @@ impl<'a> Type<'a> {
     /// The parameters of a function: name and type.
     pub fn parameters(&self) -> Vec<(&'a str, Type<'a>)> {
         let prototype = self.next();
-        let Some(found) = prototype.found else { return Vec::new() };
-        let count = (found.info & 0xffff) as usize;
-        // SAFETY: that many btf_param follow a btf_type of this kind; libbpf has checked it.
-        let parameters = unsafe {
-            slice::from_raw_parts(ptr::from_ref(found).add(1).cast::<btf_param>(), count)
-        };
+        let count = prototype.found.map_or(0, |found| (found.info & 0xffff) as usize);
+        let parameters = prototype.after::<btf_param>(count);
         let typed = |p: &btf_param| (self.string(p.name_off), self.btf.get(p.type_));
         parameters.iter().map(typed).collect()
     }
@@ -178,6 +177,56 @@ impl<'a> Type<'a> {
     /// What a function returns.
     pub fn result(&self) -> Type<'a> {
         self.next().next()
+    }
+
+    /// What a function returns whose result has this type.
+    pub fn returned(&self) -> Returns {
+        let bare = self.bare();
+        let bits = 8 * u32::try_from(bare.size()).unwrap_or(8);
+        match bare.kind() {
+            0 => Returns::Nothing,
+            BTF_KIND_PTR => Returns::Pointer,
+            sys::BTF_KIND_INT => {
+                // A btf_type of this kind is followed by a word with the encoding.
+                let encoding = bare.after::<u32>(1).first().map_or(0, |word| word >> 24 & 0xf);
+                match encoding {
+                    _ if encoding & sys::BTF_INT_BOOL != 0 => Returns::Bool,
+                    _ if bits > 64 => Returns::Register,
+                    _ if encoding & sys::BTF_INT_SIGNED != 0 => Returns::Signed(bits),
+                    _ => Returns::Unsigned(bits),
+                }
+            }
+            sys::BTF_KIND_ENUM | sys::BTF_KIND_ENUM64 => Returns::Enum(bits, bare.constants()),
+            _ => Returns::Register,
+        }
+    }
+
+    /// The constants of an enum, by value: of several with the same, the first.
+    fn constants(&self) -> HashMap<i128, String> {
+        let mut names = HashMap::new();
+        let mut add = |name: u32, value: i128| {
+            names.entry(value).or_insert_with(|| self.string(name).to_owned());
+        };
+        let count = self.found.map_or(0, |found| (found.info & 0xffff) as usize);
+        if self.is(sys::BTF_KIND_ENUM) {
+            let constants = self.after::<sys::btf_enum>(count);
+            constants.iter().for_each(|one| add(one.name_off, one.val.into()));
+        } else {
+            let constants = self.after::<sys::btf_enum64>(count).iter();
+            constants.for_each(|one| {
+                let value = u64::from(one.val_hi32) << 32 | u64::from(one.val_lo32);
+                add(one.name_off, (value as i64).into());
+            });
+        }
+        names
+    }
+
+    /// What follows a btf_type: so many of `T`, as its kind has them.
+    fn after<T>(&self, count: usize) -> &'a [T] {
+        let Some(found) = self.found else { return &[] };
+        // SAFETY: the callers ask for what a btf_type of this kind is followed by; libbpf has checked
+        // that it is there.
+        unsafe { slice::from_raw_parts(ptr::from_ref(found).add(1).cast::<T>(), count) }
     }
 
     /// How many argument registers a value takes; `None`: it is passed on the stack, or in a

@@ -1,8 +1,15 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::{
+    fs,
+    ops::Deref,
+    path::{Path, PathBuf},
+};
 
-use clap::Args;
+use clap::{
+    ArgMatches, Args, Command, Error, FromArgMatches, builder::NonEmptyStringValueParser,
+    error::ErrorKind,
+};
 use glob::Pattern;
 
 /// What only this program has.
@@ -10,6 +17,7 @@ use glob::Pattern;
 pub struct Ctracer {
     /// The struct whose objects are followed: bio, request, folio, inode, sk_buff, task_struct ...
     #[arg(long = "type", value_name = "STRUCT", default_value = "bio")]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub type_name: String,
     /// List the functions that take the struct, and why some cannot be traced; trace nothing
     #[arg(long)]
@@ -20,8 +28,8 @@ pub struct Ctracer {
     /// Leave out functions whose name matches; may be given several times
     #[arg(long, value_name = "GLOB")]
     pub skip: Vec<Pattern>,
-    /// Follow only objects that this process has passed to a function, also when others do later
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Follow only what this process begins (bios, requests) or passes to a function (other structs)
+    #[arg(long, value_parser = common::process, allow_negative_numbers = true)]
     pub pid: Option<u32>,
     /// Follow only bios of this device, as lsblk shows it: 254:0
     #[arg(long, value_name = "MAJ:MIN", value_parser = device)]
@@ -33,12 +41,23 @@ pub struct Ctracer {
     #[arg(long, value_name = "N", default_value_t = 200_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub max_events: u64,
+    /// End when the trace takes so much memory: 64M, 1G
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
+    pub memory: usize,
     /// Print no call graph, only the summary
     #[arg(short, long)]
     pub quiet: bool,
     /// Print every event as a line of JSON in place of the call graph; the summary goes to stderr
     #[arg(long, conflicts_with = "quiet")]
     pub json: bool,
+    /// The files to write.
+    #[command(flatten)]
+    pub files: Checked,
+}
+
+/// The files to write at the end.
+#[derive(Args, Debug)]
+pub struct Files {
     /// Write a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub perfetto: Option<PathBuf>,
@@ -48,6 +67,88 @@ pub struct Ctracer {
     /// Write the time per function as folded stacks, for flame graphs
     #[arg(long, value_name = "FILE")]
     pub folded: Option<PathBuf>,
+}
+
+impl Files {
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        self.perfetto.is_some() || self.html.is_some() || self.folded.is_some()
+    }
+
+    /// A file that is named twice.
+    fn twice(&self) -> Option<&Path> {
+        let paths = [&self.perfetto, &self.html, &self.folded];
+        let paths: Vec<&Path> = paths.into_iter().flatten().map(PathBuf::as_path).collect();
+        // One that is no file, as /dev/null, takes any number.
+        let is_file = |path: &Path| fs::metadata(path).is_ok_and(|data| data.is_file());
+        let is_one = |path: &Path| !path.exists() || is_file(path);
+        let same = |a: &Path, b: &Path| is_one(a) && place(a) == place(b);
+        let found = (1..paths.len()).find(|&n| paths[..n].iter().any(|path| same(path, paths[n])));
+        found.map(|n| paths[n])
+    }
+}
+
+/// The path of a file without links, which may not exist yet.
+fn place(path: &Path) -> PathBuf {
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    fs::canonicalize(path).unwrap_or_else(|_| {
+        let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+        directory.join(path.file_name().unwrap_or_default())
+    })
+}
+
+/// [`Files`] of which no two are the same.
+#[derive(Debug)]
+pub struct Checked(Files);
+
+impl Deref for Checked {
+    type Target = Files;
+
+    fn deref(&self) -> &Files {
+        &self.0
+    }
+}
+
+impl FromArgMatches for Checked {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Checked, Error> {
+        let files = Files::from_arg_matches(matches)?;
+        match files.twice() {
+            None => Ok(Checked(files)),
+            Some(path) => Err(Error::raw(
+                ErrorKind::ArgumentConflict,
+                format!("{} cannot hold two outputs: give each its own file\n", path.display()),
+            )),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Checked::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for Checked {
+    fn augment_args(command: Command) -> Command {
+        Files::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Files::augment_args_for_update(command)
+    }
+}
+
+/// `64M` in bytes.
+fn size(text: &str) -> Result<usize, String> {
+    let hint = "give a number and a unit: 64M, 1G";
+    let units = [('M', 1_000_000_usize), ('G', 1_000_000_000)];
+    let size = units.iter().find_map(|(unit, bytes)| {
+        let number = text.strip_suffix(*unit)?.parse::<usize>().ok()?;
+        number.checked_mul(*bytes).filter(|&size| size > 0)
+    });
+    size.ok_or_else(|| hint.to_owned())
 }
 
 /// `254:0` as the kernel keeps it.
@@ -65,6 +166,28 @@ fn device(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_holds_one_output() {
+        let files = |names: [&str; 2]| Files {
+            perfetto: Some(names[0].into()),
+            html: None,
+            folded: Some(names[1].into()),
+        };
+        assert_eq!(files(["a", "b"]).twice(), None);
+        assert_eq!(files(["/dev/null", "/dev/null"]).twice(), None);
+        for same in [["new", "new"], ["./new", "new"], ["Cargo.toml", "src/../Cargo.toml"]] {
+            assert_eq!(files(same).twice(), Some(Path::new(same[1])));
+        }
+    }
+
+    #[test]
+    fn a_size_has_a_unit() {
+        assert_eq!((size("64M"), size("1G")), (Ok(64_000_000), Ok(1_000_000_000)));
+        for wrong in ["", "M", "64", "0M", "-1M", "1K", "99999999999999999999G", "6\u{e9}"] {
+            assert!(size(wrong).unwrap_err().contains("64M"), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_device_has_two_numbers() {

@@ -9,7 +9,7 @@ use std::{collections::HashMap, fmt::Write, rc::Rc};
 use anyhow::{Context, Result};
 use libbpf_rs::btf::{Btf, HasSize, types::Struct};
 
-use crate::model::Change;
+use crate::{model::Change, value::Value};
 
 mod builder;
 use builder::Builder;
@@ -86,12 +86,17 @@ impl Layout {
         self.size
     }
 
+    /// The first byte of a field.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.fields.iter().find(|field| field.name == name).map(|field| field.offset / 8)
+    }
+
     /// The names and values of all fields that lie within `bytes`, in the order of the struct.
     ///
     /// A member of a member is called `bi_iter.bi_sector`, an element of an array `priv[1]`. Members
     /// of anonymous structs and unions have no prefix. Where members of a union have the same
     /// position and width, the first stands for all of them.
-    pub fn fields(&self, bytes: &[u8]) -> Vec<(String, String)> {
+    pub fn fields(&self, bytes: &[u8]) -> Vec<(String, Value)> {
         let within = self.fields.iter().filter(|field| field.end() <= bytes.len());
         within.map(|field| (field.name.clone(), field.value(bytes, &self.functions))).collect()
     }
@@ -123,12 +128,14 @@ impl Field {
         (self.offset + self.bits).div_ceil(8)
     }
 
-    fn value(&self, bytes: &[u8], functions: &HashMap<u128, String>) -> String {
+    fn value(&self, bytes: &[u8], functions: &HashMap<u128, String>) -> Value {
         let bytes = &bytes[self.bytes()];
-        match &self.shape {
+        Value::Text(match &self.shape {
+            Shape::Unsigned if self.bits <= 64 => return Value::Number(self.number(bytes) as i128),
+            Shape::Signed if self.bits <= 64 => return Value::Number(self.signed(bytes)),
+            Shape::Bool => return Value::Bool(self.number(bytes) != 0),
             Shape::Unsigned => self.number(bytes).to_string(),
             Shape::Signed => self.signed(bytes).to_string(),
-            Shape::Bool => (self.number(bytes) != 0).to_string(),
             Shape::Hex => format!("{:#x}", self.number(bytes)),
             Shape::Function => {
                 let address = self.number(bytes);
@@ -146,7 +153,7 @@ impl Field {
             Shape::Flags { operations, bits } => {
                 flags(operations.as_deref(), bits, self.number(bytes))
             }
-        }
+        })
     }
 
     /// The field as an unsigned number. The machines that the workshop supports are little-endian.

@@ -41,6 +41,8 @@ pub struct Traceable {
     pub address: u64,
     /// The registers of [`Function::arguments`]; 1 is the first one.
     pub registers: Vec<u8>,
+    /// The register of a `struct block_device *` among its parameters.
+    pub device: Option<u8>,
 }
 
 /// The directory of tracefs.
@@ -79,14 +81,14 @@ pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
     let (traceable, symbols) = kernel_lists()?;
     let kernel = Kernel::parse(&names, &traceable, &symbols);
     found.symbols = symbols;
-    for Candidate { function, registers } in candidates {
+    for Candidate { function, registers, device } in candidates {
         let why = unwanted(&function, cli).or_else(|| kernel.refuses(&function));
         match (why, registers) {
             (Some(why), _) => found.left_out.push((function, why)),
             (None, Err(why)) => found.left_out.push((function, why)),
             (None, Ok(registers)) => {
                 let address = kernel.addresses[function.name.as_str()][0];
-                found.functions.push(Traceable { function, address, registers });
+                found.functions.push(Traceable { function, address, registers, device });
             }
         }
     }
@@ -105,6 +107,7 @@ struct Candidate {
     function: Function,
     /// Or why the registers cannot be told.
     registers: Result<Vec<u8>, String>,
+    device: Option<u8>,
 }
 
 fn modules() -> Result<Vec<String>> {
@@ -137,6 +140,8 @@ fn candidate(
 ) -> Candidate {
     let positions: Vec<usize> =
         (0..parameters.len()).filter(|&i| parameters[i].1.points_to(name)).collect();
+    let device = parameters.iter().position(|(_, kind)| kind.points_to("block_device"));
+    let device = device.and_then(|at| self::registers(parameters, &[at]).ok()?.first().copied());
     let registers = registers(parameters, &positions);
     let declared: Vec<String> =
         parameters.iter().map(|(name, kind)| kind.declaration() + name).collect();
@@ -151,9 +156,10 @@ fn candidate(
             prototype,
             parameters: parameters.iter().map(|(name, _)| (*name).to_owned()).collect(),
             arguments: positions.filter_map(|position| u8::try_from(position).ok()).collect(),
-            returns: !result.is_void(),
+            returns: result.returned(),
         },
         registers,
+        device,
     }
 }
 

@@ -76,7 +76,8 @@ impl Raw {
             cpu: header.cpu,
             tgid: header.tgid,
             tid: header.tid,
-            comm: String::from_utf8_lossy(comm).into_owned(),
+            // What a thread calls itself must not move the cursor.
+            comm: String::from_utf8_lossy(comm).replace(char::is_control, "?"),
             bytes: object.unwrap_or_default().into(),
         })
     }
@@ -95,29 +96,38 @@ const DISORDER: u64 = 10_000_000;
 pub struct Reader<'a> {
     ring: RingBuffer<'a>,
     waiting: &'a RefCell<Vec<Raw>>,
+    batch: usize,
 }
 
-/// How many events are taken from the ring buffer at a time. Without a bound, a load that writes as
-/// fast as they are read would never let go of the reader, and fill the memory.
+/// How many events are taken from the ring buffer at a time, at most, and how many bytes. Without a
+/// bound, a load that writes as fast as they are read would never let go of the reader, and fill the
+/// memory.
 const BATCH: usize = 10_000;
+const BATCH_BYTES: usize = 8 << 20;
 
 impl<'a> Reader<'a> {
-    /// Reads this ring buffer; what has come waits in `waiting`.
-    pub fn new(map: &'a dyn MapCore, waiting: &'a RefCell<Vec<Raw>>) -> Result<Reader<'a>> {
+    /// Reads this ring buffer, whose events have `size` bytes of an object; what has come waits in
+    /// `waiting`.
+    pub fn new(
+        map: &'a dyn MapCore,
+        waiting: &'a RefCell<Vec<Raw>>,
+        size: usize,
+    ) -> Result<Reader<'a>> {
         let mut builder = RingBufferBuilder::new();
         let take = |bytes: &[u8]| {
             waiting.borrow_mut().extend(Raw::parse(bytes));
             0
         };
         builder.add(map, take).context("the ring buffer")?;
-        Ok(Reader { ring: builder.build().context("the ring buffer")?, waiting })
+        let batch = (BATCH_BYTES / (size + size_of::<Raw>())).clamp(1, BATCH);
+        Ok(Reader { ring: builder.build().context("the ring buffer")?, waiting, batch })
     }
 
     /// Takes a batch of events. False where there are no more.
     fn consume(&self) -> Result<bool> {
-        let taken = self.ring.consume_raw_n(BATCH);
+        let taken = self.ring.consume_raw_n(self.batch);
         ensure!(taken >= 0, "the ring buffer: {}", std::io::Error::from_raw_os_error(-taken));
-        Ok(taken as usize == BATCH)
+        Ok(taken as usize == self.batch)
     }
 
     /// Returns the events that no older one can follow, in order; waits a moment where none have come.

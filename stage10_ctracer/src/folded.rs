@@ -17,7 +17,7 @@ pub fn write(w: &mut dyn Write, trace: &Trace) -> Result<()> {
     for call in &calls.calls {
         let outer = match call.parent {
             Some(parent) => stacks[parent].as_str(),
-            None => &trace.events[call.entry].comm.replace([';', '\n'], "_"),
+            None => &thread(&trace.events[call.entry].comm),
         };
         stacks.push(format!("{outer};{}", trace.functions[call.function].name));
     }
@@ -30,10 +30,23 @@ pub fn write(w: &mut dyn Write, trace: &Trace) -> Result<()> {
     Ok(())
 }
 
+/// The frame of a thread: `;` ends a frame, and an empty one is none.
+fn thread(name: &str) -> String {
+    match name.trim() {
+        "" => "?".to_owned(),
+        name => name.replace(';', "_"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::calls::tests::sample;
+
+    #[test]
+    fn a_thread_is_a_frame() {
+        assert_eq!(["", " ", "a;b", "kworker/0:1"].map(thread), ["?", "?", "a_b", "kworker/0:1"]);
+    }
 
     #[test]
     fn each_stack_has_its_own_time() {

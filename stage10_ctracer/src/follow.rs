@@ -15,16 +15,24 @@ use crate::{
     text::{HEADING, Text},
 };
 
+/// What the outputs at the end need for an event beside it, in bytes: a page holds it as JSON, and then
+/// as text.
+const OUTPUT: usize = 1_000;
+
 /// Everything that is known about the objects so far.
 pub struct Follower<'a> {
     cli: &'a Ctracer,
     layout: &'a Layout,
     calls: Calls,
     lives: Lives,
+    /// Where an object says when it was made.
+    made_at: Option<usize>,
     text: Text,
     summary: Summary,
     /// With events only where an output at the end needs them.
     trace: Trace,
+    /// The memory of those events, in bytes.
+    kept: usize,
     /// Which lives have had an event with all fields.
     described: Vec<bool>,
     out: BufWriter<StdoutLock<'static>>,
@@ -39,6 +47,7 @@ impl<'a> Follower<'a> {
         trace: Trace,
     ) -> Result<Follower<'a>> {
         let lives = Lives::new(rules, trace.functions.iter());
+        let made_at = rules.made.and_then(|field| layout.position(field));
         let mut out = BufWriter::new(std::io::stdout().lock());
         if cli.json {
             writeln!(out, "{}", json::trace_line(&trace))?;
@@ -51,17 +60,23 @@ impl<'a> Follower<'a> {
             layout,
             calls: Calls::default(),
             lives,
+            made_at,
             text: Text::default(),
             summary: Summary::default(),
             trace,
+            kept: 0,
             described: Vec::new(),
             out,
         })
     }
 
-    /// Whether so many events have come as were asked for.
+    /// Whether so many events have come as were asked for, or the memory is used up.
     pub fn is_full(&self) -> bool {
-        self.summary.events() >= self.cli.max_events
+        self.summary.events() >= self.cli.max_events || self.has_no_memory()
+    }
+
+    fn has_no_memory(&self) -> bool {
+        self.kept + self.lives.memory() + self.summary.memory() >= self.cli.memory
     }
 
     /// Takes events in the order of their times.
@@ -69,6 +84,7 @@ impl<'a> Follower<'a> {
         for raw in events {
             if self.is_full() {
                 self.summary.beyond += 1;
+                self.summary.no_memory = self.has_no_memory();
                 continue;
             }
             self.event(raw).context("stdout")?;
@@ -103,6 +119,7 @@ impl<'a> Follower<'a> {
             address: raw.address,
             life,
             depth,
+            readable: !bytes.is_empty(),
             bytes,
             changes,
         };
@@ -114,7 +131,9 @@ impl<'a> Follower<'a> {
     fn place(&mut self, raw: &Raw) -> Option<(usize, u32, Option<u64>)> {
         match raw.kind {
             Kind::Entry => {
-                let life = self.lives.enter(raw.function, raw.object, raw.address, raw.time);
+                let made = self.made_at.and_then(|at| raw.bytes.get(at..at + 8)?.try_into().ok());
+                let made = made.map_or(0, u64::from_le_bytes);
+                let life = self.lives.enter(raw.function, raw.object, raw.address, raw.time, made);
                 let (depth, objects) = self.calls.enter(raw, life);
                 self.lives.tie(raw.function, objects);
                 Some((life, depth, None))
@@ -128,19 +147,23 @@ impl<'a> Follower<'a> {
         }
     }
 
-    fn pass_on(&mut self, event: Event, began: Option<u64>) -> std::io::Result<()> {
+    fn pass_on(&mut self, mut event: Event, began: Option<u64>) -> std::io::Result<()> {
         self.summary.event(&event);
+        self.described.resize(self.trace.lives.len(), false);
+        let is_first = !self.described[event.life] && event.readable;
+        self.described[event.life] |= is_first;
         if self.cli.json {
-            self.described.resize(self.trace.lives.len(), false);
-            let is_first = !self.described[event.life] && !event.bytes.is_empty();
-            self.described[event.life] |= is_first;
             let line = json::event_line(&self.trace, &event, self.layout, is_first, began);
             writeln!(self.out, "{line}")?;
         } else if !self.cli.quiet {
             let lines = self.text.event(&self.trace, &event, began);
             self.out.write_all(lines.as_bytes())?;
         }
-        if self.cli.perfetto.is_some() || self.cli.html.is_some() || self.cli.folded.is_some() {
+        if self.cli.files.any() {
+            if !is_first {
+                event.bytes = Box::default();
+            }
+            self.kept += event.memory() + OUTPUT;
             self.trace.events.push(event);
         }
         Ok(())
@@ -149,6 +172,10 @@ impl<'a> Follower<'a> {
     /// Prints what is left: lives and ledger, or the summary.
     pub fn finish(mut self, ledger: Ledger) -> Result<Trace> {
         self.trace.ledger = ledger;
+        if self.has_no_memory() {
+            let megabytes = self.cli.memory / 1_000_000;
+            eprintln!("stage10: the trace has ended, since it takes {megabytes} MB (--memory)");
+        }
         if self.cli.json {
             json::end(&mut self.out, &self.trace)?;
             self.summary.print(&mut std::io::stderr(), &self.trace, self.calls.open()).ok();

@@ -60,17 +60,20 @@ fn data(trace: &Trace, layout: &Layout) -> Value {
         if !is_known[event.life] && !event.bytes.is_empty() {
             is_known[event.life] = true;
             let found = layout.fields(&event.bytes);
-            let pairs = found.iter().flat_map(|(n, v)| [names.position(n), strings.position(v)]);
+            let pairs = found
+                .iter()
+                .flat_map(|(n, v)| [names.position(n), strings.position(&v.to_string())]);
             fields.insert(index.to_string(), pairs.collect());
         } else if !event.changes.is_empty() {
             let found = event.changes.iter();
-            let pairs = found.flat_map(|c| [names.position(&c.field), strings.position(&c.after)]);
+            let pairs = found
+                .flat_map(|c| [names.position(&c.field), strings.position(&c.after.to_string())]);
             changes.insert(index.to_string(), pairs.collect());
         }
-        if let (Kind::Return { value }, true) =
-            (event.kind, trace.functions[event.function].returns)
+        if let Kind::Return { value } = event.kind
+            && let Some(value) = trace.functions[event.function].returns.text(value)
         {
-            values.insert(index.to_string(), hex(value).into());
+            values.insert(index.to_string(), value.into());
         }
     }
     let column = |of: &dyn Fn(&Event) -> u64| -> Value { trace.events.iter().map(of).collect() };
@@ -99,7 +102,7 @@ fn data(trace: &Trace, layout: &Layout) -> Value {
             "argument": column(&|event| event.argument.into()),
             "depth": column(&|event| event.depth.into()),
             "life": column(&|event| event.life as u64),
-            "readable": column(&|event| (!event.bytes.is_empty()).into()),
+            "readable": column(&|event| event.readable.into()),
             "call": calls.of_event,
         },
         "fields": fields,

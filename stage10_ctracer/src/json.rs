@@ -2,7 +2,7 @@
 //!
 //! `trace` comes first: the struct, the kernel's release, the functions. Each `event` follows with
 //! its time, task, function and object; the first event of a life has all `fields`, the others have
-//! the `changes`. At the end come a `life` for each object and the `ledger`. Times are in ns.
+//! the `changes`. A return has its `value`, and where that is an error, its name as `errno`. At the end come a `life` for each object and the `ledger`. Times are in ns.
 
 use std::io::Write;
 
@@ -89,8 +89,11 @@ pub fn event_line(
         Kind::Entry => line["kind"] = "entry".into(),
         Kind::Return { value } => {
             line["kind"] = "return".into();
-            if function.returns {
-                line["value"] = hex(value).into();
+            if let Some(returned) = function.returns.value(value) {
+                line["value"] = returned.json();
+            }
+            if let Some(error) = function.returns.error(value) {
+                line["errno"] = error.into();
             }
             if let Some(begin) = begin {
                 line["duration"] = (event.time - begin).into();
@@ -100,15 +103,15 @@ pub fn event_line(
     if is_first {
         let fields = layout.fields(&event.bytes).into_iter();
         line["fields"] =
-            fields.map(|(name, value)| (name, scalar(&value))).collect::<Map<_, _>>().into();
-    } else if event.bytes.is_empty() {
+            fields.map(|(name, value)| (name, value.json())).collect::<Map<_, _>>().into();
+    } else if !event.readable {
         line["unreadable"] = true.into();
     } else {
         let change = |change: &crate::model::Change| {
             json!({
                 "field": change.field,
-                "before": scalar(&change.before),
-                "after": scalar(&change.after),
+                "before": change.before.json(),
+                "after": change.after.json(),
             })
         };
         line["changes"] = event.changes.iter().map(change).collect();
@@ -162,17 +165,6 @@ pub fn hex(address: u64) -> String {
     format!("{address:#x}")
 }
 
-/// A field's value: a number where it is one, else a text.
-fn scalar(value: &str) -> Value {
-    let is_number = |value: &str| value.parse::<i64>().is_ok() || value.parse::<u64>().is_ok();
-    match value {
-        "true" => true.into(),
-        "false" => false.into(),
-        _ if is_number(value) => value.parse().unwrap_or_else(|_| value.into()),
-        _ => value.into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,14 +200,5 @@ mod tests {
             (&ledger["line"], &ledger["hits"], &ledger["null"]),
             (&json!("ledger"), &json!(14), &json!(2))
         );
-    }
-
-    #[test]
-    fn only_numbers_are_numbers() {
-        assert_eq!(scalar("18446744073709551615"), json!(u64::MAX));
-        assert_eq!(scalar("-5"), json!(-5));
-        assert_eq!(scalar("0x1f"), json!("0x1f"));
-        assert_eq!(scalar("1e9"), json!("1e9"));
-        assert_eq!(scalar("+5"), json!("+5"));
     }
 }

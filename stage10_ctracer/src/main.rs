@@ -17,6 +17,7 @@ mod calls;
 mod cli;
 mod decode;
 mod discovery;
+mod errno;
 mod events;
 mod folded;
 mod follow;
@@ -29,6 +30,7 @@ mod outputs;
 mod perfetto;
 mod summary;
 mod text;
+mod value;
 mod trace {
     #![allow(missing_docs)]
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -65,10 +67,13 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     constants.pid_namespace = common::pid_namespace()?;
     constants.dev = cli.dev.unwrap_or(0);
     constants.sample = cli.sample.unwrap_or(1);
+    let rules = lives::rules(&cli.type_name);
+    constants.by_life = rules.tell_the_first_event();
+    let made_at = rules.made.and_then(|field| layout.position(field));
+    constants.made_at = made_at.unwrap_or(0) as u32;
     tier.prepare(&mut open);
     let mut skel = session.load(open)?;
 
-    let rules = lives::rules(&cli.type_name);
     let cookies = attach::cookies(&found.functions, rules);
     for (traceable, cookie) in found.functions.iter().zip(&cookies) {
         let address = traceable.address.to_ne_bytes();
@@ -80,7 +85,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     eprint!("{}", attached.describe(tier, &found));
 
     let waiting = RefCell::new(Vec::new());
-    let reader = events::Reader::new(&skel.maps.events, &waiting)?;
+    let reader = events::Reader::new(&skel.maps.events, &waiting, layout.size())?;
     let mut follower = Follower::new(cli, &layout, rules, found.into_trace(&cli.type_name)?)?;
     let read = || Reading::take(|| attached.counts(&skel.progs), &skel.maps.counters);
     let before = read()?;

@@ -1,5 +1,7 @@
 //! A trace: what the kernel did to the objects of one struct type. The outputs read nothing else.
 
+use crate::value::{Returns, Value};
+
 /// A function of the kernel that takes a pointer to the struct.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Function {
@@ -13,8 +15,8 @@ pub struct Function {
     pub parameters: Vec<String>,
     /// Which of its parameters point to the struct; 0 is the first one.
     pub arguments: Vec<u8>,
-    /// Whether it returns a value.
-    pub returns: bool,
+    /// What it returns.
+    pub returns: Returns,
 }
 
 /// What happened to a function.
@@ -35,9 +37,9 @@ pub struct Change {
     /// The field's path: `bi_iter.bi_sector`.
     pub field: String,
     /// The value before.
-    pub before: String,
+    pub before: Value,
     /// The value now.
-    pub after: String,
+    pub after: Value,
 }
 
 /// One object in one call: a call with two such objects makes two entry events and two return
@@ -66,10 +68,27 @@ pub struct Event {
     pub life: usize,
     /// How many traced calls of the same thread this one lies in.
     pub depth: u32,
-    /// The object's bytes; empty where they could not be read.
+    /// Whether the object could be read.
+    pub readable: bool,
+    /// The object's bytes. In a [`Trace`], only a life's first ones are kept.
     pub bytes: Box<[u8]>,
     /// What differs from the event before of the same life.
     pub changes: Vec<Change>,
+}
+
+impl Event {
+    /// The memory that it takes, in bytes.
+    pub fn memory(&self) -> usize {
+        let of = |value: &Value| match value {
+            Value::Text(text) => text.len(),
+            Value::Bool(_) | Value::Number(_) => 0,
+        };
+        let change = |change: &Change| {
+            size_of::<Change>() + change.field.len() + of(&change.before) + of(&change.after)
+        };
+        let changes: usize = self.changes.iter().map(change).sum();
+        size_of::<Event>() + self.comm.len() + self.bytes.len() + changes
+    }
 }
 
 /// How an object came from another one.

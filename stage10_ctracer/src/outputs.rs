@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::{cli::Ctracer, decode::Layout, folded, html, model::Trace, perfetto};
 
@@ -21,9 +21,9 @@ impl Outputs {
     /// Creates the files that the command line asks for.
     pub fn create(cli: &Ctracer) -> Result<Outputs> {
         let outputs: [(&Option<PathBuf>, WriteTrace); 3] = [
-            (&cli.perfetto, perfetto::write),
-            (&cli.html, html::write),
-            (&cli.folded, |w, trace, _| folded::write(w, trace)),
+            (&cli.files.perfetto, perfetto::write),
+            (&cli.files.html, html::write),
+            (&cli.files.folded, |w, trace, _| folded::write(w, trace)),
         ];
         let mut files = Vec::new();
         for (path, write) in outputs {
@@ -37,15 +37,17 @@ impl Outputs {
         Ok(Outputs { files })
     }
 
-    /// Writes them.
+    /// Writes them: each one, also where another one fails.
     pub fn write(self, trace: &Trace, layout: &Layout) -> Result<()> {
+        let mut failed = Vec::new();
         for (path, file, write) in self.files {
             let mut file = BufWriter::new(file);
-            write(&mut file, trace, layout)
-                .and_then(|()| Ok(file.flush()?))
-                .with_context(|| format!("{} is incomplete", path.display()))?;
-            eprintln!("stage10: {} written", path.display());
+            match write(&mut file, trace, layout).and_then(|()| Ok(file.flush()?)) {
+                Ok(()) => eprintln!("stage10: {} written", path.display()),
+                Err(error) => failed.push(format!("{} is incomplete: {error:#}", path.display())),
+            }
         }
+        ensure!(failed.is_empty(), "{}", failed.join("\nstage10: "));
         Ok(())
     }
 }

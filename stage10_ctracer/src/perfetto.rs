@@ -307,8 +307,10 @@ fn details(
     (call, at, life): (usize, usize, Option<usize>),
 ) {
     let first = &trace.events[at];
-    if let (Kind::Return { value }, true) = (first.kind, trace.functions[first.function].returns) {
-        values.push(("return value".to_owned(), hex(value)));
+    if let Kind::Return { value } = first.kind
+        && let Some(value) = trace.functions[first.function].returns.text(value)
+    {
+        values.push(("return value".to_owned(), value));
     }
     let Some(life) = life else {
         if first.kind == Kind::Entry {
@@ -322,7 +324,8 @@ fn details(
     let own = of_call.filter(|(event, of)| event.life == life && **of == Some(call));
     for (event, _) in own.take(1) {
         if event.time == trace.lives[life].begin && event.kind == Kind::Entry {
-            values.extend(layout.fields(&event.bytes));
+            let fields = layout.fields(&event.bytes).into_iter();
+            values.extend(fields.map(|(name, value)| (name, value.to_string())));
         }
         let changes = event.changes.iter();
         values.extend(changes.map(|c| (c.field.clone(), format!("{} → {}", c.before, c.after))));

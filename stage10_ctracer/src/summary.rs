@@ -5,7 +5,7 @@ use std::{
     io::{self, Write},
 };
 
-use crate::model::{Event, Kind, Ledger, Trace};
+use crate::model::{Event, Kind, Ledger, Life, Trace};
 
 /// How many hops are listed.
 const HOPS: usize = 15;
@@ -14,8 +14,10 @@ const HOPS: usize = 15;
 #[derive(Default)]
 pub struct Summary {
     events: u64,
-    /// Events that came after the last one that `--max-events` allows.
+    /// Events that came after the last one that `--max-events` or `--memory` allows.
     pub beyond: u64,
+    /// It was `--memory`.
+    pub no_memory: bool,
     /// The function that each life was passed to last, and when.
     last: HashMap<usize, (usize, u64)>,
     /// Function to function: ns.
@@ -39,6 +41,12 @@ impl Summary {
         self.ends.entry(event.life).or_insert((event.function, 0)).1 = event.function;
     }
 
+    /// The memory of this and of the lives, in bytes.
+    pub fn memory(&self) -> usize {
+        const LIFE: usize = size_of::<Life>() + 4 * size_of::<(usize, usize, u64)>();
+        self.events as usize * size_of::<u64>() + self.ends.len() * LIFE
+    }
+
     /// How many events there were.
     pub fn events(&self) -> u64 {
         self.events
@@ -51,7 +59,8 @@ impl Summary {
         writeln!(w, "=====================================================")?;
         writeln!(w, "{:>10} events", self.events)?;
         if self.beyond > 0 {
-            writeln!(w, "{:>10} more events, not shown (--max-events)", self.beyond)?;
+            let bound = if self.no_memory { "--memory" } else { "--max-events" };
+            writeln!(w, "{:>10} more events, not shown ({bound})", self.beyond)?;
         }
         writeln!(w, "{lives:>10} objects (struct {}), {ended} of them ended", trace.type_name)?;
         writeln!(w, "{open:>10} calls in flight")?;
@@ -68,9 +77,13 @@ impl Summary {
         let name = |function: usize| trace.functions[function].name.as_str();
         let (first, last) = self.ends.get(&number).copied().unwrap_or_default();
         let address = trace.lives[number].address;
+        let among = match trace.lives.iter().filter(|life| life.end.is_none()).count() {
+            0 => String::new(),
+            open => format!(", of the {} that ended; {open} did not", trace.lives.len() - open),
+        };
         writeln!(
             w,
-            "Slowest life: #{number} at {address:#x}, {duration} ns, from {}() to {}()",
+            "Slowest life: #{number} at {address:#x}, {duration} ns, from {}() to {}(){among}",
             name(first),
             name(last)
         )
@@ -145,6 +158,21 @@ mod tests {
         assert_eq!(percentile(&[7], 50), 7);
         assert_eq!(percentile(&[1, 2, 3, 4], 50), 2);
         assert_eq!(percentile(&[1, 2, 3, 4], 99), 4);
+    }
+
+    #[test]
+    fn the_slowest_life_is_one_of_those_that_ended() {
+        let mut trace = crate::calls::tests::sample();
+        let print = |trace: &Trace| {
+            let mut text = Vec::new();
+            Summary::default().print_slowest(&mut text, trace).unwrap();
+            String::from_utf8(text).unwrap()
+        };
+        assert!(print(&trace).starts_with("Slowest life: #0 "), "{}", print(&trace));
+        assert!(print(&trace).ends_with("()\n"), "{}", print(&trace));
+        trace.lives[0].end = None;
+        let expected = ", of the 1 that ended; 1 did not\n";
+        assert!(print(&trace).ends_with(expected), "{}", print(&trace));
     }
 
     #[test]

@@ -130,11 +130,7 @@ fn call(trace: &Trace, event: &Event) -> String {
 }
 
 fn result(function: &Function, value: u64) -> String {
-    match (function.returns, value) {
-        (false, _) => String::new(),
-        (true, 0..10) => format!(" = {value}"),
-        (true, _) => format!(" = {value:#x}"),
-    }
+    function.returns.text(value).map_or(String::new(), |value| format!(" = {value}"))
 }
 
 fn line(event: &Event, duration: Option<u64>, text: &str) -> String {
@@ -157,10 +153,13 @@ fn line_at(event: &Event, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Change;
+    use crate::{
+        model::Change,
+        value::{Returns, Value},
+    };
 
     fn trace() -> Trace {
-        let function = |name: &str, returns| Function {
+        let function = |name: &str, returns: Returns| Function {
             name: name.to_owned(),
             prototype: format!("int {name}(struct bio *bio)"),
             arguments: vec![0],
@@ -169,7 +168,10 @@ mod tests {
         };
         Trace {
             type_name: "bio".to_owned(),
-            functions: vec![function("submit_bio", false), function("bio_put", true)],
+            functions: vec![
+                function("submit_bio", Returns::Nothing),
+                function("bio_put", Returns::Signed(32)),
+            ],
             lives: vec![Life { address: 0xff00, ..Life::default() }],
             ..Trace::default()
         }
@@ -188,6 +190,7 @@ mod tests {
             address: 0xff00,
             life: 0,
             depth,
+            readable: false,
             bytes: Box::default(),
             changes: Vec::new(),
         }
@@ -197,12 +200,12 @@ mod tests {
     fn a_leaf_is_one_line() {
         let (trace, mut text) = (trace(), Text::default());
         let mut inner = event(2_000_001_000, 1, Kind::Entry, 1);
-        let field = Change { field: "f".into(), before: "1".into(), after: "2".into() };
+        let field = Change { field: "f".into(), before: Value::Number(1), after: Value::Number(2) };
         inner.changes = vec![field];
         let lines: String = [
             (event(2_000_000_000, 0, Kind::Entry, 0), None),
             (inner, None),
-            (event(2_000_002_500, 1, Kind::Return { value: 1 }, 1), Some(2_000_001_000)),
+            (event(2_000_002_500, 1, Kind::Return { value: 0xffff_ffea }, 1), Some(2_000_001_000)),
             (event(2_000_009_000, 0, Kind::Return { value: 0 }, 0), Some(2_000_000_000)),
         ]
         .iter()
@@ -214,7 +217,7 @@ mod tests {
             [
                 "submit_bio(struct bio *bio) #0 {",
                 "    #0 is the bio at 0xff00",
-                "  bio_put(struct bio *bio) #0 = 1;",
+                "  bio_put(struct bio *bio) #0 = -EINVAL;",
                 "      f: 1 -> 2",
                 "} /* submit_bio */",
             ]

@@ -10,8 +10,13 @@
 #define LEVELS 8
 #define OBJECTS 3 /* of a call, at most so many are recorded */
 #define MAX_ERRNO 4095
-#define BEGINS (1UL << 31) /* in a cookie: the function initialises its object */
-#define FREES (1UL << 30) /* it frees it */
+/* In a cookie: what the function does to its first object. lives.rs has the same rules. */
+#define BEGINS (1UL << 31) /* initialises it: always a new life */
+#define FREES (1UL << 30)
+#define COMPLETES (1UL << 29)
+#define PREPARES (1UL << 28) /* makes it ready for work: a new life where the one before is complete */
+#define STARTS (1UL << 27) /* lets the work begin: the same, also while the one before is completed */
+#define ONCE (1UL << 26) /* sees every object once: at the second time, it is another one */
 #ifdef __TARGET_ARCH_x86
 #define RETURN_ADDRESS 8 /* bytes on the stack, which the return has removed */
 #else
@@ -21,6 +26,8 @@
 const volatile u64 object_size; /* bytes of the struct */
 const volatile bool by_address; /* the cookie is in the map `functions`, by the function's address */
 const volatile u32 pid, pid_namespace, dev, sample; /* 0: no such filter */
+const volatile bool by_life; /* the rules of this type tell the first event of a life */
+const volatile u32 made_at; /* where an object says when it was made; 0: it does not */
 u64 recording; /* 0: before the trace begins, and after its end */
 
 struct event {
@@ -33,8 +40,16 @@ struct event {
 };
 
 struct call {
-	u64 cookie, objects[OBJECTS];
+	u64 cookie, objects[OBJECTS]; /* those that the filters let through */
+	u64 ends; /* the object whose life ends with this call, where a filter wants to know */
 };
+
+/* What the filters know about an object: about its life, for the next one may have the same address. */
+struct life {
+	u64 state;
+	u64 made, before; /* when it was made, and the one before at this address; 0: not known */
+};
+enum { DECIDED = 1, WANTED = 2, SEEN = 4, COMPLETING = 8, COMPLETED = 16, FREED = 32 };
 
 struct counts {
 	u64 runs, entries, returns, lost, objects_lost, filtered, null, unmatched, outside, decided;
@@ -50,31 +65,82 @@ struct counts {
 
 MAP(functions, HASH, 16384, u64, u64); /* address to cookie */
 MAP(calls, HASH, 65536, u64, struct call); /* not returned yet; see place_of_call() */
-MAP(followed, LRU_HASH, 65536, u64, u64); /* objects that the filters let through (1) or not (0) */
+MAP(lives, LRU_HASH, 65536, u64, struct life); /* by the object's address */
 MAP(counters, PERCPU_ARRAY, 1, u32, struct counts);
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 16 << 20);
 } events SEC(".maps");
 
-static __always_inline bool is_wanted(u64 object, u64 cookie, struct counts *counts)
+/* The counters of this CPU. */
+static __always_inline struct counts *own_counts(void)
 {
-	u64 wanted, *known;
+	u32 zero = 0;
 
-	if (!pid && !dev && sample <= 1)
+	return bpf_map_lookup_elem(&counters, &zero);
+}
+
+/* Whether a call with this cookie is the first one of another life than the one that is known. */
+static __always_inline bool is_new(u64 state, u64 cookie, bool first)
+{
+	if (state & FREED || (cookie & ONCE && state & SEEN))
 		return true;
-	if (cookie & BEGINS)
-		bpf_map_delete_elem(&followed, &object);
-	known = bpf_map_lookup_elem(&followed, &object);
-	if (known)
-		return *known;
-	if (pid && process_in(pid_namespace) != pid)
-		return false;
-	if (dev && BPF_CORE_READ((struct bio *)object, bi_bdev, bd_dev) != dev)
-		return false;
-	wanted = sample <= 1 || counts->decided++ % sample == 0;
-	bpf_map_update_elem(&followed, &object, &wanted, BPF_ANY);
-	return wanted;
+	return first && (cookie & BEGINS || (cookie & STARTS && state & COMPLETING) ||
+			 (cookie & PREPARES && state & COMPLETED));
+}
+
+/* Decides about a life, at its first event. Where the rules of a type do not tell which one that is,
+ * a process may come later. No life begins with its end: it began before the trace did. */
+static __always_inline u64 decide(u64 cookie)
+{
+	struct counts *counts = own_counts();
+
+	if (cookie & (COMPLETES | FREES) || (pid && process_in(pid_namespace) != pid))
+		return by_life ? DECIDED : 0;
+	return !counts || counts->decided++ % sample ? DECIDED : DECIDED | WANTED;
+}
+
+/* Whether --pid and --sample let an object through that is passed to a function. */
+__noinline u32 is_followed(u64 object, u64 cookie, u32 first)
+{
+	struct life *life = bpf_map_lookup_elem(&lives, &object), unknown = {};
+	u64 state, made = 0;
+
+	if (!life) {
+		bpf_map_update_elem(&lives, &object, &unknown, BPF_ANY);
+		life = bpf_map_lookup_elem(&lives, &object);
+		if (!life)
+			return false;
+	}
+	/* At first it is the time of the object before. */
+	if (made_at && !(cookie & (BEGINS | PREPARES)))
+		bpf_probe_read_kernel(&made, sizeof(made), (void *)object + made_at);
+	state = life->state;
+	if (is_new(state, cookie, first) || (made && life->made && made != life->made)) {
+		state = 0;
+		life->before = life->made;
+		life->made = 0;
+	}
+	if (made != life->before && !life->made)
+		life->made = made;
+	if (!(state & DECIDED))
+		state |= decide(cookie);
+	if (cookie & ONCE)
+		state |= SEEN;
+	if (first && cookie & (COMPLETES | FREES))
+		state |= COMPLETING;
+	life->state = state;
+	return state & WANTED;
+}
+
+/* The device of a bio. A function that initialises it gets that as an argument. */
+static __always_inline u32 device_of(u64 object, u64 given, bool is_given)
+{
+	struct block_device *device = (void *)given;
+
+	if (!is_given)
+		bpf_core_read(&device, sizeof(device), &((struct bio *)object)->bi_bdev);
+	return BPF_CORE_READ(device, bd_dev);
 }
 
 /* Writes one event for each object of the call; false where the ring buffer has no room for any. */
@@ -163,52 +229,68 @@ static __always_inline u64 call_begins(struct pt_regs *ctx, struct counts *count
 			     PT_REGS_PARM5(ctx),
 			     PT_REGS_PARM6(ctx) };
 	struct call call = { .cookie = cookie_of(ctx) };
-	bool any = false, wanted = false;
-	u64 key;
+	u64 key, device = registers[call.cookie >> 44 & 7];
+	bool by_history = pid || sample > 1, any = false, wanted = false;
 
 	for (u32 i = 0; i < OBJECTS; i++) {
 		u64 object = registers[call.cookie >> (32 + 4 * i) & 7];
 		if ((s64)object >= -MAX_ERRNO)
 			continue; /* NULL, or an error in place of a pointer */
-		call.objects[i] = object;
 		any = true;
-		wanted |= is_wanted(object, call.cookie, counts);
+		if (dev && device_of(object, device, !i && call.cookie & BEGINS) != dev)
+			continue;
+		if (by_history && !i && call.cookie & (COMPLETES | FREES))
+			call.ends = object;
+		if (by_history && !is_followed(object, call.cookie, !i))
+			continue;
+		call.objects[i] = object;
+		wanted = true;
 	}
-	if (!wanted) {
-		counts->filtered += any;
-		counts->null += !any;
+	counts->null += !any;
+	counts->filtered += any && !wanted;
+	if (!wanted && !call.ends)
 		return 0;
-	}
 	key = remember(PT_REGS_SP(ctx), &call);
+	if (key && !wanted)
+		return key; /* its return ends a life, and is not recorded either */
 	if (key && record(&call, key, false, 0, counts)) {
 		counts->entries++;
 		return key;
 	}
-	counts->lost++;
+	counts->lost += wanted;
 	bpf_map_delete_elem(&calls, &key);
 	return 0;
+}
+
+/* A call that ends a life has returned: what comes next at this address may be another object. */
+static __always_inline void ends(const struct call *call)
+{
+	struct life *life = bpf_map_lookup_elem(&lives, &call->ends);
+
+	/* Another one has begun already where the state does not know of this call. */
+	if (life && life->state & COMPLETING)
+		life->state |= call->cookie & FREES ? FREED : COMPLETED;
 }
 
 static __always_inline void call_returns(struct pt_regs *ctx, u64 key, struct counts *counts)
 {
 	struct call *call = bpf_map_lookup_elem(&calls, &key);
 
-	if (!call)
+	if (!call || !(call->objects[0] | call->objects[1] | call->objects[2]))
 		counts->unmatched++;
 	else if (record(call, key, true, PT_REGS_RC(ctx), counts))
 		counts->returns++;
 	else
 		counts->lost++;
-	if (call && call->cookie & FREES)
-		bpf_map_delete_elem(&followed, &call->objects[0]);
+	if (call && call->ends)
+		ends(call);
 	bpf_map_delete_elem(&calls, &key);
 }
 
 /* The counters of this CPU, where the trace has begun. */
 static __always_inline struct counts *recording_counts(void)
 {
-	u32 zero = 0;
-	struct counts *counts = bpf_map_lookup_elem(&counters, &zero);
+	struct counts *counts = own_counts();
 
 	if (!counts)
 		return NULL;

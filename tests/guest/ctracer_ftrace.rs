@@ -20,6 +20,7 @@ use crate::{
 pub const TESTS: &[Test] = &[
     ("stage10_nests_as_ftrace_says", nests_as_ftrace_says),
     ("stage10_has_ftraces_arguments_and_values", has_ftraces_arguments_and_values),
+    ("stage10_names_errors", names_errors),
 ];
 
 /// The function graph tracer, for some functions. There is one for all: it has no instance.
@@ -184,14 +185,15 @@ fn beside<T>(
     result
 }
 
-/// The functions that stage 10 traces, and whether they return a value.
-fn functions() -> Result<BTreeMap<String, bool>> {
+/// The functions that stage 10 traces, and what they return: `int`, `struct bio *`.
+fn functions() -> Result<BTreeMap<String, String>> {
     let listed = stage("stage10", &["--list"])?;
     let (traced, _) = listed.stdout.split_once("\nLeft out:\n").context("no list")?;
     let function = |line: &str| {
         let declaration = line.split('(').next().unwrap_or_default();
         let name = declaration.rsplit([' ', '*']).next().unwrap_or_default();
-        (name.to_owned(), declaration != format!("void {name}"))
+        let returned = declaration.strip_suffix(name).unwrap_or_default().trim_end();
+        (name.to_owned(), returned.to_owned())
     };
     Ok(traced.lines().map(function).collect())
 }
@@ -254,11 +256,23 @@ const PROBED: [(&str, usize); 11] = [
     ("bio_split_io_at", 1),
 ];
 
+/// How ftrace calls the types that the functions above return; `None`: nothing.
+fn in_ftraces_words(returned: &str) -> Option<&'static str> {
+    match returned {
+        "void" => None,
+        "bool" => Some("u8"),
+        "int" => Some("s32"),
+        "unsigned int" => Some("u32"),
+        "blk_status_t" => Some("u8"),
+        _ => Some("x64"),
+    }
+}
+
 /// The same objects in the same positions, and the same values, as probes of ftrace see.
 fn has_ftraces_arguments_and_values() -> Result<()> {
     let (disk, known) = (disks::virtio()?, functions()?);
     let probed = PROBED.iter().filter_map(|(name, position)| {
-        known.get(*name).map(|returns| (*name, *position, *returns))
+        known.get(*name).map(|returns| (*name, *position, in_ftraces_words(returns)))
     });
     let probed: Vec<_> = probed.collect();
     let only: Vec<String> = probed.iter().map(|(name, ..)| format!("--only={name}")).collect();
@@ -266,7 +280,7 @@ fn has_ftraces_arguments_and_values() -> Result<()> {
     let mut hooks = Vec::new();
     for (name, position, returns) in &probed {
         hooks.push(Hook::Argument(name, *position));
-        hooks.extend(returns.then_some(Hook::Value(name)));
+        hooks.extend(returns.map(|kind| Hook::Value(name, kind)));
     }
     let read = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=3 iflag=direct 2>&1");
     let judged = || {
@@ -279,7 +293,12 @@ fn has_ftraces_arguments_and_values() -> Result<()> {
         for (name, position, returns) in &probed {
             let all = |kind: &str, key: &str| -> Vec<String> {
                 let of = |event: &&&Value| event["function"] == **name && event["kind"] == kind;
-                let text = |event: &&Value| event[key].as_str().unwrap_or("none").to_owned();
+                // ftrace prints a bool as a number.
+                let text = |event: &&Value| match &event[key] {
+                    Value::Bool(value) => u8::from(*value).to_string(),
+                    Value::String(value) => value.to_owned(),
+                    value => value.to_string(),
+                };
                 events.iter().filter(of).map(text).collect()
             };
             let theirs = |event_name: &str| -> Vec<String> {
@@ -289,14 +308,49 @@ fn has_ftraces_arguments_and_values() -> Result<()> {
             let (ours, expected) = (all("entry", "address"), theirs(name));
             ensure!(ours == expected, "{name}: {ours:?}, ftrace: {expected:?}");
             second += if *position == 2 { ours.len() } else { 0 };
-            if *returns {
+            if returns.is_some() {
                 let (ours, expected) = (all("return", "value"), theirs(&format!("{name}__return")));
                 ensure!(ours == expected, "{name}: {ours:?}, ftrace: {expected:?}");
-                values += ours.iter().filter(|value| *value != "0x0").count();
+                values +=
+                    ours.iter().filter(|value| !["0x0", "0"].contains(&value.as_str())).count();
             }
         }
         ensure!(second >= 3, "no function with the bio as its second argument was called");
         ensure!(values >= 3, "all values were 0");
         Ok(())
     })
+}
+
+/// A path that does not exist: the system call says ENOENT, and so do the functions below it, one with
+/// a pointer and one with an int.
+fn names_errors() -> Result<()> {
+    let functions = ["--only=do_filp_open", "--only=do_file_open", "--only=filename_lookup"];
+    let arguments = [&functions[..], &["--type=filename"]].concat();
+    let load = || shell("! cat /no/such/file 2>/dev/null; ! test -e /no/such/file");
+    let running = Running::stage("stage10", &[&arguments[..], &["--json"]].concat())?;
+    load()?;
+    let output = running.interrupt()?;
+    let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let returns = |prefix: &str| -> Vec<&Value> {
+        let of = |event: &&Value| {
+            event["kind"] == "return"
+                && event["function"].as_str().is_some_and(|name| name.starts_with(prefix))
+        };
+        lines(&all, "event").filter(of).collect()
+    };
+    let (pointers, numbers) = (returns("do_fil"), returns("filename_lookup"));
+    ensure!(pointers.iter().any(|event| event["value"] == "-ENOENT"), "{output}");
+    ensure!(pointers.iter().all(|event| event["value"].is_string()), "{output}");
+    let failed = numbers.iter().find(|event| event["value"] == -2).context(output.clone())?;
+    ensure!(failed["errno"] == "ENOENT", "{failed}");
+    ensure!(numbers.iter().all(|event| event["value"].is_i64()), "{output}");
+
+    let running = Running::stage("stage10", &arguments)?;
+    load()?;
+    let output = running.interrupt()?;
+    for name in ["do_fil", "filename_lookup"] {
+        let is_return = |line: &&str| line.contains(name) && line.contains(" = -ENOENT");
+        ensure!(output.lines().any(|line| is_return(&line)), "{name}: {output}");
+    }
+    Ok(())
 }

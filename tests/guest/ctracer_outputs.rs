@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs,
+    io::Read,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,6 +23,9 @@ pub const TESTS: &[Test] = &[
     ("stage10_samples_whole_lives", samples_whole_lives),
     ("stage10_says_what_it_has_lost", says_what_it_has_lost),
     ("stage10_ends_after_the_last_event", ends_after_the_last_event),
+    ("stage10_prints_no_control_characters", prints_no_control_characters),
+    ("stage10_writes_each_output", writes_each_output),
+    ("stage10_has_one_json_type_per_field", has_one_json_type_per_field),
 ];
 
 /// One run with clones and parts.
@@ -230,7 +234,12 @@ fn html(page: &str, all: &[Value]) -> Result<()> {
         let thread = format!("{} {}", line["comm"].as_str().unwrap_or_default(), line["tid"]);
         ensure!(*entry("threads", "thread")? == *thread, "{thread}: {line}");
         let value = &data["values"][index.to_string()];
-        ensure!(*value == line["value"], "{value}: {line}");
+        let expected = match (&line["errno"], &line["value"]) {
+            (Value::String(errno), _) => Value::String(format!("-{errno}")),
+            (_, Value::Null | Value::String(_)) => line["value"].clone(),
+            (_, value) => Value::String(value.to_string()),
+        };
+        ensure!(*value == expected, "{value}: {line}");
         if let Some(duration) = line["duration"].as_u64() {
             let call = number(&events["call"][index])? as usize;
             let [begin, end] = ["begin", "end"].map(|key| data["calls"][key][call].as_u64());
@@ -362,5 +371,126 @@ fn ends_after_the_last_event() -> Result<()> {
     let beyond = count(&ended.stderr, "more events, not shown")?;
     ensure!(7 + beyond == recorded, "{ended:?}");
     ensure!(ended.stderr.contains("the ledger balances"), "{ended:?}");
+    Ok(())
+}
+
+/// Threads with odd names: escape sequences, an end of line, separators, no name at all.
+fn prints_no_control_characters() -> Result<()> {
+    let disk = disks::virtio()?;
+    let functions = ["--only=submit_bio", "--only=bio_endio"];
+    let run = |arguments: &[&str]| -> Result<String> {
+        let running = Running::stage("stage10", &[&functions[..], arguments].concat())?;
+        let name = |name: &std::ffi::CStr| rustix::thread::set_name(name).context("set_name");
+        for odd in [c"\x1b[31mred\nline", c"", c"a;b c\x7f", c"\xc2\x9b5n", c"\t"] {
+            fs::write("/proc/sys/vm/drop_caches", "1")?;
+            name(odd)?;
+            let device = fs::File::open(format!("/dev/{disk}"));
+            let read = device.and_then(|mut device| device.read_exact(&mut [0; 4096]));
+            name(c"guest")?;
+            read?;
+        }
+        running.interrupt()
+    };
+    let allowed = |text: &str| text.chars().all(|c| c == '\n' || !c.is_control());
+    let output = run(&["--folded=/run/names"])?;
+    ensure!(allowed(&output), "control characters: {output:?}");
+    // Each line is one of an event, or belongs to one.
+    let graph = output.lines().skip(1).take_while(|line| !line.starts_with("====="));
+    for line in graph {
+        ensure!(line.contains(" | ") || line.ends_with(" |"), "half a line: {line:?}");
+    }
+    ensure!(output.contains("?[31mred?line-"), "{output}");
+    let folded = fs::read_to_string("/run/names")?;
+    ensure!(allowed(&folded), "control characters: {folded:?}");
+    for line in folded.lines() {
+        let (stack, time) = line.rsplit_once(' ').context("no time")?;
+        ensure!(time.parse::<u64>().is_ok(), "{line:?}");
+        ensure!(stack.split(';').all(|frame| !frame.trim().is_empty()), "an empty frame: {line:?}");
+    }
+    for stack in ["?[31mred?line;submit_bio ", "?;submit_bio ", "a_b c?;submit_bio "] {
+        ensure!(folded.lines().any(|line| line.starts_with(stack)), "no {stack:?}: {folded:?}");
+    }
+    let json = run(&["--json"])?;
+    ensure!(allowed(&json), "control characters: {json:?}");
+    Ok(())
+}
+
+/// A full disk takes one of three outputs, or the standard output, and no other one.
+fn writes_each_output() -> Result<()> {
+    let disk = disks::virtio()?;
+    let read = format!("dd if=/dev/{disk} of=/dev/null bs=4k count=4 iflag=direct 2>&1");
+    let run = |files: &[&str]| -> Result<crate::run::Ended> {
+        for file in ["/run/html", "/run/perfetto", "/run/folded"] {
+            fs::remove_file(file).ok();
+        }
+        let arguments = [&["--only=submit_bio", "--quiet"], files].concat();
+        let running = Running::stage("stage10", &arguments)?;
+        shell(&read)?;
+        running.signal(Signal::INT)?;
+        running.end()
+    };
+    let complete = |html: bool, perfetto: bool, folded: bool| -> Result<()> {
+        let size = |file: &str| fs::metadata(file).map_or(0, |data| data.len());
+        for (is, file) in
+            [(html, "/run/html"), (perfetto, "/run/perfetto"), (folded, "/run/folded")]
+        {
+            ensure!((size(file) > 0) == is, "{file} has {} bytes", size(file));
+        }
+        Ok(())
+    };
+    let ended = run(&["--html=/dev/full", "--perfetto=/run/perfetto", "--folded=/run/folded"])?;
+    ensure!(ended.code == Some(1) && ended.stderr.contains("/dev/full is incomplete"), "{ended:?}");
+    complete(false, true, true)?;
+    let ended = run(&["--html=/run/html", "--perfetto=/dev/full", "--folded=/dev/full"])?;
+    ensure!(ended.code == Some(1), "{ended:?}");
+    ensure!(ended.stderr.matches("/dev/full is incomplete").count() == 2, "{ended:?}");
+    complete(true, false, false)?;
+    let arguments = "--only=submit_bio --json --duration=1s --html=/run/html";
+    let stage = crate::run::program("stage10");
+    let ended = Running::bash(&format!("{} {arguments} >/dev/full", stage.display()))?.end()?;
+    ensure!(ended.code == Some(1) && ended.stderr.contains("No space left"), "{ended:?}");
+    complete(true, false, false)?;
+
+    for twice in [
+        ["--html=/run/same", "--perfetto=/run/same"],
+        ["--html=/run/same", "--folded=/run/../run/./same"],
+    ] {
+        let ended = crate::run::stage("stage10", &twice)?;
+        ensure!(ended.code == Some(2) && ended.stderr.contains("hold two outputs"), "{ended:?}");
+    }
+    let ended = crate::run::stage("stage10", &["--type="])?;
+    ensure!(ended.code == Some(2), "{ended:?}");
+    Ok(())
+}
+
+/// Programs called `true` and `12345`: the name of a thread is a text, whatever it is.
+fn has_one_json_type_per_field() -> Result<()> {
+    shell("cp $(command -v sleep) /run/12345; cp $(command -v sleep) /run/true")?;
+    let arguments = ["--type=task_struct", "--json", "--only=exit_signals"];
+    let running = Running::stage("stage10", &arguments)?;
+    shell("/run/12345 0; /run/true 0")?;
+    let output = running.interrupt()?;
+    let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let mut types = HashMap::<String, (std::mem::Discriminant<Value>, String)>::new();
+    let mut names = HashSet::new();
+    for event in lines(&all, "event") {
+        let changes = event["changes"].as_array().into_iter().flatten();
+        let changes = changes.flat_map(|change| {
+            let field = change["field"].as_str().unwrap_or_default();
+            [(field, &change["before"]), (field, &change["after"])]
+        });
+        let fields = event["fields"].as_object().into_iter().flatten();
+        for (field, value) in fields.map(|(field, value)| (field.as_str(), value)).chain(changes) {
+            let kind = std::mem::discriminant(value);
+            let known = types.entry(field.to_owned()).or_insert((kind, value.to_string()));
+            ensure!(known.0 == kind, "{field} is {} and {value}", known.1);
+            if field == "comm" {
+                names.insert(value.clone());
+            }
+        }
+    }
+    for name in ["true", "12345"] {
+        ensure!(names.contains(&Value::from(name)), "no {name}: {names:?}");
+    }
     Ok(())
 }

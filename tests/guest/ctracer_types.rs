@@ -20,6 +20,8 @@ pub const TESTS: &[Test] = &[
     ("stage10_follows_other_structs", follows_other_structs),
     ("stage10_survives_its_own_events", survives_its_own_events),
     ("stage10_knows_a_struct_that_no_function_takes", knows_a_struct_that_no_function_takes),
+    ("stage10_gives_each_page_a_life", gives_each_page_a_life),
+    ("stage10_keeps_to_its_memory", keeps_to_its_memory),
 ];
 
 /// A struct, the functions to trace, a load that prints a number, and the field that has to have it in
@@ -130,6 +132,79 @@ fn survives_its_own_events() -> Result<()> {
     let memory: u64 = between(&status, "VmHWM:", "kB")?.trim().parse()?;
     ensure!(memory < 500 << 10, "{memory} KiB: {output}");
     ensure!(output.contains("the ledger balances") || output.contains(" off ("), "{output}");
+    Ok(())
+}
+
+/// The page cache is filled and emptied in turn: a folio that is added to it is not the one that was
+/// there before, though they are freed in batches, which no function with a folio tells.
+fn gives_each_page_a_life() -> Result<()> {
+    let disk = disks::virtio()?;
+    let functions = ["filemap_add_folio", "filemap_remove_folio", "__folio_put*", "folio_add_lru"];
+    let only = functions.map(|function| format!("--only={function}"));
+    let mut arguments = vec!["--type=folio", "--json"];
+    arguments.extend(only.iter().map(String::as_str));
+    let running = Running::stage("stage10", &arguments)?;
+    for _ in 0..4 {
+        shell("echo 1 >/proc/sys/vm/drop_caches")?;
+        shell(&format!("dd if=/dev/{disk} of=/dev/null bs=64k count=16 2>&1"))?;
+    }
+    let output = running.interrupt()?;
+    let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let (mut added, mut most) = (HashMap::<u64, u64>::new(), (0, 0));
+    for event in lines(&all, "event") {
+        if event["function"] == "filemap_add_folio" && event["kind"] == "entry" {
+            let life = number(&event["life"])?;
+            let times = added.entry(life).or_default();
+            *times += 1;
+            most = most.max((*times, life));
+        }
+    }
+    // 4 MiB, in folios of at most 2 MiB.
+    ensure!(added.len() >= 8, "{} folios were added", added.len());
+    ensure!(most.0 == 1, "#{} was added {} times, of {} lives", most.1, most.0, added.len());
+    Ok(())
+}
+
+/// A page of task_structs, which have 10,000 bytes each: the kernel knows how much memory the stage has
+/// had, and a run that keeps one event is what it needs beside the trace.
+fn keeps_to_its_memory() -> Result<()> {
+    const MEMORY: u64 = 32_000;
+    // The ring buffer, what was taken out of it when the trace ended, and what waited to be sorted.
+    const ON_THE_WAY: u64 = 2 * (16 << 10) + (8 << 10);
+    let run = |bound: &str| -> Result<(u64, String)> {
+        let mut command = Command::new(program("stage10"));
+        let functions = ["--only=select_task_rq_*", "--only=wakeup_preempt_*", "--only=set_next_*"];
+        command.args(["--type=task_struct", "--quiet", "--html=/run/html", bound]).args(functions);
+        let mut running = Running::spawn(&mut command)?;
+        running.wait_for(": tracing ")?;
+        // Two processes that wake each other up.
+        let _load = Running::bash(
+            "mkfifo /run/ping /run/pong 2>/dev/null; exec perl -e '
+            $SIG{ALRM} = sub { exit }; alarm 100; $| = 1;
+            if (fork) { open A, \">/run/ping\"; open B, \"/run/pong\" }
+            else { open B, \"/run/ping\"; open A, \">/run/pong\"; }
+            while (1) { syswrite A, \"x\"; sysread B, $_, 1 }'",
+        )?;
+        let (path, mut memory) = (format!("/proc/{}/status", running.id()), 0);
+        wait_until("the trace is full", || {
+            let status = fs::read_to_string(&path)?;
+            let Ok(most) = between(&status, "VmHWM:", "kB") else { return Ok(true) };
+            memory = most.trim().parse()?;
+            Ok(false)
+        })?;
+        let ended = running.end()?;
+        ensure!(ended.code == Some(0), "{ended:?}");
+        Ok((memory, ended.stdout + &ended.stderr))
+    };
+    let (without, _) = run("--max-events=1")?;
+    let (with, output) = run(&format!("--memory={}M", MEMORY / 1000))?;
+    ensure!(output.contains("it takes 32 MB (--memory)"), "{output}");
+    ensure!(
+        with <= without + MEMORY + ON_THE_WAY,
+        "{with} KiB, {without} KiB for one event: {output}"
+    );
+    // It is used, too.
+    ensure!(with >= without + MEMORY / 4, "{with} KiB, {without} KiB for one event: {output}");
     Ok(())
 }
 

@@ -23,9 +23,9 @@ pub enum Hook {
     Stack(&'static str),
     /// Calls of a function, with one of its arguments; 1 is the first one.
     Argument(&'static str, usize),
-    /// Returns of a function, with its value in the place of an argument. The event has the function's
-    /// name with `__return` behind.
-    Value(&'static str),
+    /// Returns of a function, with its value in the place of an argument, as one of ftrace's types:
+    /// `s32`. The event has the function's name with `__return` behind.
+    Value(&'static str, &'static str),
     /// A tracepoint, `block/block_rq_issue`, and a filter for it.
     Tracepoint(&'static str, &'static str),
 }
@@ -80,8 +80,9 @@ impl Ftrace {
             Hook::Argument(function, number) => {
                 self.probe('p', function, function, &format!("$arg{number}"))?
             }
-            Hook::Value(function) => {
-                self.probe('r', &format!("{function}__return"), function, "$retval")?
+            Hook::Value(function, kind) => {
+                let value = format!("$retval:{kind}");
+                self.probe('r', &format!("{function}__return"), function, &value)?
             }
             Hook::Tracepoint(name, filter) => {
                 if !filter.is_empty() {
@@ -99,7 +100,8 @@ impl Ftrace {
     /// Adds a probe of this kind, `p` or `r`; returns its event's directory.
     fn probe(&mut self, kind: char, event: &str, function: &str, value: &str) -> Result<String> {
         let name = &self.name;
-        probes(&format!("{kind}:{name}/{event} {function} argument={value}:x64"))?;
+        let kind_of_value = if value.contains(':') { "" } else { ":x64" };
+        probes(&format!("{kind}:{name}/{event} {function} argument={value}{kind_of_value}"))?;
         self.probes.push(event.to_owned());
         Ok(format!("events/{name}/{event}"))
     }

@@ -9,8 +9,10 @@ mod by_hand;
 mod cachetop;
 mod commands;
 mod ctracer;
+mod ctracer_filters;
 mod ctracer_ftrace;
 mod ctracer_outputs;
+mod ctracer_requests;
 mod ctracer_types;
 mod disks;
 mod exercises;
@@ -84,6 +86,8 @@ fn main() {
         ctracer::TESTS,
         ctracer_ftrace::TESTS,
         ctracer_outputs::TESTS,
+        ctracer_filters::TESTS,
+        ctracer_requests::TESTS,
         ctracer_types::TESTS,
     ]
     .concat();

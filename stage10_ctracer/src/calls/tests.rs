@@ -2,6 +2,7 @@ use super::*;
 use crate::{
     decode::tests::bio,
     model::{Change, Function, Ledger, Life, Link},
+    value::Value,
 };
 
 /// A trace as a table: `(time, cpu, thread, depth, function, life, is it a return)`.
@@ -28,6 +29,7 @@ pub fn trace(rows: &[Row]) -> Trace {
         address: 0xffff_8881_0000_1000 + life as u64 * 256,
         life,
         depth,
+        readable: true,
         bytes: bio(2048).into(),
         changes: Vec::new(),
     };
@@ -70,13 +72,13 @@ pub fn sample() -> Trace {
     ]);
     trace.ledger = Ledger { hits: 14, entries: 6, returns: 6, null: 2, ..Ledger::default() };
     trace.lives[1].parent = Some((0, Link::Clone));
-    let change = |field: &str, before: &str, after: &str| Change {
+    let change = |field: &str, before, after| Change {
         field: field.to_owned(),
-        before: before.to_owned(),
-        after: after.to_owned(),
+        before: Value::Number(before),
+        after: Value::Number(after),
     };
     trace.events[1].bytes = bio(4096).into();
-    trace.events[1].changes = vec![change("bi_iter.bi_sector", "2048", "4096")];
+    trace.events[1].changes = vec![change("bi_iter.bi_sector", 2048, 4096)];
     trace
 }
 

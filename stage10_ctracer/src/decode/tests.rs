@@ -79,8 +79,8 @@ pub fn bio(sector: u64) -> Vec<u8> {
     bytes
 }
 
-fn pairs(fields: &[(String, String)]) -> Vec<(&str, &str)> {
-    fields.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+fn pairs(fields: &[(String, Value)]) -> Vec<(&str, String)> {
+    fields.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect()
 }
 
 #[test]
@@ -100,7 +100,10 @@ fn a_bio_has_named_fields() {
         ("low", "7"),
         ("high", "5"),
     ];
-    assert_eq!(pairs(&layout.fields(&bio(2048))), expected);
+    assert_eq!(
+        pairs(&layout.fields(&bio(2048))),
+        expected.map(|(name, value)| (name, value.to_owned()))
+    );
 }
 
 #[test]
@@ -143,7 +146,22 @@ fn every_shape_is_read() {
         ("done", "clone_endio"),
         ("other", "0xffffffff81000010"),
     ];
-    assert_eq!(pairs(&layout.fields(&bytes)), expected);
+    let fields = layout.fields(&bytes);
+    assert_eq!(pairs(&fields), expected.map(|(name, value)| (name, value.to_owned())));
+    // What a text or an enum holds does not change what it is.
+    bytes[12..20].copy_from_slice(b"12345\0\0\0");
+    bytes[4..8].copy_from_slice(&7_u32.to_le_bytes());
+    for ((name, before), (_, after)) in fields.iter().zip(layout.fields(&bytes)) {
+        let (before, after) = (std::mem::discriminant(before), std::mem::discriminant(&after));
+        assert_eq!(before, after, "{name}");
+    }
+    let json = |name: &str| {
+        let found = layout.fields(&bytes).into_iter().find(|(found, _)| found == name);
+        found.unwrap().1.json()
+    };
+    assert_eq!((json("name"), json("state")), ("12345".into(), "7".into()));
+    assert_eq!((json("small"), json("yes")), ((-3).into(), true.into()));
+    assert_eq!(json("nest.bi_sector"), u64::MAX);
 }
 
 #[test]
@@ -152,8 +170,8 @@ fn only_what_differs_is_a_change() {
     assert_eq!(layout.changes(&bio(2048), &bio(2048)), []);
     let change = Change {
         field: "bi_iter.bi_sector".to_owned(),
-        before: "0".to_owned(),
-        after: "2048".to_owned(),
+        before: Value::Number(0),
+        after: Value::Number(2048),
     };
     assert_eq!(layout.changes(&bio(0), &bio(2048)), [change]);
     let mixed = super::tests::layout("mixed");

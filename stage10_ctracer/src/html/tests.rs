@@ -1,4 +1,4 @@
-use std::{collections::HashMap, fs, process::Command};
+use std::{cell::RefCell, collections::HashMap, fs, process::Command};
 
 use super::*;
 use crate::{
@@ -104,6 +104,11 @@ fn a_name_cannot_end_the_script() {
     assert_eq!(carried(&page)["threads"][0], "</script><b> 42");
 }
 
+thread_local! {
+    /// A page that lies beside the one that is shown.
+    static INNER: RefCell<String> = RefCell::default();
+}
+
 /// What a page looks like in Chromium after its script has run, and `script` after it; `None` where
 /// there is no Chromium.
 fn in_chromium(page: &str, fragment: &str, script: &str) -> Option<String> {
@@ -117,16 +122,17 @@ fn in_chromium(page: &str, fragment: &str, script: &str) -> Option<String> {
     let file = directory.path().join("page.html");
     let page = page.replace("</body>", &format!("<script>{script}</script></body>"));
     fs::write(&file, page).unwrap();
+    fs::write(directory.path().join("inner.html"), INNER.with_borrow(String::clone)).unwrap();
     let output = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1500,950"])
         .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))
-        .args(["--virtual-time-budget=5000", "--dump-dom"])
+        .args(["--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom"])
         .arg(format!("file://{}#{fragment}", file.display()))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let shown = String::from_utf8(output.stdout).unwrap();
-    Some(shown.split_once("<script id=\"data\"").unwrap().0.to_owned())
+    Some(shown.split("<script id=\"data\"").next().unwrap().to_owned())
 }
 
 #[test]
@@ -148,6 +154,45 @@ fn a_browser_shows_objects_calls_and_fields() {
     // The slowest object stands first.
     let (first, second) = (shown.find("title=\"700 ns\"").unwrap(), shown.find("↳ clone").unwrap());
     assert!(first < second);
+}
+
+/// A page with a frame of some width, for a window has a least width. The title tells how wide the
+/// object's pane is, how wide the list, how far the pane and the page scroll sideways, and how many
+/// numbers of the table of functions are cut.
+const FRAME: &str = r##"<!doctype html><title></title><body>
+<iframe src="inner.html#0.1" style="border: 0; height: 900px; width: WIDTHpx"></iframe>
+<script>
+document.querySelector("iframe").onload = (event) => {
+  const inner = event.target.contentDocument, id = (name) => inner.getElementById(name);
+  const beyond = (element) => element.scrollWidth - element.clientWidth;
+  const numbers = [...inner.querySelectorAll("#functions td.number")];
+  const pane = id("object").getBoundingClientRect().right;
+  const cut = numbers.filter((e) => beyond(e) > 0 || e.getBoundingClientRect().right > pane);
+  document.title = [id("object").clientWidth, id("objects").clientWidth, beyond(id("object")),
+    beyond(inner.documentElement), cut.length].join(" ");
+};
+</script></body>"##;
+
+/// Phones and half screens: one column below 900 px, and at no width does anything scroll sideways.
+#[test]
+fn a_browser_shows_narrow_pages() {
+    const HOUR: u64 = 3_599_999_999_999;
+    let mut trace = sample();
+    trace.functions[0].name = "blk_mq_sched_bio_merge_with_a_long_name".to_owned();
+    trace.events.iter_mut().skip(9).for_each(|event| event.time += HOUR);
+    trace.lives.iter_mut().for_each(|life| life.end = life.end.map(|end| end + HOUR));
+    INNER.set(page(&trace));
+    for width in [390, 500, 800, 1280, 1500] {
+        let frame = FRAME.replace("WIDTH", &width.to_string());
+        let Some(shown) = in_chromium(&frame, "", "") else { return };
+        let (_, title) = shown.split_once("<title>").unwrap();
+        let (title, _) = title.split_once("</title>").unwrap();
+        let found: Vec<i64> = title.split(' ').map(|number| number.parse().unwrap()).collect();
+        let [object, objects, beyond, all, cut] = found[..] else { panic!("{title}") };
+        let least = if width < 900 { width - 20 } else { 380 };
+        assert!(object >= least && objects >= least.min(370), "{width}: {title}");
+        assert_eq!((beyond, all, cut), (0, 0, 0), "{width}: {title}");
+    }
 }
 
 #[test]

@@ -1,0 +1,163 @@
+//! A value as the outputs show it: what a field holds, or what a function returned.
+
+use std::{collections::HashMap, fmt};
+
+use crate::errno;
+
+/// A decoded value. Which of the three it is depends on the kernel's type alone: a field has one type
+/// in JSON, whatever it holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// A `bool`.
+    Bool(bool),
+    /// An integer of up to 64 bits.
+    Number(i128),
+    /// Anything else.
+    Text(String),
+}
+
+impl Value {
+    /// As JSON has it.
+    pub fn json(&self) -> serde_json::Value {
+        match self {
+            Value::Bool(value) => (*value).into(),
+            Value::Number(value) => match (i64::try_from(*value), u64::try_from(*value)) {
+                (Ok(value), _) => value.into(),
+                (_, Ok(value)) => value.into(),
+                _ => value.to_string().into(),
+            },
+            Value::Text(value) => value.as_str().into(),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Value::Bool(value) => value.fmt(f),
+            Value::Number(value) => value.fmt(f),
+            Value::Text(value) => f.write_str(value),
+        }
+    }
+}
+
+/// The largest error number: the addresses of the last page are none.
+const MAX_ERRNO: i64 = 4095;
+
+/// What a function returns, by the kernel's description of it. The register of the value holds
+/// anything beyond the type's width.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Returns {
+    /// `void`.
+    #[default]
+    Nothing,
+    /// `bool`.
+    Bool,
+    /// An integer of so many bits.
+    Unsigned(u32),
+    /// The same, with a sign.
+    Signed(u32),
+    /// A pointer, or an error in its place.
+    Pointer,
+    /// An enum of so many bits, and its constants.
+    Enum(u32, HashMap<i128, String>),
+    /// A struct in registers, of which one is seen: that register.
+    Register,
+}
+
+impl Returns {
+    /// The value; `None` where there is none.
+    pub fn value(&self, register: u64) -> Option<Value> {
+        Some(match self {
+            Returns::Nothing => return None,
+            Returns::Bool => Value::Bool(register & 0xff != 0),
+            Returns::Unsigned(bits) => Value::Number(unsigned(register, *bits).into()),
+            Returns::Signed(bits) => Value::Number(signed(register, *bits).into()),
+            Returns::Enum(bits, names) => {
+                let (plus, minus) = (unsigned(register, *bits), signed(register, *bits));
+                let name = names.get(&plus.into()).or_else(|| names.get(&minus.into()));
+                Value::Text(name.cloned().unwrap_or_else(|| minus.to_string()))
+            }
+            Returns::Pointer => Value::Text(match self.error(register) {
+                Some(name) => format!("-{name}"),
+                None => format!("{register:#x}"),
+            }),
+            Returns::Register => Value::Text(format!("{register:#x}")),
+        })
+    }
+
+    /// The name of the error that a pointer or a negative integer stands for: `EINVAL`.
+    pub fn error(&self, register: u64) -> Option<&'static str> {
+        let number = match self {
+            Returns::Signed(bits) => signed(register, *bits),
+            Returns::Pointer => signed(register, 64),
+            _ => return None,
+        };
+        errno::name((-MAX_ERRNO..0).contains(&number).then(|| number.unsigned_abs())?)
+    }
+
+    /// The value as people read it: an error by its name.
+    pub fn text(&self, register: u64) -> Option<String> {
+        match self.error(register) {
+            Some(name) => Some(format!("-{name}")),
+            None => self.value(register).map(|value| value.to_string()),
+        }
+    }
+}
+
+fn unsigned(register: u64, bits: u32) -> u64 {
+    let unused = 64_u32.saturating_sub(bits);
+    register.checked_shl(unused).map_or(0, |value| value >> unused)
+}
+
+fn signed(register: u64, bits: u32) -> i64 {
+    let unused = 64_u32.saturating_sub(bits);
+    register.checked_shl(unused).map_or(0, |value| value as i64 >> unused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_has_the_width_of_its_type() {
+        let cases = [
+            (Returns::Nothing, 7, None),
+            (Returns::Bool, 0x1001, Some("true")),
+            (Returns::Bool, 0xff00, Some("false")),
+            (Returns::Signed(32), 0xffff_ffea, Some("-EINVAL")),
+            (Returns::Signed(32), 0x7_0000_0005, Some("5")),
+            (Returns::Signed(32), 0x8000_0000, Some("-2147483648")),
+            (Returns::Signed(64), -11_i64 as u64, Some("-EAGAIN")),
+            (Returns::Signed(64), 0xffff_ffea, Some("4294967274")),
+            (Returns::Signed(8), 0xfe, Some("-ENOENT")),
+            (Returns::Unsigned(32), 0xffff_ffff_ffff_ffea, Some("4294967274")),
+            (Returns::Unsigned(8), 0x1ff, Some("255")),
+            (Returns::Unsigned(64), u64::MAX, Some("18446744073709551615")),
+            (Returns::Pointer, 0, Some("0x0")),
+            (Returns::Pointer, -2_i64 as u64, Some("-ENOENT")),
+            (Returns::Pointer, 0xffff_8880_0000_1000, Some("0xffff888000001000")),
+            (Returns::Pointer, -4096_i64 as u64, Some("0xfffffffffffff000")),
+            (Returns::Register, 0x10, Some("0x10")),
+        ];
+        for (returns, register, expected) in cases {
+            assert_eq!(returns.text(register).as_deref(), expected, "{returns:?} {register:#x}");
+        }
+        let names = HashMap::from([(0, "RQ_END_IO_NONE".to_owned()), (-1, "BAD".to_owned())]);
+        let returns = Returns::Enum(32, names);
+        let texts = [0xdead_0000_0000, 0xffff_ffff, 7].map(|value| returns.text(value).unwrap());
+        assert_eq!(texts, ["RQ_END_IO_NONE", "BAD", "7"]);
+    }
+
+    #[test]
+    fn a_value_has_the_json_type_of_its_type() {
+        let json = |returns: &Returns, register| returns.value(register).unwrap().json();
+        assert_eq!(json(&Returns::Signed(32), 0xffff_ffea), -22);
+        assert_eq!(json(&Returns::Unsigned(64), u64::MAX), u64::MAX);
+        assert_eq!(json(&Returns::Bool, 1), true);
+        assert_eq!(json(&Returns::Pointer, -2_i64 as u64), "-ENOENT");
+        assert_eq!(Returns::Signed(32).error(0xffff_ffea), Some("EINVAL"));
+        assert_eq!(Value::Text("true".to_owned()).json(), "true");
+        assert_eq!(Value::Text("12345".to_owned()).json(), "12345");
+    }
+}

@@ -1,0 +1,81 @@
+//! Stage 10 with requests, judged by fio: one life a request, on every kind of disk.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::{
+    Test,
+    ctracer::{lines, number},
+    disks::{self, NullBlk},
+    run::{Running, fio},
+};
+
+pub const TESTS: &[Test] = &[("stage10_gives_each_request_a_life", gives_each_request_a_life)];
+
+/// The first and the last things that happen to a request, and what a driver does in between.
+const FUNCTIONS: &[&str] = &[
+    "--only=__rq_qos_*",
+    "--only=blk_mq_rq_late_init",
+    "--only=blk_mq_start_request",
+    "--only=blk_mq_end_request",
+    "--only=blk_mq_*free_request",
+    "--only=__blk_mq_free_request",
+    "--only=blk_mq_finish_request",
+    "--only=nvme_*",
+    "--only=scsi_*",
+    "--only=null_*",
+];
+
+/// So many reads of each disk are so many lives, and all of them end. Where the kernel has skipped a
+/// hit, which the ledger tells, an end may be missing.
+fn gives_each_request_a_life() -> Result<()> {
+    const READS: u64 = 200;
+    let null = NullBlk::new(&[])?;
+    for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?, null.name.clone()] {
+        for engine in ["psync", "libaio --iodepth=16"] {
+            let running =
+                Running::stage("stage10", &[FUNCTIONS, &["--type=request", "--json"]].concat())?;
+            let report = fio(&format!(
+                "--filename=/dev/{disk} --direct=1 --rw=randread --bs=4k --ioengine={engine} \
+                 --number_ios={READS}"
+            ))?;
+            let output = running.interrupt()?;
+            let requests = number(&report["read"]["total_ios"])?;
+            lives_of(&output, requests).with_context(|| format!("{disk}, {engine}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn lives_of(output: &str, requests: u64) -> Result<()> {
+    let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let ledger = lines(&all, "ledger").next().context("no ledger")?;
+    let missed = number(&ledger["recursion"])? + number(&ledger["instances"])?;
+    ensure!(number(&ledger["lost"])? == 0, "{ledger}");
+    let mut starts = BTreeMap::<u64, u64>::new();
+    for event in lines(&all, "event") {
+        if event["function"] == "blk_mq_start_request" && event["kind"] == "entry" {
+            *starts.entry(number(&event["life"])?).or_default() += 1;
+        }
+    }
+    let twice = starts.iter().find(|(_, count)| **count > 1);
+    ensure!(twice.is_none(), "life and starts: {twice:?}");
+    ensure!(
+        starts.len() as u64 + missed >= requests && starts.len() as u64 <= requests + 2,
+        "{} lives that were started, {requests} requests: {ledger}",
+        starts.len()
+    );
+    let lives: Vec<&Value> = lines(&all, "life").collect();
+    let ended = |life: &&&Value| !life["end"].is_null();
+    let started = |life: &&&Value| life["life"].as_u64().is_some_and(|n| starts.contains_key(&n));
+    let (count, ends) = (lives.len() as u64, lives.iter().filter(ended).count() as u64);
+    let of_started = lives.iter().filter(started).filter(ended).count();
+    println!("{requests} requests: {count} lives, {ends} of them ended, {missed} hits missed");
+    ensure!(ends + missed >= count, "{ends} of {count} lives ended: {ledger}");
+    ensure!(of_started as u64 + missed >= requests, "{of_started} ended: {ledger}");
+    // What comes before the start, and after the end, is no life of its own.
+    ensure!(count <= requests + missed + 4, "{count} lives: {ledger}");
+    Ok(())
+}
