@@ -46,7 +46,7 @@ fn run(cli: &Cli<HistogramOptions>, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
-    let preempts = common::preempts()?;
+    let preempts = common::preempts()? && common::has_function("bpf_rdonly_cast")?;
     common::constants(&mut open.maps.rodata_data)?.first = preempts.into();
     open.progs.io_end_probe.set_autoload(preempts);
     let skel = session.load(open)?;
