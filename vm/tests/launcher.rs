@@ -877,6 +877,32 @@ fn a_program_checks_its_own_usage() {
     assert_clean(&place);
 }
 
+/// A command that names programs gets them as they are now; one that does not compile stops it.
+#[test]
+fn programs_that_a_command_names_are_built() {
+    let place = place();
+    let path = qemu_instead(&place, "echo QEMU runs >&2; exit 1");
+    let real = std::env::var("CARGO").unwrap_or("cargo".into());
+    let script = format!("[ $1 != build ] && exec {real} \"$@\"\necho asked: \"$@\" >&2\nexit 1");
+    let cargo = executable(place.path(), "cargo", &script);
+    let run = |args: &[&str]| {
+        let mut command = vm(&place, args);
+        command.env("CARGO", &cargo).env("PATH", &path).env("VM_ACCEL", "tcg");
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (_, alone) = run(&["run", "stage01"]);
+    let (code, named) = run(&["run", "bash", "-c", "stage01 --quiet | tail -1"]);
+    assert_eq!(code, Some(1), "{named}");
+    assert!(named.contains("asked: build --package stage01 "), "{named}");
+    assert!(named.contains("vm: cargo build --package stage01 "), "{named}");
+    assert_eq!(named, alone);
+    let (code, other) = run(&["run", "bash", "-c", "ls stage01_submit_bio"]);
+    assert_eq!(code, Some(125), "{other}");
+    assert!(other.contains("QEMU runs") && !other.contains("asked"), "{other}");
+    assert_clean(&place);
+}
+
 /// KVM that does not work, though VM_ACCEL asks for it.
 #[test]
 fn kvm_is_asked_for_but_does_not_work() {
@@ -927,6 +953,10 @@ fn clear_messages() {
         errors.contains("vm: there is no program stage6") && errors.contains("stage06"),
         "{errors}"
     );
+
+    let (code, errors) = run(&mut vm(&place, &["run", "mine-none"]));
+    assert_eq!(code, Some(2));
+    assert!(errors.contains("vm: there is no program mine-none; "), "{errors}");
 
     let (code, errors) = run(vm(&place, &["run", "true"]).env("VM_ACCEL", "warp"));
     assert_eq!(code, Some(2));

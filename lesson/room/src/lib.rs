@@ -332,7 +332,7 @@ fn manifest(root: &str, depth: usize, members: &[&str]) -> Result<String> {
     move_paths(&mut manifest, &"../".repeat(depth));
     Ok(format!(
         "# Written by `cargo lesson` from the Cargo.toml of the workshop, again at each call: your\n\
-         # own dependencies belong into the Cargo.toml of the attempt.\n{}",
+         # own dependencies belong in the Cargo.toml of the attempt.\n{}",
         toml::to_string(&manifest)?
     ))
 }
