@@ -14,8 +14,8 @@ use crate::{
     ftrace::{Event, Ftrace, Hook},
     run::{
         BIO, REQUEST, Running, between, cases, compared, count, durations, ensure_none,
-        entries_left, fio, is_judged, load, ms, now, shell, skipped_some, slowest, subject,
-        submitted, summary, times, wait_until,
+        entries_left, fio, is_judged, load, max_latency, ms, now, shell, skipped_some, slowest,
+        subject, submitted, summary, times, wait_until,
     },
 };
 
@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     ("stage03_counts_passthrough_as_unmatched", stage03_counts_passthrough_as_unmatched),
     ("stage03_drops_what_is_submitted_twice", stage03_drops_what_is_submitted_twice),
     ("stage04_finds_the_delayed_bio", stage04_finds_the_delayed_bio),
+    ("stage04_reads_the_records_of_all_cpus", stage04_reads_the_records_of_all_cpus),
     ("stage05_measures_every_split_bio", stage05_measures_every_split_bio),
     ("stage05_is_right_about_split_bios", stage05_is_right_about_split_bios),
     ("stage05_ends_with_the_last_part", stage05_ends_with_the_last_part),
@@ -467,6 +468,25 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
     let judged = stages.enumerate().map(one_of_hundreds).collect::<Result<Vec<bool>>>();
     drop(loads);
     ensure!(judged?.contains(&true), "no run is left to judge: programs were skipped in all");
+    Ok(())
+}
+
+/// A disk with a queue for each CPU interrupts the CPU that has submitted. So with reads on one CPU, the
+/// slowest bio is in the record of that CPU, and must be found on any of them.
+fn stage04_reads_the_records_of_all_cpus() -> Result<()> {
+    let disk = disks::virtio()?;
+    for cpu in 0..std::thread::available_parallelism()?.get() {
+        let running = Running::stage("stage04", &[])?;
+        let read =
+            format!("dd if=/dev/{disk} of=/dev/null bs=4k count=20 iflag=direct status=none");
+        shell(&format!("taskset -c {cpu} {read}"))?;
+        let output = running.interrupt()?;
+        let longest = durations(&output)?.into_iter().max();
+        let reads = format!("20 reads on CPU {cpu}");
+        let max = max_latency(&output).with_context(|| format!("{reads}: {output}"))?;
+        ensure!(longest == Some(max), "{reads}: the maximum is not {longest:?}: {output}");
+        compared(&format!("{reads}: the longest duration and the maximum are {}", ms(max)));
+    }
     Ok(())
 }
 
