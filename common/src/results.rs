@@ -25,14 +25,19 @@ pub fn print_skipped(object: &Object) -> Result<()> {
 }
 
 /// The same for an object of which two programs hook one event: what one of them misses, the other
-/// one sees. So of these two, it counts what both may have missed: the smaller number.
-pub fn print_skipped_by_both(object: &Object, both: [&ProgramMut; 2]) -> Result<()> {
+/// one sees. So of these two, it counts what both may have missed: the smaller number, and no more
+/// than the `unmeasured` starts, of which an event that nobody has seen leaves one behind.
+pub fn print_skipped_by_both(
+    object: &Object,
+    both: [&ProgramMut; 2],
+    unmeasured: u64,
+) -> Result<()> {
     let names = both.map(|program| program.name().to_string_lossy().into_owned());
     let both_loaded = both.iter().all(|program| program.autoload());
     let mut skips = skipped(object)?;
     if both_loaded {
         let times = |name: &String| skips.iter().find(|(skip, _)| skip == name).map_or(0, |s| s.1);
-        let least = names.iter().map(times).min().unwrap_or_default();
+        let least = names.iter().map(times).min().unwrap_or_default().min(unmeasured);
         skips.retain(|(name, _)| !names.contains(name));
         skips.extend((least > 0).then(|| (names.join("() and "), least)));
     }

@@ -42,8 +42,8 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
-    common::print_skipped_by_both(skel.object(), ends)?;
     let not_measured = in_flight as u64 + counts.dropped;
+    common::print_skipped_by_both(skel.object(), ends, not_measured)?;
     print_max_latency(&skel.maps, &common::of_measured(counts.completed, not_measured))?;
     Ok(())
 }

@@ -35,7 +35,7 @@ pub const TESTS: &[Test] = &[
     ("a_million_ios", a_million_ios),
     ("ends_in_tasks_are_measured_or_counted", ends_in_tasks_are_measured_or_counted),
     ("stage00_counts_what_does_not_fit", || what_does_not_fit("stage00", "requests")),
-    ("stage03_counts_what_does_not_fit", || what_does_not_fit("stage03", "bios")),
+    ("stage04_counts_what_does_not_fit", || what_does_not_fit("stage04", "bios")),
     ("stage07_counts_what_does_not_fit", || what_does_not_fit("stage07", "requests")),
     ("stage08_counts_refused_reads", || counts_refused_reads("stage08")),
     ("stage09_counts_refused_reads", || counts_refused_reads("stage09")),

@@ -123,7 +123,7 @@ fn stages_have_exact_sums_when_detached_under_load() -> Result<()> {
 }
 
 /// Bios that complete in a task: those of dm-crypt in its workers, of raid5 in raid5d, of dm-thin in its
-/// worker. A preemptible kernel takes the CPU away inside the fentry program there; the second program
+/// worker. A kernel that preempts takes the CPU away inside the fentry program there; the second program
 /// of stages 06 and 07 sees what it misses.
 fn stage06_misses_no_end_in_a_task() -> Result<()> {
     let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
@@ -182,24 +182,37 @@ fn stage06_misses_no_end_of_btrfs() -> Result<()> {
 }
 
 /// Stages 06 and 07 measure every bio that is submitted, by ftrace's count, and every request that these
-/// disks count, while `load` runs.
+/// disks count, while `load` runs. Where the kernel does not preempt, an interrupt that finds the program
+/// at work in a task is all that is missed, and counted.
 fn misses_nothing(disks: &[&str], load: impl FnOnce() -> Result<()>) -> Result<()> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let preempts = release.starts_with("7.") || release.contains("-rt");
     let running = Running::stages(["stage06", "stage07"].map(|stage| (stage, vec!["--quiet"])))?;
     let requests = || disks.iter().map(|disk| disks::requests(disk)).sum::<Result<u64>>();
-    let before = requests()?;
+    let flushes = || disks.iter().map(|disk| disks::flushes(disk)).sum::<Result<u64>>();
+    let before = (requests()?, flushes()?);
     let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
     load()?;
-    wait_until("no entry is left in the maps", || Ok(entries_left()? == 0))?;
+    if preempts {
+        wait_until("no entry is left in the maps", || Ok(entries_left()? == 0))?;
+    }
+    wait_until("the disks are idle", || {
+        Ok(disks.iter().map(|disk| disks::in_flight(disk)).sum::<Result<u64>>()? == 0)
+    })?;
     let bios = ftrace.events()?.len() as u64;
-    let requests = requests()? - before;
+    let (requests, flushes) = (requests()? - before.0, flushes()? - before.1);
     let outputs = Running::interrupt_all(running)?;
     ensure!(bios >= 1280 && requests >= 640, "{bios} bios, {requests} requests");
-    for (output, (what, expected)) in
-        outputs.iter().zip([("bios completed", bios), ("requests completed", requests)])
-    {
-        ensure_none(output, &["in flight", "dropped"])?;
-        let completed = count(output, what)?;
-        ensure!(completed == expected, "{completed} {what} of {expected}: {}", summary(output));
+    // A flush that the block layer makes is a request, too, which the disk counts apart.
+    let expected =
+        [("bios completed", bios..=bios), ("requests completed", requests..=requests + flushes)];
+    for (output, (what, expected)) in outputs.iter().zip(expected) {
+        let output = summary(output);
+        let of = |what| count(output, what);
+        let (completed, lost) = (of(what)?, of("in flight")? + of("dropped")?);
+        ensure!(expected.contains(&(completed + lost)), "{what}, of {expected:?}: {output}");
+        ensure!(lost == 0 || !preempts && of("skipped")? > 0, "{lost} are lost: {output}");
+        ensure!(!preempts || of("skipped")? == 0, "{output}");
     }
     Ok(())
 }

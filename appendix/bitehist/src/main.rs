@@ -72,10 +72,12 @@ fn run(cli: &Cli<HistogramOptions>, session: &mut Session) -> Result<()> {
     print!("{}", now()?.text());
     common::print_total(counts.completed, "I/Os completed");
     println!("{:>8} commands of a driver (in no histogram)", counts.commands);
-    println!("{:>8} in flight", skel.maps.starts.keys().count());
+    let in_flight = skel.maps.starts.keys().count();
+    println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
-    common::print_skipped_by_both(skel.object(), ends)
+    let not_measured = in_flight as u64 + counts.dropped;
+    common::print_skipped_by_both(skel.object(), ends, not_measured)
 }
 
 fn histograms(map: &impl MapCore, per_disk: bool) -> Result<Histograms> {
