@@ -44,50 +44,56 @@ static __always_inline bool is_uptodate(u64 entry)
 	return flags >> bpf_core_enum_value(enum pageflags, PG_uptodate) & 1;
 }
 
-/* The pages from `next` to before `end` are still to be looked at; of those before, `resident` are. */
+/* How many of the pages `first` to `last` are resident; all of them lie in one node. Not static: the
+ * verifier checks such a function on its own, and does not follow it again for every call. */
+__noinline u64 resident_in_node(u64 tree, u64 first, u64 last)
+{
+	struct xa_node *node = NULL;
+	u64 entry = tree, pages = 0;
+	u8 shift = 0;
+
+	if (!is_node(tree)) /* the page at index 0 needs no node */
+		return first == 0 && is_uptodate(tree);
+	for (int level = 0; level < LEVELS; level++) {
+		node = (void *)(entry - 2);
+		bpf_core_read(&shift, sizeof(shift), &node->shift);
+		if (level == 0 && first >> (shift & 63) >= SLOTS)
+			return 0; /* the tree does not reach that far */
+		if (!shift)
+			break;
+		entry = slot(node, first >> (shift & 63));
+		if (!is_node(entry)) /* nothing, or one large folio */
+			return is_uptodate(entry) ? last - first + 1 : 0;
+	}
+	for (int i = 0; i < SLOTS && first + i <= last; i++)
+		pages += is_uptodate(slot(node, first + i));
+	return pages;
+}
+
+/* The pages `next` to `last` are still to be looked at; of those before, `resident` are. */
 struct range {
-	u64 tree, next, end, resident;
+	u64 tree, next, last, resident;
 };
 
 /* Looks at the pages of one node, and leaves `next` at the first page of the one after it. */
 static long count_node(u64 number, struct range *range)
 {
-	u64 entry = range->tree, page = range->next, end = (page | (SLOTS - 1)) + 1, pages = 0;
-	struct xa_node *node = NULL;
-	u8 shift = 0;
+	u64 first = range->next, last = first | (SLOTS - 1);
 
-	end = end < range->end ? end : range->end;
-	range->next = end;
-	if (!is_node(entry)) { /* the page at index 0 needs no node */
-		range->resident += page == 0 && is_uptodate(entry);
-		return 1;
-	}
-	for (int level = 0; level < LEVELS; level++) {
-		node = (void *)(entry - 2);
-		bpf_core_read(&shift, sizeof(shift), &node->shift);
-		if (level == 0 && page >> (shift & 63) >= SLOTS)
-			return 1; /* the tree does not reach that far */
-		if (!shift)
-			break;
-		entry = slot(node, page >> (shift & 63));
-		if (!is_node(entry)) { /* nothing, or one large folio */
-			range->resident += is_uptodate(entry) ? end - page : 0;
-			return 0;
-		}
-	}
-	for (int i = 0; i < SLOTS && page + i < end; i++)
-		pages += is_uptodate(slot(node, page + i));
-	range->resident += pages;
+	last = last < range->last ? last : range->last;
+	range->resident += resident_in_node(range->tree, first, last);
+	range->next = last + 1;
 	return 0;
 }
 
-/* How many of the `pages` pages of a file's tree, from page `first` on, are resident. */
-static __always_inline u64 resident(u64 tree, u64 first, u64 pages)
+/* How many of the `pages` pages of a file, from page `first` on, are resident. */
+static __always_inline u64 resident(struct inode *inode, u64 first, u64 pages)
 {
-	struct range range = { .tree = tree, .next = first, .end = first + pages };
+	u64 tree = (u64)BPF_CORE_READ(inode, i_mapping, i_pages.xa_head);
+	struct range range = { .tree = tree, .next = first, .last = first + pages - 1 };
 
 	if (pages)
-		bpf_loop((range.end - 1) / SLOTS - first / SLOTS + 1, count_node, &range, 0);
+		bpf_loop(range.last / SLOTS - first / SLOTS + 1, count_node, &range, 0);
 	return range.resident;
 }
 

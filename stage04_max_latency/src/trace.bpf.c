@@ -74,8 +74,7 @@ int BPF_PROG(io_end, struct bio *bio)
 	if (quiet)
 		return 0;
 	bpf_printk("bio_endio (bio=0x%llx) called: %llu", io, end);
-	if (!quiet)
-		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
+	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
 	return 0;
 }
 

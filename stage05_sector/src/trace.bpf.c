@@ -77,8 +77,7 @@ static __noinline int completes(struct bio *bio, bool is_part)
 	if (quiet)
 		return 0;
 	bpf_printk("bio_endio (bio=0x%llx) called: %llu", io, end);
-	if (!quiet)
-		bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
+	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
 	return 0;
 }
 

@@ -78,7 +78,7 @@ static __always_inline int read_begins(struct kiocb *iocb, struct iov_iter *iter
 		.pages = pages_in(iocb->ki_pos, iter->count, inode->i_size, page_shift),
 	};
 
-	read.hit = resident((u64)inode->i_mapping->i_pages.xa_head, read.first, read.pages);
+	read.hit = resident(inode, read.first, read.pages);
 	read.miss = read.pages - read.hit;
 	recall_unfinished((u64)iocb, iocb->ki_flags, &read);
 	if (bpf_map_update_elem(&starts, &reader, &read, BPF_NOEXIST)) {

@@ -41,7 +41,7 @@ static __always_inline int read_begins(struct kiocb *iocb, struct iov_iter *iter
 
 	if (iocb->ki_complete || filtered_out(&reader))
 		return 0; /* asynchronous: io_uring may ask again for what this call has brought in */
-	read.hit = resident((u64)inode->i_mapping->i_pages.xa_head, read.first, read.pages);
+	read.hit = resident(inode, read.first, read.pages);
 	if (bpf_map_update_elem(&starts, &reader, &read, BPF_NOEXIST)) {
 		/* The map is full, or the return of an earlier read was not seen: neither is measured. */
 		bool had_one = !bpf_map_delete_elem(&starts, &reader);
