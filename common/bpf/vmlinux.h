@@ -221,11 +221,6 @@ struct trace_event_raw_kmalloc {
 	size_t bytes_alloc; /* given */
 };
 
-/* Up to 6.0, the same for kmalloc and kmem_cache_alloc. */
-struct trace_event_raw_kmem_alloc {
-	bool accounted; /* 5.19 and 6.0 */
-};
-
 /* include/linux/mm_types.h: a power of two of pages; of one page only, where PG_head is not set. */
 struct folio {
 	unsigned long _flags_1; /* from 6.6 on, the power is in the lowest 8 bits */

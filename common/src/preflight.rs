@@ -17,7 +17,7 @@ use crate::error::unsupported;
 /// capabilities, the kernel describes no types (BTF), or tracefs is not mounted.
 pub fn machine() -> Result<()> {
     let release = release()?;
-    if version(&release) < Some((6, 1)) {
+    if version(&release).is_some_and(|version| version < (6, 1)) {
         return unsupported(format!(
             "this kernel ({release}) is older than 6.1, the oldest one that the workshop supports: boot a \
              newer one, or start the program in the VM with cargo vm run"
