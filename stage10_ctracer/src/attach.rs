@@ -2,6 +2,7 @@
 //! kernel's own counts of what the probes met.
 
 use std::{
+    collections::HashSet,
     ffi::CString,
     fs::{File, OpenOptions},
     io::{Read, Seek, Write},
@@ -16,8 +17,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use common::Session;
 use libbpf_rs::{
-    AsRawLibbpf, Link, Program, ProgramAttachType, ProgramMut, TracepointCategory,
-    libbpf_sys as sys,
+    AsRawLibbpf, Link, MapCore, MapFlags, Program, ProgramAttachType, ProgramMut,
+    TracepointCategory, libbpf_sys as sys,
     query::{LinkTypeInfo, ProgInfoIter},
 };
 
@@ -89,6 +90,31 @@ pub fn cookies(functions: &[Traceable], rules: &Rules) -> Vec<u64> {
         device << 44 | registers << 32 | rules.effects(name) | number as u64
     };
     functions.iter().enumerate().map(cookie).collect()
+}
+
+/// The places of the tables in `trace.bpf.c`, and how many of them are tried for an entry.
+const PLACES: u32 = 1 << 16;
+const PROBES: u32 = 8;
+
+/// The places of an entry with this key, in the order in which they are tried.
+fn places(key: u64) -> impl Iterator<Item = u32> {
+    let first = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u32;
+    (0..PROBES).map(move |probe| (first + probe) % PLACES)
+}
+
+/// Writes the table in which the program looks up the cookie of an address. Fails where too many
+/// addresses have the same place.
+pub fn fill(table: &impl MapCore, functions: &[Traceable], cookies: &[u64]) -> Result<()> {
+    let mut taken = HashSet::new();
+    for (Traceable { address, function, .. }, cookie) in functions.iter().zip(cookies) {
+        let free = places(*address).find(|&place| taken.insert(place));
+        let place = free.with_context(|| {
+            format!("the table of functions has no place for {}(): --skip it", function.name)
+        })?;
+        let entry = [address.to_ne_bytes(), cookie.to_ne_bytes()].concat();
+        table.update(&place.to_ne_bytes(), &entry, MapFlags::ANY)?;
+    }
+    Ok(())
 }
 
 /// Probes in the kernel. Dropped, they are gone.

@@ -17,7 +17,7 @@ use libbpf_rs::libbpf_sys::{
     BTF_KIND_VOLATILE, btf_param, btf_type,
 };
 
-use crate::value::Returns;
+use crate::value::Scalar;
 
 /// The types of vmlinux, or those of a module on top of them.
 pub struct Btf<'base> {
@@ -179,25 +179,25 @@ impl<'a> Type<'a> {
         self.next().next()
     }
 
-    /// What a function returns whose result has this type.
-    pub fn returned(&self) -> Returns {
+    /// What a register holds with a value of this type.
+    pub fn scalar(&self) -> Scalar {
         let bare = self.bare();
         let bits = 8 * u32::try_from(bare.size()).unwrap_or(8);
         match bare.kind() {
-            0 => Returns::Nothing,
-            BTF_KIND_PTR => Returns::Pointer,
+            0 => Scalar::Nothing,
+            BTF_KIND_PTR => Scalar::Pointer,
             sys::BTF_KIND_INT => {
                 // A btf_type of this kind is followed by a word with the encoding.
                 let encoding = bare.after::<u32>(1).first().map_or(0, |word| word >> 24 & 0xf);
                 match encoding {
-                    _ if encoding & sys::BTF_INT_BOOL != 0 => Returns::Bool,
-                    _ if bits > 64 => Returns::Register,
-                    _ if encoding & sys::BTF_INT_SIGNED != 0 => Returns::Signed(bits),
-                    _ => Returns::Unsigned(bits),
+                    _ if encoding & sys::BTF_INT_BOOL != 0 => Scalar::Bool,
+                    _ if bits > 64 => Scalar::Raw,
+                    _ if encoding & sys::BTF_INT_SIGNED != 0 => Scalar::Signed(bits),
+                    _ => Scalar::Unsigned(bits),
                 }
             }
-            sys::BTF_KIND_ENUM | sys::BTF_KIND_ENUM64 => Returns::Enum(bits, bare.constants()),
-            _ => Returns::Register,
+            sys::BTF_KIND_ENUM | sys::BTF_KIND_ENUM64 => Scalar::Enum(bits, bare.constants()),
+            _ => Scalar::Raw,
         }
     }
 

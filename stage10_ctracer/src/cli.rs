@@ -12,6 +12,8 @@ use clap::{
 };
 use glob::Pattern;
 
+use crate::filter::Filter;
+
 /// What only this program has.
 #[derive(Args, Debug)]
 pub struct Ctracer {
@@ -34,6 +36,14 @@ pub struct Ctracer {
     /// Follow only bios of this device, as lsblk shows it: 254:0
     #[arg(long, value_name = "MAJ:MIN", value_parser = device)]
     pub dev: Option<u32>,
+    /// Follow only objects with such fields, from the first call at which they have: 'bi_opf & 0xff == 1
+    /// and bi_iter.bi_size >= 65536'
+    #[arg(long, value_name = "FILTER", value_parser = crate::filter::parse)]
+    pub filter: Option<Filter>,
+    /// Show only objects with an error: a call that returned a negative error number, or a status other
+    /// than 0; nothing is printed before the end
+    #[arg(long)]
+    pub errors: bool,
     /// Follow one object in N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub sample: Option<u32>,

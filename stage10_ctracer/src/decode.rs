@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, fmt::Write, rc::Rc};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use libbpf_rs::btf::{Btf, HasSize, types::Struct};
 
 use crate::{model::Change, value::Value};
@@ -23,6 +23,16 @@ pub struct Layout {
     fields: Vec<Field>,
     /// The names of the kernel's functions, by address.
     functions: HashMap<u128, String>,
+}
+
+/// A field that is a whole number: its first byte, and how many there are.
+pub struct Number {
+    /// From the start of the struct.
+    pub offset: usize,
+    /// 1, 2, 4 or 8.
+    pub size: usize,
+    /// Whether it can be negative.
+    pub is_signed: bool,
 }
 
 struct Field {
@@ -84,6 +94,31 @@ impl Layout {
     /// The struct's size in bytes.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// Where a field lies that is a number of 1, 2, 4 or 8 bytes. Fails where there is none of this name,
+    /// or it is something else.
+    pub fn number(&self, name: &str) -> Result<Number> {
+        let field = self.fields.iter().find(|field| field.name == name).with_context(|| {
+            let within = format!("{name}.");
+            let of_it = self.fields.iter().find(|field| field.name.starts_with(&within));
+            let hint = match of_it {
+                Some(field) => format!("it consists of several, like {}", field.name),
+                None => "--json shows all fields of each object's first event".to_owned(),
+            };
+            format!("the struct has no field {name}: {hint}")
+        })?;
+        ensure!(
+            field.offset % 8 == 0 && matches!(field.bits, 8 | 16 | 32 | 64),
+            "{name} has {} bits from bit {} on: only whole numbers of 1, 2, 4 or 8 bytes are compared",
+            field.bits,
+            field.offset
+        );
+        Ok(Number {
+            offset: field.offset / 8,
+            size: field.bits / 8,
+            is_signed: matches!(field.shape, Shape::Signed),
+        })
     }
 
     /// The first byte of a field.

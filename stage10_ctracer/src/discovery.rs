@@ -14,7 +14,7 @@ use glob::Pattern;
 use crate::{
     btf::{Btf, Type},
     cli::Ctracer,
-    model::{Function, Trace},
+    model::{Function, Parameter, Trace},
 };
 
 /// How many integer arguments both calling conventions, x86-64's and arm64's, pass in registers.
@@ -140,44 +140,52 @@ fn candidate(
 ) -> Candidate {
     let positions: Vec<usize> =
         (0..parameters.len()).filter(|&i| parameters[i].1.points_to(name)).collect();
+    let passed = registers(parameters);
     let device = parameters.iter().position(|(_, kind)| kind.points_to("block_device"));
-    let device = device.and_then(|at| self::registers(parameters, &[at]).ok()?.first().copied());
-    let registers = registers(parameters, &positions);
+    let device = device.and_then(|at| passed[at]);
+    let positions = &positions[..positions.len().min(OBJECTS)];
+    let of_object = |&at: &usize| {
+        passed[at].ok_or_else(|| format!("parameter {} is passed on the stack", parameters[at].0))
+    };
+    let others = (0..parameters.len()).filter(|at| !positions.contains(at));
+    let others = others.filter_map(|at| {
+        let (name, kind) = &parameters[at];
+        let name = if name.is_empty() { format!("arg{}", at + 1) } else { (*name).to_owned() };
+        let is_status = kind.name() == "blk_status_t";
+        let register = usize::from(passed[at]?) - 1;
+        Some(Parameter { name, register, kind: kind.scalar(), is_status })
+    });
     let declared: Vec<String> =
         parameters.iter().map(|(name, kind)| kind.declaration() + name).collect();
     let declared = declared.iter().map(|parameter| parameter.trim_end()).collect::<Vec<_>>();
     let result = function.result();
     let prototype = format!("{}{}({})", result.declaration(), function.name(), declared.join(", "));
-    let positions = positions.into_iter().take(OBJECTS);
     Candidate {
         function: Function {
             name: function.name().to_owned(),
             module: module.map(str::to_owned),
             prototype,
             parameters: parameters.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            arguments: positions.filter_map(|position| u8::try_from(position).ok()).collect(),
-            returns: result.returned(),
+            arguments: positions.iter().filter_map(|&at| u8::try_from(at).ok()).collect(),
+            others: others.collect(),
+            returns: result.scalar(),
         },
-        registers,
+        registers: positions.iter().map(of_object).collect(),
         device,
     }
 }
 
-/// The registers in which these parameters are passed. A struct that is passed by value takes two
-/// registers, one, or none.
-fn registers(parameters: &[(&str, Type)], wanted: &[usize]) -> Result<Vec<u8>, String> {
-    let (mut next, mut found) = (1, Vec::new());
-    for (position, (name, kind)) in parameters.iter().enumerate() {
-        let taken = kind.registers().filter(|taken| next + taken <= REGISTERS + 1);
-        if wanted.contains(&position) && found.len() < OBJECTS {
-            if taken.is_none() {
-                return Err(format!("parameter {name} is passed on the stack"));
-            }
-            found.push(next as u8);
-        }
-        next += taken.unwrap_or(0);
-    }
-    Ok(found)
+/// The first register of each parameter, 1 to 6; `None`: it is passed on the stack. A struct that is
+/// passed by value takes two registers, one, or none.
+fn registers(parameters: &[(&str, Type)]) -> Vec<Option<u8>> {
+    let mut next = 1;
+    let place = |(_, kind): &(&str, Type)| {
+        let taken = kind.registers().filter(|taken| next + taken <= REGISTERS + 1)?;
+        let register = next as u8;
+        next += taken;
+        Some(register)
+    };
+    parameters.iter().map(place).collect()
 }
 
 fn unwanted(function: &Function, cli: &Ctracer) -> Option<String> {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 use plain::Plain;
 
-use crate::model::Kind;
+use crate::model::{Kind, Registers};
 
 /// What stands before the object's bytes: `struct event` of `trace.bpf.c`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,6 +23,7 @@ struct Header {
     is_return: u32,
     object: u32,
     readable: u64,
+    registers: Registers,
     comm: [u8; 16],
 }
 
@@ -43,6 +44,8 @@ pub struct Raw {
     pub function: usize,
     /// Entry, or return with its value.
     pub kind: Kind,
+    /// What the registers of the arguments held at the call; of a return, 0.
+    pub registers: Registers,
     /// The first, second, ... object of the call.
     pub object: usize,
     /// The CPU.
@@ -72,6 +75,7 @@ impl Raw {
                 0 => Kind::Entry,
                 _ => Kind::Return { value: header.value },
             },
+            registers: header.registers,
             object: header.object as usize,
             cpu: header.cpu,
             tgid: header.tgid,

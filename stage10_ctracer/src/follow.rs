@@ -7,10 +7,11 @@ use anyhow::{Context, Result};
 use crate::{
     cli::Ctracer,
     decode::Layout,
+    errors::Held,
     events::{Calls, Raw},
     json,
     lives::{Lives, Rules},
-    model::{Event, Kind, Ledger, Trace},
+    model::{Event, Kind, Ledger, Life, Trace},
     summary::Summary,
     text::{HEADING, Text},
 };
@@ -33,6 +34,8 @@ pub struct Follower<'a> {
     trace: Trace,
     /// The memory of those events, in bytes.
     kept: usize,
+    /// What waits for an error.
+    held: Option<Held>,
     /// Which lives have had an event with all fields.
     described: Vec<bool>,
     out: BufWriter<StdoutLock<'static>>,
@@ -55,6 +58,7 @@ impl<'a> Follower<'a> {
             writeln!(out, "{HEADING}")?;
         }
         out.flush().context("stdout")?;
+        let held = cli.errors.then(|| Held::new(layout, rules, &trace));
         Ok(Follower {
             cli,
             layout,
@@ -65,6 +69,7 @@ impl<'a> Follower<'a> {
             summary: Summary::default(),
             trace,
             kept: 0,
+            held,
             described: Vec::new(),
             out,
         })
@@ -76,7 +81,13 @@ impl<'a> Follower<'a> {
     }
 
     fn has_no_memory(&self) -> bool {
-        self.kept + self.lives.memory() + self.summary.memory() >= self.cli.memory
+        self.kept + self.held() + self.lives.memory() + self.summary.memory() >= self.cli.memory
+    }
+
+    /// The memory of what waits for an error, and of all lives until then.
+    fn held(&self) -> usize {
+        let lives = self.trace.lives.len() * size_of::<Life>();
+        self.held.as_ref().map_or(0, |held| held.memory + lives)
     }
 
     /// Takes events in the order of their times.
@@ -117,13 +128,35 @@ impl<'a> Follower<'a> {
             kind: raw.kind,
             argument: argument.unwrap_or(0),
             address: raw.address,
+            registers: raw.registers,
             life,
             depth,
             readable: !bytes.is_empty(),
             bytes,
             changes,
         };
+        if let Some(held) = &mut self.held {
+            held.add(&self.trace, event, began, |life| self.lives.is_last(&self.trace.lives, life));
+            return Ok(());
+        }
         self.pass_on(event, began)
+    }
+
+    /// Passes on what has waited, now that it is known which lives have an error.
+    fn release(&mut self, mut held: Held) -> std::io::Result<()> {
+        let (events, lives, others) = held.take(&std::mem::take(&mut self.trace.lives));
+        self.summary.without_error = Some(others);
+        for (event, began) in events {
+            // Each life comes with its first event, as it does without --errors.
+            let known = self.trace.lives.len();
+            self.trace.lives.extend_from_slice(lives.get(known..=event.life).unwrap_or_default());
+            if self.summary.events() < self.cli.max_events {
+                self.pass_on(event, began)?;
+            } else {
+                self.summary.beyond += 1;
+            }
+        }
+        Ok(())
     }
 
     /// The life and the depth of an event, and for a return, when the call began. `None`: the return
@@ -172,7 +205,11 @@ impl<'a> Follower<'a> {
     /// Prints what is left: lives and ledger, or the summary.
     pub fn finish(mut self, ledger: Ledger) -> Result<Trace> {
         self.trace.ledger = ledger;
-        if self.has_no_memory() {
+        let has_no_memory = self.has_no_memory();
+        if let Some(held) = self.held.take() {
+            self.release(held).context("stdout")?;
+        }
+        if has_no_memory {
             let megabytes = self.cli.memory / 1_000_000;
             eprintln!("stage10: the trace has ended, since it takes {megabytes} MB (--memory)");
         }

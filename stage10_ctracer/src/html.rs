@@ -50,9 +50,10 @@ fn data(trace: &Trace, layout: &Layout) -> Value {
     let since = |time: u64| time.saturating_sub(start);
     let (mut strings, mut names, mut threads) =
         (Texts::default(), Texts::default(), Texts::default());
-    // By the event's position, as text: its fields, its changes, its return value, both as pairs of
-    // a name's and a value's position.
-    let (mut fields, mut changes, mut values) = (Map::new(), Map::new(), Map::new());
+    // By the event's position, as text: its fields, its changes and its other arguments, each as pairs
+    // of a name's and a value's position; its return value.
+    let (mut fields, mut changes) = (Map::new(), Map::new());
+    let (mut arguments, mut values) = (Map::new(), Map::new());
     let mut thread_of = Vec::with_capacity(trace.events.len());
     let mut is_known = vec![false; trace.lives.len()];
     for (index, event) in trace.events.iter().enumerate() {
@@ -70,10 +71,17 @@ fn data(trace: &Trace, layout: &Layout) -> Value {
                 .flat_map(|c| [names.position(&c.field), strings.position(&c.after.to_string())]);
             changes.insert(index.to_string(), pairs.collect());
         }
+        let function = &trace.functions[event.function];
         if let Kind::Return { value } = event.kind
-            && let Some(value) = trace.functions[event.function].returns.text(value)
+            && let Some(value) = function.returns.text(value)
         {
             values.insert(index.to_string(), value.into());
+        }
+        let others = function.others(event);
+        if !others.is_empty() {
+            let pairs =
+                others.iter().flat_map(|(o, v)| [names.position(&o.name), strings.position(v)]);
+            arguments.insert(index.to_string(), pairs.collect());
         }
     }
     let column = |of: &dyn Fn(&Event) -> u64| -> Value { trace.events.iter().map(of).collect() };
@@ -107,6 +115,7 @@ fn data(trace: &Trace, layout: &Layout) -> Value {
         },
         "fields": fields,
         "changes": changes,
+        "arguments": arguments,
         "values": values,
         "calls": {
             "begin": calls.calls.iter().map(|call| since(call.begin)).collect::<Vec<_>>(),

@@ -2,7 +2,9 @@
 //!
 //! `trace` comes first: the struct, the kernel's release, the functions. Each `event` follows with
 //! its time, task, function and object; the first event of a life has all `fields`, the others have
-//! the `changes`. A return has its `value`, and where that is an error, its name as `errno`. At the end come a `life` for each object and the `ledger`. Times are in ns.
+//! the `changes`. A call has its other `arguments`; a return has its `value`, and where that is an
+//! error, its name as `errno`. At the end come a `life` for each object and the `ledger`. Times are in
+//! ns.
 
 use std::io::Write;
 
@@ -13,7 +15,7 @@ use serde_json::{Map, Value, json};
 use crate::calls::Calls;
 use crate::{
     decode::Layout,
-    model::{Event, Kind, Ledger, Life, Link, Trace},
+    model::{Event, Kind, Ledger, Life, Link, Parameter, Trace},
 };
 
 /// Writes a whole trace, as the program does event by event.
@@ -86,7 +88,14 @@ pub fn event_line(
         "depth": event.depth,
     });
     match event.kind {
-        Kind::Entry => line["kind"] = "entry".into(),
+        Kind::Entry => {
+            line["kind"] = "entry".into();
+            let value = |other: &Parameter| other.kind.value(event.registers[other.register]);
+            let others = function.others.iter();
+            let others =
+                others.filter_map(|other| Some((other.name.clone(), value(other)?.json())));
+            line["arguments"] = others.collect::<Map<_, _>>().into();
+        }
         Kind::Return { value } => {
             line["kind"] = "return".into();
             if let Some(returned) = function.returns.value(value) {

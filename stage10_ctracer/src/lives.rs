@@ -47,6 +47,11 @@ impl Rules {
         self.begins.contains(&function)
     }
 
+    /// Whether a function completes an object of this type.
+    pub fn completes(&self, function: &str) -> bool {
+        self.completes.contains(&function)
+    }
+
     /// Whether they tell the first event of a life.
     pub fn tell_the_first_event(&self) -> bool {
         !self.starts.is_empty()
@@ -321,6 +326,11 @@ impl Lives {
     pub fn memory(&self) -> usize {
         // Lives are in the trace while nothing happens to them.
         self.held + self.current.len() * size_of::<(u64, Current)>()
+    }
+
+    /// Whether this is the last of `lives` at its address so far.
+    pub fn is_last(&self, lives: &[Life], life: usize) -> bool {
+        self.current.get(&lives[life].address).is_some_and(|current| current.life == life)
     }
 
     /// Whether the object of this life is still at its address.

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use common::{Cli, Session};
-use libbpf_rs::{MapCore, MapFlags, btf::Btf};
+use libbpf_rs::btf::Btf;
 
 mod attach;
 mod btf;
@@ -18,7 +18,9 @@ mod cli;
 mod decode;
 mod discovery;
 mod errno;
+mod errors;
 mod events;
+mod filter;
 mod folded;
 mod follow;
 mod html;
@@ -71,13 +73,18 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     constants.by_life = rules.tell_the_first_event();
     let made_at = rules.made.and_then(|field| layout.position(field));
     constants.made_at = made_at.unwrap_or(0) as u32;
+    let comparisons = match &cli.filter {
+        Some(filter) => filter.resolve(&layout)?,
+        None => Vec::new(),
+    };
+    constants.comparisons = comparisons.len() as u32;
+    constants.filter[..comparisons.len()].copy_from_slice(&comparisons);
     tier.prepare(&mut open);
     let mut skel = session.load(open)?;
 
     let cookies = attach::cookies(&found.functions, rules);
-    for (traceable, cookie) in found.functions.iter().zip(&cookies) {
-        let address = traceable.address.to_ne_bytes();
-        skel.maps.functions.update(&address, &cookie.to_ne_bytes(), MapFlags::ANY)?;
+    if tier == Tier::Single {
+        attach::fill(&skel.maps.functions, &found.functions, &cookies)?;
     }
     let _runs = attach::count_runs()?;
     let attached = Attached::attach(tier, &skel.progs, &found.functions, &cookies, session)?;

@@ -1,6 +1,6 @@
 //! A trace: what the kernel did to the objects of one struct type. The outputs read nothing else.
 
-use crate::value::{Returns, Value};
+use crate::value::{Scalar, Value};
 
 /// A function of the kernel that takes a pointer to the struct.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,9 +15,27 @@ pub struct Function {
     pub parameters: Vec<String>,
     /// Which of its parameters point to the struct; 0 is the first one.
     pub arguments: Vec<u8>,
+    /// Its other parameters, those that are passed in a register.
+    pub others: Vec<Parameter>,
     /// What it returns.
-    pub returns: Returns,
+    pub returns: Scalar,
 }
+
+/// A parameter that is none of a function's objects.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parameter {
+    /// Its name.
+    pub name: String,
+    /// Its register; 0 is the first one.
+    pub register: usize,
+    /// What the register holds.
+    pub kind: Scalar,
+    /// It says how a piece of work has ended: 0 for well (`blk_status_t`).
+    pub is_status: bool,
+}
+
+/// The registers of a call's arguments.
+pub type Registers = [u64; 6];
 
 /// What happened to a function.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,6 +86,8 @@ pub struct Event {
     pub life: usize,
     /// How many traced calls of the same thread this one lies in.
     pub depth: u32,
+    /// What the registers of the arguments held at the call; of a return, 0.
+    pub registers: Registers,
     /// Whether the object could be read.
     pub readable: bool,
     /// The object's bytes. In a [`Trace`], only a life's first ones are kept.
@@ -136,7 +156,7 @@ pub struct Ledger {
     /// Not recorded: the kernel had no room to remember the call until its return, or another
     /// probe was running on the CPU.
     pub instances: u64,
-    /// Not recorded: `--pid`, `--dev` or `--sample` leaves the object out.
+    /// Not recorded: `--pid`, `--dev`, `--sample` or `--filter` leaves the object out.
     pub filtered: u64,
     /// Not recorded: the pointer was NULL.
     pub null: u64,
@@ -164,4 +184,13 @@ pub struct Trace {
     pub events: Vec<Event>,
     /// Where every hit went.
     pub ledger: Ledger,
+}
+
+impl Function {
+    /// The arguments of a call that are no objects, as people read them; of a return, none.
+    pub fn others(&self, event: &Event) -> Vec<(&Parameter, String)> {
+        let others = self.others.iter().filter(|_| event.kind == Kind::Entry);
+        let value = |other: &Parameter| other.kind.text(event.registers[other.register]);
+        others.filter_map(|other| Some((other, value(other)?))).collect()
+    }
 }

@@ -312,6 +312,8 @@ fn details(
     {
         values.push(("return value".to_owned(), value));
     }
+    let others = trace.functions[first.function].others(first);
+    values.extend(others.into_iter().map(|(other, value)| (other.name.clone(), value)));
     let Some(life) = life else {
         if first.kind == Kind::Entry {
             values.push((trace.type_name.clone(), hex(first.address)));

@@ -18,6 +18,8 @@ pub struct Summary {
     pub beyond: u64,
     /// It was `--memory`.
     pub no_memory: bool,
+    /// With `--errors`: how many lives had none.
+    pub without_error: Option<usize>,
     /// The function that each life was passed to last, and when.
     last: HashMap<usize, (usize, u64)>,
     /// Function to function: ns.
@@ -63,6 +65,9 @@ impl Summary {
             writeln!(w, "{:>10} more events, not shown ({bound})", self.beyond)?;
         }
         writeln!(w, "{lives:>10} objects (struct {}), {ended} of them ended", trace.type_name)?;
+        if let Some(others) = self.without_error {
+            writeln!(w, "{others:>10} objects without an error, not shown (--errors)")?;
+        }
         writeln!(w, "{open:>10} calls in flight")?;
         print_ledger(w, &trace.ledger)?;
         self.print_slowest(w, trace)?;
@@ -127,7 +132,7 @@ fn print_ledger(w: &mut dyn Write, ledger: &Ledger) -> io::Result<()> {
         (ledger.lost, "lost (ring buffer or table of open calls full)"),
         (ledger.recursion, "missed (another BPF program was running on the CPU)"),
         (ledger.instances, "missed (no room to remember the call, or inside another probe)"),
-        (ledger.filtered, "filtered (--pid, --dev, --sample)"),
+        (ledger.filtered, "filtered (--pid, --dev, --sample, --filter)"),
         (ledger.null, "without an object (NULL)"),
         (ledger.unmatched, "returns of calls that were not recorded"),
         (ledger.outside, "before the start or after the end"),

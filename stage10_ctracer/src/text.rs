@@ -78,6 +78,15 @@ impl Text {
             note(&introduction(trace, self.lives));
             self.lives += 1;
         }
+        let others = match function.arguments.first() == Some(&event.argument) {
+            true => function.others(event),
+            false => Vec::new(),
+        };
+        if !others.is_empty() {
+            let others: Vec<String> =
+                others.iter().map(|(other, value)| format!("{} = {value}", other.name)).collect();
+            note(&format!("with {}", others.join(", ")));
+        }
         let which = match function.arguments.len() {
             0 | 1 => String::new(),
             _ => format!("#{} ", event.life),
@@ -155,11 +164,11 @@ mod tests {
     use super::*;
     use crate::{
         model::Change,
-        value::{Returns, Value},
+        value::{Scalar, Value},
     };
 
     fn trace() -> Trace {
-        let function = |name: &str, returns: Returns| Function {
+        let function = |name: &str, returns: Scalar| Function {
             name: name.to_owned(),
             prototype: format!("int {name}(struct bio *bio)"),
             arguments: vec![0],
@@ -169,8 +178,8 @@ mod tests {
         Trace {
             type_name: "bio".to_owned(),
             functions: vec![
-                function("submit_bio", Returns::Nothing),
-                function("bio_put", Returns::Signed(32)),
+                function("submit_bio", Scalar::Nothing),
+                function("bio_put", Scalar::Signed(32)),
             ],
             lives: vec![Life { address: 0xff00, ..Life::default() }],
             ..Trace::default()
@@ -188,6 +197,7 @@ mod tests {
             kind,
             argument: 0,
             address: 0xff00,
+            registers: [0; 6],
             life: 0,
             depth,
             readable: false,

@@ -7,8 +7,11 @@
 
 #define BPF_MAP_TYPE_RINGBUF 27
 #define BPF_RB_NO_WAKEUP 1
-#define LEVELS 8
+#define PLACES 65536 /* of a table: a power of two */
+#define PROBES 8 /* so many places are tried, one after the other */
+#define REGISTERS 6 /* of arguments */
 #define OBJECTS 3 /* of a call, at most so many are recorded */
+#define COMPARISONS 4
 #define MAX_ERRNO 4095
 /* In a cookie: what the function does to its first object. lives.rs has the same rules. */
 #define BEGINS (1UL << 31) /* initialises it: always a new life */
@@ -26,6 +29,14 @@
 const volatile u64 object_size; /* bytes of the struct */
 const volatile bool by_address; /* the cookie is in the map `functions`, by the function's address */
 const volatile u32 pid, pid_namespace, dev, sample; /* 0: no such filter */
+/* A field compared with a number, by --filter. */
+struct comparison {
+	u64 mask, value;
+	u32 offset, size, is_signed;
+	u32 operator; /* holds where the field is 1: less, 2: equal, 4: greater */
+};
+const volatile struct comparison filter[COMPARISONS];
+const volatile u32 comparisons;
 const volatile bool by_life; /* the rules of this type tell the first event of a life */
 const volatile u32 made_at; /* where an object says when it was made; 0: it does not */
 u64 recording; /* 0: before the trace begins, and after its end */
@@ -34,12 +45,19 @@ struct event {
 	u64 time, address, value, stack;
 	u32 function, cpu, tgid, tid;
 	u32 is_return, object;
-	u64 readable;
+	u64 readable, registers[REGISTERS]; /* of the arguments, at a call */
 	char comm[16];
 	u8 bytes[];
 };
 
+/* A function to trace, where its address has to be looked up. */
+struct function {
+	u64 address, cookie;
+};
+
+/* A call that has not returned. */
 struct call {
+	u64 key; /* the stack pointer, and in the lowest bits a number, see remember(); 0: none */
 	u64 cookie, objects[OBJECTS]; /* those that the filters let through */
 	u64 ends; /* the object whose life ends with this call, where a filter wants to know */
 };
@@ -49,7 +67,7 @@ struct life {
 	u64 state;
 	u64 made, before; /* when it was made, and the one before at this address; 0: not known */
 };
-enum { DECIDED = 1, WANTED = 2, SEEN = 4, COMPLETING = 8, COMPLETED = 16, FREED = 32 };
+enum { DECIDED = 1, WANTED = 2, SEEN = 4, COMPLETING = 8, COMPLETED = 16, FREED = 32, MATCHED = 64 };
 
 struct counts {
 	u64 runs, entries, returns, lost, objects_lost, filtered, null, unmatched, outside, decided;
@@ -63,8 +81,10 @@ struct counts {
 		__type(value, value_type);                                                                   \
 	} name SEC(".maps")
 
-MAP(functions, HASH, 16384, u64, u64); /* address to cookie */
-MAP(calls, HASH, 65536, u64, struct call); /* not returned yet; see place_of_call() */
+/* Two hash tables in arrays, see place(). A map of type HASH costs a call, some 200 instructions, for
+ * each look; these are looked at twice in every call. */
+MAP(functions, ARRAY, PLACES, u32, struct function);
+MAP(calls, ARRAY, PLACES, u32, struct call);
 MAP(lives, LRU_HASH, 65536, u64, struct life); /* by the object's address */
 MAP(counters, PERCPU_ARRAY, 1, u32, struct counts);
 struct {
@@ -100,7 +120,28 @@ static __always_inline u64 decide(u64 cookie)
 	return !counts || counts->decided++ % sample ? DECIDED : DECIDED | WANTED;
 }
 
-/* Whether --pid and --sample let an object through that is passed to a function. */
+/* Whether all comparisons of --filter hold. */
+static __always_inline bool matches(u64 object)
+{
+	for (u32 i = 0; i < COMPARISONS && i < comparisons; i++) {
+		u32 size = filter[i].size, unused = 64 - 8 * size;
+		u64 value = 0, other = filter[i].value;
+		bool is_less;
+
+		if (size > sizeof(value) ||
+		    bpf_probe_read_kernel(&value, size, (void *)object + filter[i].offset))
+			return false;
+		if (filter[i].is_signed)
+			value = (s64)(value << unused) >> unused;
+		value &= filter[i].mask;
+		is_less = filter[i].is_signed ? (s64)value < (s64)other : value < other;
+		if (!(filter[i].operator >> (is_less ? 0 : value == other ? 1 : 2) & 1))
+			return false;
+	}
+	return true;
+}
+
+/* Whether --pid, --sample and --filter let an object through that is passed to a function. */
 __noinline u32 is_followed(u64 object, u64 cookie, u32 first)
 {
 	struct life *life = bpf_map_lookup_elem(&lives, &object), unknown = {};
@@ -129,8 +170,13 @@ __noinline u32 is_followed(u64 object, u64 cookie, u32 first)
 		state |= SEEN;
 	if (first && cookie & (COMPLETES | FREES))
 		state |= COMPLETING;
+	/* Fields are set and changed in the course of a life: from the first match on, all of it. */
+	if (!by_life)
+		state &= ~MATCHED;
+	if (state & WANTED && !(state & MATCHED) && matches(object))
+		state |= MATCHED;
 	life->state = state;
-	return state & WANTED;
+	return (state & (WANTED | MATCHED)) == (WANTED | MATCHED);
 }
 
 /* The device of a bio. A function that initialises it gets that as an argument. */
@@ -144,8 +190,8 @@ static __always_inline u32 device_of(u64 object, u64 given, bool is_given)
 }
 
 /* Writes one event for each object of the call; false where the ring buffer has no room for any. */
-static __always_inline bool record(const struct call *call, u64 stack, u32 is_return, u64 value,
-				   struct counts *counts)
+static __always_inline bool record(const struct call *call, const u64 *registers, u32 is_return,
+				   u64 value, struct counts *counts)
 {
 	u64 time = bpf_ktime_get_ns(), task = bpf_get_current_pid_tgid();
 	bool written = false;
@@ -161,13 +207,15 @@ static __always_inline bool record(const struct call *call, u64 stack, u32 is_re
 		*event = (struct event){ time,
 					 call->objects[i],
 					 value,
-					 stack,
+					 call->key,
 					 call->cookie & 0xffffff,
 					 bpf_get_smp_processor_id(),
 					 task >> 32,
 					 task,
 					 is_return,
 					 i };
+		for (u32 n = 0; n < REGISTERS && !is_return; n++)
+			event->registers[n] = registers[n + 1];
 		bpf_get_current_comm(event->comm, sizeof(event->comm));
 		event->readable = !bpf_probe_read_kernel(event->bytes, object_size, (void *)event->address);
 		bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
@@ -176,52 +224,78 @@ static __always_inline bool record(const struct call *call, u64 stack, u32 is_re
 	return written;
 }
 
+/* Where a table has an entry: here, or at one of the next places. attach.rs has the same. */
+static __always_inline u32 place(u64 key, u32 probe)
+{
+	return ((u32)(key * 0x9e3779b97f4a7c15 >> 48) + probe) % PLACES;
+}
+
 static __always_inline u64 cookie_of(struct pt_regs *ctx)
 {
-	u64 address, *cookie;
-
 	if (!by_address)
 		return bpf_get_attach_cookie(ctx);
-	address = bpf_get_func_ip(ctx);
-	cookie = bpf_map_lookup_elem(&functions, &address);
-	return cookie ? *cookie : 0;
+	u64 address = bpf_get_func_ip(ctx);
+	for (u32 i = 0; i < PROBES; i++) {
+		u32 at = place(address, i);
+		struct function *function = bpf_map_lookup_elem(&functions, &at);
+		if (function && function->address == address)
+			return function->cookie;
+	}
+	return 0;
 }
 
 /* Remembers a call by its stack pointer. A function that ends by jumping to another one (a tail call)
- * shares the stack pointer with it: the lowest bits, which are 0 in a stack pointer, tell them apart.
- * Returns the key, or 0 where the map is full. */
-static __always_inline u64 remember(u64 stack, const struct call *call)
+ * shares the stack pointer with it: the lowest bits, which are 0 in a stack pointer, number them.
+ * Returns NULL where the table is full. */
+static __always_inline struct call *remember(u64 stack, const struct call *new)
 {
-	u64 key = stack;
+	u64 number = 0;
 
-	for (u32 level = 0; level < LEVELS; level++) {
-		key = stack | level;
-		if (!bpf_map_update_elem(&calls, &key, call, BPF_NOEXIST))
-			return key;
-	}
-	/* Calls whose return was missed, or the map is full. */
-	return bpf_map_update_elem(&calls, &key, call, BPF_EXIST) ? 0 : key;
-}
-
-/* Finds the call that returns: of those that share the stack pointer, the last one began last. */
-static __always_inline u64 recall(u64 stack, u64 cookie)
-{
-	u64 found = 0;
-
-	for (u32 level = 0; level < LEVELS; level++) {
-		u64 key = stack | level;
-		struct call *call = bpf_map_lookup_elem(&calls, &key);
+	for (u32 i = 0; i < PROBES; i++) {
+		u32 at = place(stack, i);
+		struct call *call = bpf_map_lookup_elem(&calls, &at);
 		if (!call)
 			break;
-		if (call->cookie == cookie)
-			found = key;
+		u64 key = call->key;
+		bool is_same = (key & ~7UL) == stack;
+		/* The same function at the same stack pointer: the return of that call was missed. */
+		if (is_same && call->cookie == new->cookie)
+			key = call->key = stack | number;
+		else if (!key && !__sync_val_compare_and_swap(&call->key, 0, stack | number))
+			key = stack | number;
+		else {
+			number += is_same;
+			continue;
+		}
+		call->cookie = new->cookie;
+		__builtin_memcpy(call->objects, new->objects, sizeof(call->objects));
+		call->ends = new->ends;
+		return call;
 	}
-	return found;
+	return NULL;
 }
 
-static __always_inline u64 call_begins(struct pt_regs *ctx, struct counts *counts)
+/* Finds the call that returns. */
+static __always_inline struct call *recall(u64 stack, u64 cookie)
 {
-	u64 registers[8] = { 0,
+	for (u32 i = 0; i < PROBES; i++) {
+		u32 at = place(stack, i);
+		struct call *call = bpf_map_lookup_elem(&calls, &at);
+		if (call && (call->key & ~7UL) == stack && call->cookie == cookie)
+			return call;
+	}
+	return NULL;
+}
+
+/* Its place is free for another one. */
+static __always_inline void forget(struct call *call)
+{
+	__sync_lock_test_and_set(&call->key, 0);
+}
+
+static __always_inline struct call *call_begins(struct pt_regs *ctx, struct counts *counts)
+{
+	u64 registers[REGISTERS + 2] = { 0,
 			     PT_REGS_PARM1(ctx),
 			     PT_REGS_PARM2(ctx),
 			     PT_REGS_PARM3(ctx),
@@ -229,8 +303,9 @@ static __always_inline u64 call_begins(struct pt_regs *ctx, struct counts *count
 			     PT_REGS_PARM5(ctx),
 			     PT_REGS_PARM6(ctx) };
 	struct call call = { .cookie = cookie_of(ctx) };
-	u64 key, device = registers[call.cookie >> 44 & 7];
-	bool by_history = pid || sample > 1, any = false, wanted = false;
+	u64 device = registers[call.cookie >> 44 & 7];
+	struct call *remembered;
+	bool by_history = pid || sample > 1 || comparisons, any = false, wanted = false;
 
 	for (u32 i = 0; i < OBJECTS; i++) {
 		u64 object = registers[call.cookie >> (32 + 4 * i) & 7];
@@ -249,17 +324,18 @@ static __always_inline u64 call_begins(struct pt_regs *ctx, struct counts *count
 	counts->null += !any;
 	counts->filtered += any && !wanted;
 	if (!wanted && !call.ends)
-		return 0;
-	key = remember(PT_REGS_SP(ctx), &call);
-	if (key && !wanted)
-		return key; /* its return ends a life, and is not recorded either */
-	if (key && record(&call, key, false, 0, counts)) {
+		return NULL;
+	remembered = remember(PT_REGS_SP(ctx), &call);
+	if (remembered && !wanted)
+		return remembered; /* its return ends a life, and is not recorded either */
+	if (remembered && record(remembered, registers, false, 0, counts)) {
 		counts->entries++;
-		return key;
+		return remembered;
 	}
 	counts->lost += wanted;
-	bpf_map_delete_elem(&calls, &key);
-	return 0;
+	if (remembered)
+		forget(remembered);
+	return NULL;
 }
 
 /* A call that ends a life has returned: what comes next at this address may be another object. */
@@ -272,19 +348,19 @@ static __always_inline void ends(const struct call *call)
 		life->state |= call->cookie & FREES ? FREED : COMPLETED;
 }
 
-static __always_inline void call_returns(struct pt_regs *ctx, u64 key, struct counts *counts)
+static __always_inline void call_returns(struct pt_regs *ctx, struct call *call, struct counts *counts)
 {
-	struct call *call = bpf_map_lookup_elem(&calls, &key);
-
 	if (!call || !(call->objects[0] | call->objects[1] | call->objects[2]))
 		counts->unmatched++;
-	else if (record(call, key, true, PT_REGS_RC(ctx), counts))
+	else if (record(call, NULL, true, PT_REGS_RC(ctx), counts))
 		counts->returns++;
 	else
 		counts->lost++;
-	if (call && call->ends)
+	if (!call)
+		return;
+	if (call->ends)
 		ends(call);
-	bpf_map_delete_elem(&calls, &key);
+	forget(call);
 }
 
 /* The counters of this CPU, where the trace has begun. */
@@ -319,7 +395,8 @@ int leave(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Entry and return in one program. The kernel keeps a word for each call from the one to the other. */
+/* Entry and return in one program. The kernel keeps a word for each call from the one to the other: the
+ * stack pointer, which may be another one at the return, or 0 where there is nothing to find. */
 extern bool bpf_session_is_return(void *ctx) __ksym __weak;
 extern u64 *bpf_session_cookie(void *ctx) __ksym __weak;
 SEC("kprobe.session")
@@ -329,9 +406,9 @@ int session(struct pt_regs *ctx)
 	u64 *key = bpf_session_cookie(ctx);
 
 	if (!bpf_session_is_return(ctx))
-		*key = counts ? call_begins(ctx, counts) : 0;
+		*key = counts && call_begins(ctx, counts) ? PT_REGS_SP(ctx) : 0;
 	else if (counts)
-		call_returns(ctx, *key, counts);
+		call_returns(ctx, *key ? recall(*key, cookie_of(ctx)) : NULL, counts);
 	return 0;
 }
 

@@ -44,10 +44,10 @@ impl fmt::Display for Value {
 /// The largest error number: the addresses of the last page are none.
 const MAX_ERRNO: i64 = 4095;
 
-/// What a function returns, by the kernel's description of it. The register of the value holds
-/// anything beyond the type's width.
+/// What a register holds, an argument or a result, by the kernel's description of its type. Beyond the
+/// type's width, it holds anything.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Returns {
+pub enum Scalar {
     /// `void`.
     #[default]
     Nothing,
@@ -62,35 +62,35 @@ pub enum Returns {
     /// An enum of so many bits, and its constants.
     Enum(u32, HashMap<i128, String>),
     /// A struct in registers, of which one is seen: that register.
-    Register,
+    Raw,
 }
 
-impl Returns {
+impl Scalar {
     /// The value; `None` where there is none.
     pub fn value(&self, register: u64) -> Option<Value> {
         Some(match self {
-            Returns::Nothing => return None,
-            Returns::Bool => Value::Bool(register & 0xff != 0),
-            Returns::Unsigned(bits) => Value::Number(unsigned(register, *bits).into()),
-            Returns::Signed(bits) => Value::Number(signed(register, *bits).into()),
-            Returns::Enum(bits, names) => {
+            Scalar::Nothing => return None,
+            Scalar::Bool => Value::Bool(register & 0xff != 0),
+            Scalar::Unsigned(bits) => Value::Number(unsigned(register, *bits).into()),
+            Scalar::Signed(bits) => Value::Number(signed(register, *bits).into()),
+            Scalar::Enum(bits, names) => {
                 let (plus, minus) = (unsigned(register, *bits), signed(register, *bits));
                 let name = names.get(&plus.into()).or_else(|| names.get(&minus.into()));
                 Value::Text(name.cloned().unwrap_or_else(|| minus.to_string()))
             }
-            Returns::Pointer => Value::Text(match self.error(register) {
+            Scalar::Pointer => Value::Text(match self.error(register) {
                 Some(name) => format!("-{name}"),
                 None => format!("{register:#x}"),
             }),
-            Returns::Register => Value::Text(format!("{register:#x}")),
+            Scalar::Raw => Value::Text(format!("{register:#x}")),
         })
     }
 
     /// The name of the error that a pointer or a negative integer stands for: `EINVAL`.
     pub fn error(&self, register: u64) -> Option<&'static str> {
         let number = match self {
-            Returns::Signed(bits) => signed(register, *bits),
-            Returns::Pointer => signed(register, 64),
+            Scalar::Signed(bits) => signed(register, *bits),
+            Scalar::Pointer => signed(register, 64),
             _ => return None,
         };
         errno::name((-MAX_ERRNO..0).contains(&number).then(|| number.unsigned_abs())?)
@@ -122,41 +122,41 @@ mod tests {
     #[test]
     fn a_value_has_the_width_of_its_type() {
         let cases = [
-            (Returns::Nothing, 7, None),
-            (Returns::Bool, 0x1001, Some("true")),
-            (Returns::Bool, 0xff00, Some("false")),
-            (Returns::Signed(32), 0xffff_ffea, Some("-EINVAL")),
-            (Returns::Signed(32), 0x7_0000_0005, Some("5")),
-            (Returns::Signed(32), 0x8000_0000, Some("-2147483648")),
-            (Returns::Signed(64), -11_i64 as u64, Some("-EAGAIN")),
-            (Returns::Signed(64), 0xffff_ffea, Some("4294967274")),
-            (Returns::Signed(8), 0xfe, Some("-ENOENT")),
-            (Returns::Unsigned(32), 0xffff_ffff_ffff_ffea, Some("4294967274")),
-            (Returns::Unsigned(8), 0x1ff, Some("255")),
-            (Returns::Unsigned(64), u64::MAX, Some("18446744073709551615")),
-            (Returns::Pointer, 0, Some("0x0")),
-            (Returns::Pointer, -2_i64 as u64, Some("-ENOENT")),
-            (Returns::Pointer, 0xffff_8880_0000_1000, Some("0xffff888000001000")),
-            (Returns::Pointer, -4096_i64 as u64, Some("0xfffffffffffff000")),
-            (Returns::Register, 0x10, Some("0x10")),
+            (Scalar::Nothing, 7, None),
+            (Scalar::Bool, 0x1001, Some("true")),
+            (Scalar::Bool, 0xff00, Some("false")),
+            (Scalar::Signed(32), 0xffff_ffea, Some("-EINVAL")),
+            (Scalar::Signed(32), 0x7_0000_0005, Some("5")),
+            (Scalar::Signed(32), 0x8000_0000, Some("-2147483648")),
+            (Scalar::Signed(64), -11_i64 as u64, Some("-EAGAIN")),
+            (Scalar::Signed(64), 0xffff_ffea, Some("4294967274")),
+            (Scalar::Signed(8), 0xfe, Some("-ENOENT")),
+            (Scalar::Unsigned(32), 0xffff_ffff_ffff_ffea, Some("4294967274")),
+            (Scalar::Unsigned(8), 0x1ff, Some("255")),
+            (Scalar::Unsigned(64), u64::MAX, Some("18446744073709551615")),
+            (Scalar::Pointer, 0, Some("0x0")),
+            (Scalar::Pointer, -2_i64 as u64, Some("-ENOENT")),
+            (Scalar::Pointer, 0xffff_8880_0000_1000, Some("0xffff888000001000")),
+            (Scalar::Pointer, -4096_i64 as u64, Some("0xfffffffffffff000")),
+            (Scalar::Raw, 0x10, Some("0x10")),
         ];
         for (returns, register, expected) in cases {
             assert_eq!(returns.text(register).as_deref(), expected, "{returns:?} {register:#x}");
         }
         let names = HashMap::from([(0, "RQ_END_IO_NONE".to_owned()), (-1, "BAD".to_owned())]);
-        let returns = Returns::Enum(32, names);
+        let returns = Scalar::Enum(32, names);
         let texts = [0xdead_0000_0000, 0xffff_ffff, 7].map(|value| returns.text(value).unwrap());
         assert_eq!(texts, ["RQ_END_IO_NONE", "BAD", "7"]);
     }
 
     #[test]
     fn a_value_has_the_json_type_of_its_type() {
-        let json = |returns: &Returns, register| returns.value(register).unwrap().json();
-        assert_eq!(json(&Returns::Signed(32), 0xffff_ffea), -22);
-        assert_eq!(json(&Returns::Unsigned(64), u64::MAX), u64::MAX);
-        assert_eq!(json(&Returns::Bool, 1), true);
-        assert_eq!(json(&Returns::Pointer, -2_i64 as u64), "-ENOENT");
-        assert_eq!(Returns::Signed(32).error(0xffff_ffea), Some("EINVAL"));
+        let json = |returns: &Scalar, register| returns.value(register).unwrap().json();
+        assert_eq!(json(&Scalar::Signed(32), 0xffff_ffea), -22);
+        assert_eq!(json(&Scalar::Unsigned(64), u64::MAX), u64::MAX);
+        assert_eq!(json(&Scalar::Bool, 1), true);
+        assert_eq!(json(&Scalar::Pointer, -2_i64 as u64), "-ENOENT");
+        assert_eq!(Scalar::Signed(32).error(0xffff_ffea), Some("EINVAL"));
         assert_eq!(Value::Text("true".to_owned()).json(), "true");
         assert_eq!(Value::Text("12345".to_owned()).json(), "12345");
     }

@@ -111,6 +111,12 @@ function filter() {
 
 let shallowest = new Map(), steps = [], past = new Map(), view = [0, 1];
 
+/** The arguments of a call that are no objects: `name=value`. */
+function others(event) {
+  const pairs = data.arguments[event] ?? [];
+  return pairs.flatMap((name, i) => i % 2 ? [] : [`${names[name]}=${strings[pairs[i + 1]]}`]);
+}
+
 const hops = list($("calls"), (event, i) => {
   const life = picked, call = events.call[event], isReturn = events.isReturn[event];
   const [name, prototype, parameters] = functions[events.function[event]];
@@ -118,7 +124,7 @@ const hops = list($("calls"), (event, i) => {
   const parameter = parameters[events.argument[event]] || `argument ${events.argument[event] + 1}`;
   const text = isReturn
     ? `} ${name}${data.values[event] === undefined ? "" : ` = ${data.values[event]}`}`
-    : `${name}(${parameter}) {`;
+    : `${name}(${[parameter, ...others(event)].join(", ")}) {`;
   const line = make("span", { title: prototype }, "  ".repeat(events.depth[event] - shallowest.get(events.thread[event])) + text);
   line.style.whiteSpace = "pre";
   if (!events.readable[event]) line.append(make("span", { className: "quiet", textContent: "  no copy: freed or unreadable" }));

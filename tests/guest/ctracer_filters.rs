@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::{
     Test,
     ctracer::{lines, number},
-    disks::{self, NullBlk},
+    disks::{self, Mapped, NullBlk},
     run::{Gate, Running, fio, program, shell, stage, wait_until},
 };
 
@@ -20,6 +20,8 @@ pub const TESTS: &[Test] = &[
     ("stage10_follows_one_process", follows_one_process),
     ("stage10_samples_lives_of_one_address", samples_lives_of_one_address),
     ("stage10_takes_only_a_process", takes_only_a_process),
+    ("stage10_filters_by_field", filters_by_field),
+    ("stage10_shows_lives_with_errors", shows_lives_with_errors),
 ];
 
 /// Where functions are attached one by one (6.1), all of them take too long.
@@ -158,6 +160,103 @@ fn samples_lives_of_one_address() -> Result<()> {
             sectors.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
         ensure!(strides == BTreeSet::from([80]), "not every tenth read: {sectors:?}");
     }
+    Ok(())
+}
+
+/// A part of a sequential read by its sectors, and of a mixed load the writes, which the disk counts
+/// itself.
+fn filters_by_field() -> Result<()> {
+    let disk = NullBlk::new(&[("memory_backed", "0")])?;
+    let io = |options: &str| {
+        fio(&format!("--filename=/dev/{} --direct=1 --bs=4k --number_ios=400 {options}", disk.name))
+    };
+    let run = |filter: &str, options: &str| -> Result<(Vec<Value>, Vec<Value>)> {
+        let arguments = ["--only=submit_bio*", "--only=bio_*", "--json", "--filter", filter];
+        let running = Running::stage("stage10", &arguments)?;
+        io(options)?;
+        let (all, submits) = parse(&running.interrupt()?)?;
+        submitted_once(&submits)?;
+        Ok((all, submits))
+    };
+    // 400 reads of 8 sectors: those from sector 800 on, before 1600, are a quarter of them.
+    let filter = "bi_iter.bi_sector >= 800 and bi_iter.bi_sector < 0x640";
+    let (all, submits) = run(filter, "--rw=read --ioengine=psync")?;
+    ensure!(submits.len() == 100, "{} of 400 reads have these sectors", submits.len());
+    let is_end = |event: &&Value| event["function"] == "bio_endio" && event["kind"] == "return";
+    let ends: BTreeSet<u64> = lines(&all, "event")
+        .filter(is_end)
+        .map(|end| number(&end["life"]))
+        .collect::<Result<_>>()?;
+    ensure!(ends.len() == 100, "{} of 100 lives are followed to their end", ends.len());
+
+    let stat = || -> Result<u64> {
+        let text = std::fs::read_to_string(format!("/sys/block/{}/stat", disk.name))?;
+        Ok(text.split_whitespace().nth(4).context("stat")?.parse()?)
+    };
+    for engine in ["psync", "libaio --iodepth=8"] {
+        let before = stat()?;
+        let options = format!("--rw=randrw --ioengine={engine}");
+        let (_, submits) = run("bi_opf & 0xff == 1", &options)?;
+        let writes = stat()? - before;
+        ensure!(
+            submits.len() as u64 == writes && (100..300).contains(&writes),
+            "{} of {writes} writes, {engine}",
+            submits.len()
+        );
+    }
+    // A count with a sign: as one without, it would not be above -1.
+    let load = "--rw=read --ioengine=psync";
+    for (filter, count) in [("__bi_remaining > -1", 400), ("__bi_remaining < 0", 0)] {
+        let (_, submits) = run(filter, load)?;
+        ensure!(submits.len() == count, "{filter}: {} of {count}", submits.len());
+    }
+
+    for (filter, code, message) in [
+        ("bi_opf", 2, "is no comparison"),
+        ("bi_sectors == 1", 1, "no field bi_sectors"),
+        ("bi_iter == 1", 1, "like bi_iter.bi_sector"),
+    ] {
+        let ended = stage("stage10", &["--filter", filter])?;
+        ensure!(ended.code == Some(code) && ended.stderr.contains(message), "{filter}: {ended:?}");
+    }
+    Ok(())
+}
+
+/// A disk of which one half answers every read with an error.
+fn shows_lives_with_errors() -> Result<()> {
+    let disk = NullBlk::new(&[])?;
+    let table = format!("0 8192 linear /dev/{} 0;8192 8192 error", disk.name);
+    let bad = Mapped::new("bad", &table)?;
+    let load = || -> Result<u64> {
+        let path = bad.path();
+        fio(&format!("--filename={path} --direct=1 --rw=read --bs=4k --number_ios=300"))?;
+        // The exit code says that a read has failed.
+        let read = format!("dd if={path} of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null");
+        let failed = |block| Ok(shell(&format!("! {read} skip={block}")).is_ok());
+        let results = [1100, 7, 1200, 1024, 8, 2047].map(failed).into_iter();
+        Ok(results.collect::<Result<Vec<bool>>>()?.iter().filter(|&&failed| failed).count() as u64)
+    };
+    let arguments = ["--only=submit_bio*", "--only=bio_*", "--errors"];
+    let running = Running::stage("stage10", &[&arguments[..], &["--json"]].concat())?;
+    let failed = load()?;
+    let (all, submits) = parse(&running.interrupt()?)?;
+    ensure!(failed == 4, "{failed} reads have failed");
+    ensure!(
+        submits.len() as u64 == failed,
+        "{} of {failed} bios failed: {submits:?}",
+        submits.len()
+    );
+    submitted_once(&submits)?;
+    let lives: BTreeSet<u64> =
+        lines(&all, "life").map(|life| number(&life["life"])).collect::<Result<_>>()?;
+    ensure!(lives == (0..failed).collect(), "lives: {lives:?}");
+
+    let running = Running::stage("stage10", &arguments)?;
+    load()?;
+    let output = running.interrupt()?;
+    ensure!(output.matches("submit_bio(struct bio *bio) #").count() as u64 == failed, "{output}");
+    ensure!(output.contains("bi_status: 0 -> 10"), "no I/O error: {output}");
+    ensure!(output.contains("objects without an error, not shown (--errors)"), "{output}");
     Ok(())
 }
 

@@ -256,6 +256,14 @@ const PROBED: [(&str, usize); 11] = [
     ("bio_split_io_at", 1),
 ];
 
+/// Arguments that are no bio: function, position, ftrace's type, name. Of each kernel, some.
+const OTHERS: [(&str, usize, &str, &str); 4] = [
+    ("blk_attempt_plug_merge", 3, "u32", "nr_segs"),
+    ("blk_mq_sched_bio_merge", 3, "u32", "nr_segs"),
+    ("bio_init", 4, "u16", "max_vecs"),
+    ("__rq_qos_throttle", 1, "x64", "rqos"),
+];
+
 /// How ftrace calls the types that the functions above return; `None`: nothing.
 fn in_ftraces_words(returned: &str) -> Option<&'static str> {
     match returned {
@@ -268,7 +276,7 @@ fn in_ftraces_words(returned: &str) -> Option<&'static str> {
     }
 }
 
-/// The same objects in the same positions, and the same values, as probes of ftrace see.
+/// The same objects in the same positions, the same other arguments and values, as probes of ftrace see.
 fn has_ftraces_arguments_and_values() -> Result<()> {
     let (disk, known) = (disks::virtio()?, functions()?);
     let probed = PROBED.iter().filter_map(|(name, position)| {
@@ -281,6 +289,8 @@ fn has_ftraces_arguments_and_values() -> Result<()> {
     for (name, position, returns) in &probed {
         hooks.push(Hook::Argument(name, *position));
         hooks.extend(returns.map(|kind| Hook::Value(name, kind)));
+        let others = OTHERS.iter().filter(|(of, ..)| of == name);
+        hooks.extend(others.map(|(of, number, kind, _)| Hook::Other(of, *number, kind)));
     }
     let read = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=3 iflag=direct 2>&1");
     let judged = || {
@@ -315,6 +325,20 @@ fn has_ftraces_arguments_and_values() -> Result<()> {
                     ours.iter().filter(|value| !["0x0", "0"].contains(&value.as_str())).count();
             }
         }
+        let mut others = 0;
+        for (name, _, _, argument) in OTHERS {
+            let is_call = |event: &&&Value| event["function"] == name && event["kind"] == "entry";
+            let text = |event: &&Value| match &event["arguments"][argument] {
+                Value::String(value) => value.to_owned(),
+                value => value.to_string(),
+            };
+            let ours: Vec<String> = events.iter().filter(is_call).map(text).collect();
+            let theirs = judge.iter().filter(|event| event.name == format!("{name}__other"));
+            let expected: Vec<String> = theirs.map(|event| event.argument.clone()).collect();
+            ensure!(ours == expected, "{name}, {argument}: {ours:?}, ftrace: {expected:?}");
+            others += ours.len();
+        }
+        ensure!(others >= 6, "only {others} other arguments");
         ensure!(second >= 3, "no function with the bio as its second argument was called");
         ensure!(values >= 3, "all values were 0");
         Ok(())

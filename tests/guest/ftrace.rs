@@ -23,6 +23,9 @@ pub enum Hook {
     Stack(&'static str),
     /// Calls of a function, with one of its arguments; 1 is the first one.
     Argument(&'static str, usize),
+    /// Calls of a function, with one of its arguments as one of ftrace's types. The event has the
+    /// function's name with `__other` behind.
+    Other(&'static str, usize, &'static str),
     /// Returns of a function, with its value in the place of an argument, as one of ftrace's types:
     /// `s32`. The event has the function's name with `__return` behind.
     Value(&'static str, &'static str),
@@ -79,6 +82,10 @@ impl Ftrace {
             }
             Hook::Argument(function, number) => {
                 self.probe('p', function, function, &format!("$arg{number}"))?
+            }
+            Hook::Other(function, number, kind) => {
+                let value = format!("$arg{number}:{kind}");
+                self.probe('p', &format!("{function}__other"), function, &value)?
             }
             Hook::Value(function, kind) => {
                 let value = format!("$retval:{kind}");

@@ -32,6 +32,14 @@ pub fn skeleton(source: &str) {
     }
 }
 
+/// The version of BPF's instruction set that a program is compiled for, whatever the compiler's default
+/// is: every clang uses the same instructions. v2, and v3 for a program that exchanges values
+/// atomically, which v2 cannot.
+pub fn cpu(source: &Path) -> &'static str {
+    let exchanges = |text: String| text.contains("__sync_val_compare_and_swap");
+    if fs::read_to_string(source).is_ok_and(exchanges) { "v3" } else { "v2" }
+}
+
 /// Compiles `source` for machines of the architecture `arch`, as rustc calls it, into `out`:
 /// `NAME.bpf.o` and its Rust skeleton, `NAME.skel.rs`. An error is clang's own message.
 pub fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), String> {
@@ -51,8 +59,8 @@ pub fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), S
     let mut command = Command::new(clang);
     command
         .current_dir(&root)
-        // BPF CPU v2, whatever this clang's default is: every clang uses the same instructions.
-        .args(["-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall", "-Werror", arch])
+        .args(["-g", "-O2", "-target", "bpf", "-Wall", "-Werror", arch])
+        .arg(format!("-mcpu={}", cpu(source)))
         .args(["-I", "common/bpf", "-I"])
         .arg(&headers)
         .arg("-c")

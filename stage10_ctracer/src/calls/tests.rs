@@ -27,6 +27,7 @@ pub fn trace(rows: &[Row]) -> Trace {
         kind: if is_return { Kind::Return { value: 7 } } else { Kind::Entry },
         argument: 0,
         address: 0xffff_8881_0000_1000 + life as u64 * 256,
+        registers: [0; 6],
         life,
         depth,
         readable: true,

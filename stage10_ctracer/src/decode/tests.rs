@@ -21,6 +21,7 @@ struct bio {
 	unsigned short bi_ioprio;
 	struct bvec_iter bi_iter;
 	atomic_t __bi_remaining;
+	u8 bi_status;
 	union { u64 cookie; u64 other; struct { u32 low; u32 high; }; };
 	void *inlined[0];
 };
@@ -96,6 +97,7 @@ fn a_bio_has_named_fields() {
         ("bi_iter.bi_size", "4096"),
         ("bi_iter.bi_idx", "0"),
         ("__bi_remaining", "1"),
+        ("bi_status", "0"),
         ("cookie", "21474836487"),
         ("low", "7"),
         ("high", "5"),
