@@ -498,7 +498,7 @@ mod tests {
         let shown = format!("1 of 500:\n\n2 trace lines, 0 lost\n       1 bios\n{event}\n{event}");
         assert_eq!(events_last(&why), shown);
         // The name of a task has 15 characters at most, and any of them.
-        let odd = event.replace("             dd-", "[x] y-z: [000]-");
+        let odd = event.replace("             dd-", "[x] y-z: [0000]-");
         assert_eq!(events_last(&format!("no: {odd}\nlast")), format!("no:\nlast\n{odd}"));
     }
 }
