@@ -129,7 +129,13 @@ impl<'a> Refusal<'a> {
             };
             said.lines().rfind(is_reason).map(|line| line.trim().to_owned())
         };
-        let reason = paragraph("Reason:").or_else(last)?;
+        let mut reason = paragraph("Reason:").or_else(last)?;
+        // The numbers of a bad access stand in the line before it.
+        let detail =
+            said.lines().rev().find_map(bad_access).filter(|_| reason.contains("memory range"));
+        if let Some(detail) = detail {
+            reason += &format!(" ({detail})");
+        }
         Some(Refusal { program, reason, suggestion: paragraph("Suggestion:"), code })
     }
 
@@ -192,6 +198,14 @@ impl<'a> Refusal<'a> {
     }
 }
 
+/// Of `invalid access to map value, value_size=4 off=0 size=8`, in words.
+fn bad_access(line: &str) -> Option<String> {
+    let numbers = line.trim().strip_prefix("invalid access to map value, ")?;
+    let number = |name| numbers.split(' ').find_map(|word| word.strip_prefix(name));
+    let (value, offset, size) = (number("value_size=")?, number("off=")?, number("size=")?);
+    Some(format!("{size} bytes at offset {offset} of a map's value, which has {value} bytes"))
+}
+
 /// A path that an editor can open: relative to the directory where the user stands, if it is below.
 fn shown(path: PathBuf) -> String {
     let here = std::env::current_dir().unwrap_or_default();
@@ -224,6 +238,20 @@ mod tests {
         let source = "\tstart = *found;\n\n\n\n\n\tfound = bpf_map_lookup_elem(&starts, &io);\n\n\tstart = *found;\n";
         assert_eq!(refusal.line_in(source), Some(8));
         assert_eq!(refusal.line_in("nothing like it"), None);
+    }
+
+    #[test]
+    fn a_bad_access_names_both_sizes() {
+        let log = "libbpf: prog 'io_end': -- BEGIN PROG LOAD LOG --\n\
+            ; struct start start = *found;\n9: (79) r1 = *(u64 *)(r0 +0)\n\
+            invalid access to map value, value_size=4 off=0 size=8\n\
+            R0 min value is outside of the allowed memory range\n\
+            processed 9 insns (limit 1000000)\n-- END PROG LOAD LOG --\n";
+        assert_eq!(
+            Refusal::parse(log).unwrap().reason,
+            "R0 min value is outside of the allowed memory range (8 bytes at offset 0 of a map's \
+             value, which has 4 bytes)"
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! One run of a program: from a skeleton to hooks in the kernel and back.
 
 use std::{
+    fs,
     mem::MaybeUninit,
     sync::{
         Arc,
@@ -9,10 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, MapType, OpenObject, ProgramMut,
+    Link, MapCore, MapFlags, MapHandle, MapType, OpenObject, Program as Loaded, ProgramMut,
     libbpf_sys::bpf_map_create_opts,
     skel::{OpenSkel, Skel, SkelBuilder},
 };
@@ -40,6 +41,8 @@ pub struct Session {
     stop: Arc<AtomicBool>,
     start: Option<Instant>,
     hooks: Vec<String>,
+    /// The programs that are loaded: their names, and the kernel's ids.
+    loaded: Vec<(String, u32)>,
     links: Vec<Link>,
 }
 
@@ -58,6 +61,7 @@ impl Session {
             stop,
             start: None,
             hooks: Vec::new(),
+            loaded: Vec::new(),
             links: Vec::new(),
         }
     }
@@ -88,6 +92,10 @@ impl Session {
         self.hooks =
             programs.map(|program| program.section().to_string_lossy().into_owned()).collect();
         let skel = open.load().map_err(|error| self.explain(Step::Load, error))?;
+        for program in skel.object().progs().filter(|program| program.autoload()) {
+            let id = Loaded::id_from_fd(program.as_fd()).context("a loaded program has no id")?;
+            self.loaded.push((program.name().to_string_lossy().into_owned(), id));
+        }
         if self.verbose {
             for (name, info) in results::programs(skel.object())? {
                 let verified = info.verified_insns;
@@ -114,18 +122,29 @@ impl Session {
     }
 
     /// Says on stderr that the run has begun: `--duration` counts from here.
-    pub fn begin(&mut self) {
+    ///
+    /// A program that is loaded, and that nothing has attached, is an error: it would never run.
+    pub fn begin(&mut self) -> Result<()> {
+        if let Some(attached) = attached()
+            && let Some((name, _)) = self.loaded.iter().find(|(_, id)| !attached.contains(id))
+        {
+            bail!(
+                "{name}() was loaded but never attached, so the kernel never runs it: \
+                 name it in session.attach(), in main.rs"
+            );
+        }
         self.start = Some(Instant::now());
         let name = self.program.name;
         say(&match self.duration {
             Some(time) => format!("{name}: tracing for {}\n", humantime::format_duration(time)),
             None => format!("{name}: tracing until Ctrl-C\n"),
         });
+        Ok(())
     }
 
     /// Begins the run, and prints the lines that the programs write, until the run is over.
     pub fn trace(&mut self, pipe: &mut TracePipe) -> Result<()> {
-        self.begin();
+        self.begin()?;
         while !self.is_over() {
             pipe.print()?;
         }
@@ -161,6 +180,21 @@ impl Session {
         missing
             .unwrap_or_else(|| refusal::explain(step, &error, self.program.directory, self.verbose))
     }
+}
+
+/// The ids of the programs that this process has attached, in whatever way: each link is one of its
+/// file descriptors. `None` where /proc does not tell.
+fn attached() -> Option<Vec<u32>> {
+    let mut attached = Vec::new();
+    for file in fs::read_dir("/proc/self/fdinfo").ok()? {
+        // That of the directory itself is closed by then.
+        let info = fs::read_to_string(file.ok()?.path()).unwrap_or_default();
+        let id = info.lines().find_map(|line| line.strip_prefix("prog_id:"));
+        attached.extend(
+            id.filter(|_| info.contains("link_id:")).and_then(|id| id.trim().parse::<u32>().ok()),
+        );
+    }
+    Some(attached)
 }
 
 /// Waits until every BPF program that runs now has ended. The kernel promises that for a change of a

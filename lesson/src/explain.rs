@@ -6,7 +6,7 @@ const MISSING: &str = "which this kernel's BTF does not have";
 /// A text in the message, and what it means.
 const REFUSALS: &[(&str, &str)] = &[
     (
-        "invalid mem access 'map_value_or_null'",
+        "map_value_or_null",
         "A look-up in a map returns NULL when there is no such key. Test the pointer before you use \
          it: `if (!found) return 0;`.",
     ),
@@ -49,6 +49,42 @@ const REFUSALS: &[(&str, &str)] = &[
         "infinite loop detected",
         "The verifier came to a state that it had seen before: the loop does not get closer to its \
          end. Count it up with a constant upper bound.",
+    ),
+    (
+        "of a map's value, which has",
+        "The program reads or writes beyond the end of what a look-up returned. Where the map has \
+         smaller values than you think, compare `__type(value, ...)` with the type of your pointer. \
+         Where you add an index, test it before, or mask it: `slots[i & 31]`.",
+    ),
+    (
+        "outside of the allowed memory range",
+        "The offset into a map's value, an array or a buffer may lie outside of it. Test the index \
+         before you use it, or mask it: `slots[i & 31]`.",
+    ),
+    (
+        "unbounded min value",
+        "To the verifier, the index may be any number, also a negative one. Declare it as u64, and \
+         test it before you use it, or mask it: `slots[i & 31]`.",
+    ),
+    (
+        "min value is negative",
+        "To the verifier, the index or the size may be negative. Declare it as u64, and test it \
+         against a constant, or mask it: `slots[i & 31]`.",
+    ),
+    (
+        "invalid bpf_context access",
+        "The program takes an argument that its hook does not have. BPF_KPROBE() reads the CPU's \
+         registers, and goes with SEC(\"kprobe/...\"); BPF_PROG() goes with SEC(\"fentry/...\") and \
+         SEC(\"tp_btf/...\"). And the hook has only the arguments that the kernel declares for it.",
+    ),
+    (
+        "only read is supported",
+        "The program writes to memory of the kernel, which it may only read. Keep what you want to \
+         change in a variable of your own, or in a map.",
+    ),
+    (
+        "At program exit the register R0",
+        "This kind of program has to return 0: `return 0;` on every path.",
     ),
     (
         "invalid access to map value",
@@ -102,6 +138,18 @@ pub fn refusal(message: &str) -> Option<&'static str> {
     REFUSALS.iter().find(|(text, _)| message.contains(text)).map(|(_, meaning)| *meaning)
 }
 
+/// What rustc means where main.rs names what trace.bpf.c does not have.
+pub fn missing_field(said: &str) -> Option<&'static str> {
+    let missing = said.contains("error[E0609]: no field `");
+    let of_skeleton = ["Maps<", "Progs<"].iter().any(|name| said.contains(name));
+    (missing && of_skeleton).then_some(
+        "The skeleton is made from trace.bpf.c. In `maps`, it has a field for each map, which is a \
+         variable with SEC(\".maps\"), and `bss_data` for global variables that are not static; in \
+         `progs`, one for each function with SEC(). Their names there and in main.rs have to be \
+         the same.",
+    )
+}
+
 /// The compiler's own words in what cargo says when a build script ends with an error.
 pub fn compiler(cargo: &str) -> &str {
     match cargo.split_once("--- stderr\n") {
@@ -120,6 +168,23 @@ mod tests {
         for (said, word) in [
             ("R0 invalid mem access 'map_value_or_null'", "NULL"),
             ("R1 invalid mem access 'scalar'", "BPF_CORE_READ"),
+            (
+                "R0 min value is outside of the allowed memory range (8 bytes at offset 0 of a map's \
+                 value, which has 4 bytes)",
+                "__type(value",
+            ),
+            ("R0 max value is outside of the allowed memory range", "mask it"),
+            (
+                "math between map_value pointer and register with unbounded min value is not allowed",
+                "mask it",
+            ),
+            ("R3 type=map_value_or_null expected=fp, pkt, pkt_meta, map_key, map_value", "NULL"),
+            ("invalid bpf_context access off=112 size=8", "BPF_KPROBE"),
+            ("only read is supported", "only read"),
+            (
+                "At program exit the register R0 has unknown scalar value should have been in [0, 0]",
+                "return 0",
+            ),
             ("cannot call GPL-restricted function from non-GPL compatible program", "licence"),
             ("x() needs struct bio.bi_sectr, which this kernel's BTF does not have", "vmlinux.h"),
         ] {
@@ -127,6 +192,14 @@ mod tests {
             assert!(refusal(&said).is_some_and(|meaning| meaning.contains(word)), "{said}");
         }
         assert_eq!(refusal("the verifier rejects x(): something new"), None);
+    }
+
+    #[test]
+    fn a_field_of_the_skeleton_is_explained() {
+        let said = "error[E0609]: no field `starts` on type `TraceMaps<'_>`\n  --> maps/src/main.rs:29:31\n";
+        assert!(missing_field(said).is_some_and(|meaning| meaning.contains("SEC(\".maps\")")));
+        assert!(missing_field(&said.replace("Maps", "Progs")).is_some());
+        assert_eq!(missing_field(&said.replace("TraceMaps<'_>", "Counts")), None);
     }
 
     #[test]

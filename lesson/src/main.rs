@@ -359,7 +359,11 @@ impl Check {
         let program = match judges::build_attempt(&Room::mine(root), &exercise.package())? {
             Ok(program) => program,
             Err(said) => {
-                println!("{said}\n\nYour program does not compile yet.");
+                println!("{said}");
+                if let Some(meaning) = explain::missing_field(&said) {
+                    println!("\nWhat this means:\n{}", wrapped(meaning, 90));
+                }
+                println!("\nYour program does not compile yet.");
                 return Ok(false);
             }
         };
@@ -383,7 +387,8 @@ impl Check {
                     Verdict::NotRun => println!("  – {} (not run)", judge.title),
                     Verdict::Bad(why) => {
                         println!("  ✗ {}", judge.title);
-                        println!("{}", failure(&judge.expected, why));
+                        let why = events_last(why);
+                        println!("{}", failure(&judge.expected, &why));
                         fs::write(&log, why).ok();
                     }
                 }
@@ -410,6 +415,26 @@ impl Check {
 
 /// How many lines of a judge's message are shown; the others are in the log.
 const SHOWN: usize = 12;
+
+/// A judge's message, with the lines of the trace pipe that it quotes behind all others: the program
+/// prints its summary after them, and the summary says more.
+fn events_last(why: &str) -> String {
+    let (mut lines, mut events) = (Vec::new(), Vec::new());
+    for line in why.lines() {
+        let (text, event) = line.split_at(event(line).unwrap_or(line.len()));
+        lines.extend(Some(text.trim_end()).filter(|text| event.is_empty() || !text.is_empty()));
+        events.extend(Some(event).filter(|event| !event.is_empty()));
+    }
+    lines.extend(events);
+    lines.join("\n")
+}
+
+/// Where an event of the trace pipe begins in this line: 24 columns for the task, then the CPU.
+fn event(line: &str) -> Option<usize> {
+    let (task_and_cpu, _) = line.split_once(": bpf_trace_printk: ")?;
+    let start = task_and_cpu.rfind(" [")?.checked_sub(24)?;
+    line.is_char_boundary(start).then_some(start)
+}
 
 /// What a learner sees of a judge that says no.
 fn failure(expected: &str, why: &str) -> String {
@@ -463,5 +488,17 @@ mod tests {
         let shown =
             failure("x", "the verifier rejects y(): R0 invalid mem access 'map_value_or_null'");
         assert!(shown.contains("what this means:\n        A look-up"), "{shown}");
+    }
+
+    #[test]
+    fn a_summary_comes_before_events() {
+        let event =
+            "              dd-550     [001] ...21   229.544672: bpf_trace_printk: submit_bio(";
+        let why = format!("1 of 500: {event}\n{event}\n\n2 trace lines, 0 lost\n       1 bios");
+        let shown = format!("1 of 500:\n\n2 trace lines, 0 lost\n       1 bios\n{event}\n{event}");
+        assert_eq!(events_last(&why), shown);
+        // The name of a task has 15 characters at most, and any of them.
+        let odd = event.replace("             dd-", "[x] y-z: [0000]-");
+        assert_eq!(events_last(&format!("no: {odd}\nlast")), format!("no:\nlast\n{odd}"));
     }
 }

@@ -33,7 +33,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let skel = session.load(open)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
-    session.begin();
+    session.begin()?;
     let heatmap = cli.own.heatmap(session.stdout_is_terminal());
     println!("{}", heatmap.legend());
     let (mut total, start) = (Histogram::default(), Instant::now());

@@ -101,7 +101,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     // write: the compiler does not know that the kernel reads it.
     let recording = unsafe { AtomicU64::from_ptr(&raw mut variables.recording) };
     recording.store(1, Ordering::SeqCst);
-    session.begin();
+    session.begin()?;
     while !session.is_over() && !follower.is_full() {
         follower.take(reader.poll()?)?;
     }

@@ -23,6 +23,8 @@ pub const TESTS: &[Test] = &[
     ("a_vanished_hook_is_3", a_vanished_hook_is_3),
     ("a_detach_waits_for_programs", a_detach_waits_for_programs),
     ("a_refused_program_names_its_line", a_refused_program_names_its_line),
+    ("a_value_that_is_too_small_is_named", a_value_that_is_too_small_is_named),
+    ("a_program_that_is_not_attached_is_named", a_program_that_is_not_attached_is_named),
     ("a_signal_leaves_nothing", a_signal_leaves_nothing),
     (
         "a_killed_run_leaves_an_instance_until_the_next",
@@ -149,6 +151,26 @@ fn a_vanished_hook_is_3() -> Result<()> {
     for word in ["blk_start_request", "blk_mq_start_request", "available_filter_functions"] {
         ensure!(ended.stderr.contains(word), "no {word}: {ended:?}");
     }
+    Ok(())
+}
+
+/// The verifier says "R0 min value is outside of the allowed memory range", and the sizes in a line
+/// before it.
+fn a_value_that_is_too_small_is_named() -> Result<()> {
+    let ended = broken("value", &[])?;
+    let sizes = "8 bytes at offset 0 of a map's value, which has 4 bytes";
+    ensure!(ended.code == Some(1) && ended.stderr.contains(sizes), "no {sizes}: {ended:?}");
+    ensure!(ended.stderr.contains("*found"), "no line of C: {ended:?}");
+    Ok(())
+}
+
+/// It would run for as long as the user waits, and print nothing.
+fn a_program_that_is_not_attached_is_named() -> Result<()> {
+    let ended = broken("unattached", &[])?;
+    let message = "broken: block_rq_issue() was loaded but never attached";
+    ensure!(ended.code == Some(1) && ended.stdout.is_empty(), "{ended:?}");
+    ensure!(ended.stderr.starts_with(message), "no {message}: {ended:?}");
+    ensure!(ended.stderr.contains("session.attach()"), "{ended:?}");
     Ok(())
 }
 

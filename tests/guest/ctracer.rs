@@ -240,9 +240,14 @@ fn follows(all: &[Value], output: &str, other: &str) -> Result<()> {
     let this = lives.iter().find(|line| line["life"] == life).context("no such life")?;
     ensure!(number(&this["end"])? >= number(&events[end]["time"])?, "{this}");
 
-    // The partition: its sector becomes the disk's.
+    // The partition: its sector becomes the disk's, before the call that the README's exercise names.
     let life = one(8 << 10, 48)?;
-    let remaps = events.iter().filter(|event| event["life"] == life).any(|event| {
+    let of_call = |event: &&&Value| {
+        event["life"] == life
+            && event["function"] == "submit_bio_noacct_nocheck"
+            && event["kind"] == "entry"
+    };
+    let remaps = events.iter().filter(of_call).any(|event| {
         event["changes"].as_array().into_iter().flatten().any(|change| {
             change["field"] == "bi_iter.bi_sector"
                 && change["before"] == 48

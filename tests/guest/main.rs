@@ -52,6 +52,7 @@ const ONCE: &[&str] = &[
     "a_pipe_of_both_streams_may_close",
     "two_stages_at_once_see_every_line",
     "readmes_show_real_output",
+    "readmes_name_what_exists",
     "killed_at_any_moment_leaves_nothing",
     "tracefs_may_be_unmounted",
     "the_clock_may_be_set",

@@ -1,8 +1,10 @@
-//! What a stage's README shows is what the stage prints. The root README shows stage 06.
+//! What a stage's README shows is what the stage prints, and what it names exists. The root README
+//! shows stage 06.
 
 use std::{
     collections::{HashMap, HashSet},
     env, fs,
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
@@ -19,7 +21,147 @@ use crate::{
     },
 };
 
-pub const TESTS: &[Test] = &[("readmes_show_real_output", readmes_show_real_output)];
+pub const TESTS: &[Test] = &[
+    ("readmes_show_real_output", readmes_show_real_output),
+    ("readmes_name_what_exists", readmes_name_what_exists),
+];
+
+/// What stands in backticks in a page like a name of C or Rust, and is none of this kernel or of the
+/// sources: programs, words of their output, names in other kernels. Sorted.
+const WORDS: &[&str] = &[
+    "NSpid",
+    "O_DIRECT",
+    "RWF_NOWAIT",
+    "___old",
+    "account_page_dirtied",
+    "blk_account_io_completion",
+    "blk_start_request",
+    "folio_account_dirtied",
+    "inline",
+    "llvm",
+    "map_value_or_null",
+    "memlock",
+    "nvme",
+    "perf_event_max_stack",
+    "printf",
+    "stageNN",
+    "start_request",
+    "taskset",
+    "trace_bp",
+    "umount",
+    "vda",
+];
+
+/// A name in backticks is one of the sources that the page is about, or of the kernel: its BTF and its
+/// symbols. For a stage, the sources are its own, those of the stage before, and what all share.
+fn readmes_name_what_exists() -> Result<()> {
+    ensure!(WORDS.is_sorted(), "the words are not sorted");
+    let root = run::workspace();
+    let mut kernel: HashSet<String> = HashSet::new();
+    // `ffffffffc0a5d2c0 t kjournald2	[jbd2]`; a system call is called by the name that users know.
+    for line in fs::read_to_string("/proc/kallsyms")?.lines() {
+        for name in line.split_whitespace().skip(2) {
+            let name = name.trim_matches(['[', ']']);
+            let call = name.split_once("_sys_").map_or(name, |(_, call)| call);
+            kernel.extend([name, call].map(str::to_owned));
+        }
+    }
+    for file in fs::read_dir("/sys/kernel/btf")? {
+        // Names end with a NUL. The numbers before them are no names, and do no harm.
+        let btf = fs::read(file?.path())?;
+        let names = btf.split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
+        kernel.extend(names.map(str::to_owned));
+    }
+    let stages = run::stages()?;
+    let mut pages = Vec::new();
+    for (number, stage) in stages.iter().enumerate() {
+        let places = ["common", &stages[number.saturating_sub(1)], stage];
+        pages.push((root.join(stage).join("README.md"), sources(&root, &places)?));
+    }
+    let others = ["common", "appendix", "lesson", "vm", "tests", "exercises", "bench"];
+    let places: Vec<&str> = others.into_iter().chain(stages.iter().map(String::as_str)).collect();
+    let all = sources(&root, &places)?;
+    for directory in ["", "docs", "appendix", "vm", "mine"] {
+        for file in fs::read_dir(root.join(directory))? {
+            let path = file?.path();
+            let is_program = directory == "appendix" && path.is_dir();
+            let path = if is_program { path.join("README.md") } else { path };
+            if path.is_file() && path.extension().is_some_and(|extension| extension == "md") {
+                pages.push((path, all.clone()));
+            }
+        }
+    }
+    let (mut unknown, mut found) = (Vec::new(), 0);
+    for (page, known) in pages {
+        let text = fs::read_to_string(&page)?;
+        for span in in_backticks(&text) {
+            for name in names(span) {
+                found += 1;
+                let is_stage = stages.iter().any(|stage| stage.split('_').next() == Some(name));
+                let is_known =
+                    known.contains(name) || known.contains(span) || kernel.contains(name);
+                if !is_known && !is_stage && WORDS.binary_search(&name).is_err() {
+                    unknown.push(format!("{}: {name}, in `{span}`", page.display()));
+                }
+            }
+        }
+    }
+    ensure!(
+        unknown.is_empty(),
+        "no such name in the sources or the kernel:\n{}",
+        unknown.join("\n")
+    );
+    ensure!(found > 300, "only {found} names were found");
+    Ok(())
+}
+
+/// The names in the sources below these directories, without comments and unit tests, and the names of
+/// the files and directories.
+fn sources(root: &Path, directories: &[&str]) -> Result<HashSet<String>> {
+    let mut names = HashSet::new();
+    let mut paths: Vec<_> = directories.iter().map(|directory| root.join(directory)).collect();
+    while let Some(path) = paths.pop() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            for file in fs::read_dir(&path)? {
+                paths.push(file?.path());
+            }
+        } else if [".rs", ".c", ".h"].iter().any(|extension| name.ends_with(extension)) {
+            let text = fs::read_to_string(&path)?;
+            let program = text.split("#[cfg(test)]").next().unwrap_or(&text);
+            let code: Vec<&str> = match name.ends_with(".rs") {
+                true => program.lines().filter_map(|line| line.split("//").next()).collect(),
+                false => text.split("/*").filter_map(|part| part.split("*/").last()).collect(),
+            };
+            names.extend(code.into_iter().flat_map(identifiers).map(str::to_owned));
+        }
+        names.insert(name);
+    }
+    Ok(names)
+}
+
+/// What stands between single backticks in a page, outside of its blocks of code.
+fn in_backticks(page: &str) -> impl Iterator<Item = &str> {
+    page.split("```").step_by(2).flat_map(|prose| prose.split('`').skip(1).step_by(2))
+}
+
+/// The names in a piece of code like `io_end()`, `struct bio *`, `iter->count` or `f(&skel.maps)`; none in
+/// a command, a path, a line of output.
+fn names(span: &str) -> Vec<&str> {
+    let code = span.strip_prefix("struct ").unwrap_or(span);
+    let code = code.strip_suffix(" *").unwrap_or(code);
+    let function = code.split('(').next().unwrap_or(code).replace("->", ".").replace("::", ".");
+    let is_name = function.starts_with(|c: char| c.is_ascii_alphabetic() || "_&".contains(c))
+        && function.chars().all(|c| c.is_ascii_alphanumeric() || "_.&".contains(c))
+        && !code.contains('…');
+    // A letter or two stand for something: `bio_endio(P1)`.
+    if is_name { identifiers(code).filter(|name| name.len() > 2).collect() } else { Vec::new() }
+}
+
+fn identifiers(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with(|c: char| !c.is_ascii_digit()))
+}
 
 /// Every line of a README's block is one that the stage prints, and the block is one run's: its
 /// figures agree with each other, its stack is one that a kernel can have.

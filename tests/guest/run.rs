@@ -252,7 +252,10 @@ impl Running {
 
     fn interrupted(self) -> Result<String> {
         let ended = self.end()?;
-        ensure!(ended.code == Some(0), "after SIGINT: {ended:?}");
+        if ended.code != Some(0) {
+            let code = ended.code.map_or("no exit code".into(), |code| format!("exit code {code}"));
+            bail!("after Ctrl-C: {code}, and it said: {}\n{}", ended.stderr, ended.stdout);
+        }
         Ok(ended.stdout)
     }
 }

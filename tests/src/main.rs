@@ -1,5 +1,6 @@
 //! Programs that misbehave, for the tests of messages and of detaching. The variable `BROKEN` chooses: a
-//! hook that is gone, code that the verifier rejects, or a program that runs for long.
+//! hook that is gone, code that the verifier rejects, a program that nobody attaches, or one that runs for
+//! long.
 
 use std::{env, mem::MaybeUninit, process::ExitCode, thread, time::Duration};
 
@@ -28,11 +29,16 @@ fn run(_cli: &Cli<NoOptions>, session: &mut Session) -> Result<()> {
             let skel = session.load(open)?;
             session.attach([&skel.progs.blk_start_request_entry])
         }
+        Ok("unattached") => {
+            let open = session.open(slow::SlowSkelBuilder::default(), &mut object)?;
+            let _skel = session.load(open)?;
+            session.begin()
+        }
         Ok("slow") => {
             let open = session.open(slow::SlowSkelBuilder::default(), &mut object)?;
             let skel = session.load(open)?;
             session.attach([&skel.progs.block_rq_issue])?;
-            session.begin();
+            session.begin()?;
             while !session.is_over() {
                 thread::sleep(Duration::from_millis(50));
             }
@@ -43,8 +49,10 @@ fn run(_cli: &Cli<NoOptions>, session: &mut Session) -> Result<()> {
             println!("{ended} ended\n{} begun", counts.begun);
             Ok(())
         }
-        _ => {
-            let open = session.open(refused::RefusedSkelBuilder::default(), &mut object)?;
+        which => {
+            let mut open = session.open(refused::RefusedSkelBuilder::default(), &mut object)?;
+            open.progs.io_end.set_autoload(which != Ok("value"));
+            open.progs.reads_too_much.set_autoload(which == Ok("value"));
             let skel = session.load(open)?;
             session.attach([&skel.progs.io_end])
         }

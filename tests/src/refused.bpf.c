@@ -23,4 +23,22 @@ int BPF_PROG(io_end, struct bio *bio)
 	return 0;
 }
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u32);
+} small SEC(".maps");
+
+SEC("fentry/bio_endio")
+int BPF_PROG(reads_too_much, struct bio *bio)
+{
+	u32 key = 0;
+	u64 *found = bpf_map_lookup_elem(&small, &key);
+
+	if (found)
+		bpf_printk("%llu", *found);
+	return 0;
+}
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -44,7 +44,7 @@ fn run(cli: &Cli<Min>, session: &mut Session) -> Result<()> {
     println!("{:>12} {:<16} {:>8} {:>10} FILE", "TIME(s)", "COMM", "PID", "BYTES");
     let (session_program, exit) = (&skel.progs.vfs_read_session, &skel.progs.vfs_read_exit);
     session.attach([if has_sessions { session_program } else { exit }])?;
-    session.begin();
+    session.begin()?;
     while !session.is_over() {
         match ring.poll(Duration::from_millis(100)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {

@@ -54,7 +54,7 @@ fn run(cli: &Cli<HistogramOptions>, session: &mut Session) -> Result<()> {
     let ends = [&skel.progs.io_end, &skel.progs.io_end_probe];
     session.attach(ends)?;
     session.attach([&skel.progs.io_start])?;
-    session.begin();
+    session.begin()?;
     let now = || histograms(&skel.maps.histograms, cli.own.per_disk);
     let (start, mut before, mut from) = (Instant::now(), Histograms::default(), Duration::ZERO);
     while !session.is_over() {

@@ -84,7 +84,7 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
     } else {
         session.attach([dirtied, added, &progs.filemap_read_exit, &progs.filemap_read_entry])?;
     }
-    session.begin();
+    session.begin()?;
 
     let mut sampler = Sampler::new();
     let map = &skel.maps.processes;

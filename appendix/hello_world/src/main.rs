@@ -28,7 +28,7 @@ fn run(_: &Cli, session: &mut Session) -> Result<()> {
     println!("{:>8} {:<16} FILE", "PID", "COMM");
     let progs = &skel.progs;
     session.attach([&progs.process_exec, &progs.execve_exit, &progs.execveat_exit])?;
-    session.begin();
+    session.begin()?;
     while !session.is_over() {
         match ring.poll(Duration::from_millis(100)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {

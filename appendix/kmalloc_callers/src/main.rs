@@ -51,7 +51,7 @@ fn run(cli: &Cli<TableOptions>, session: &mut Session) -> Result<()> {
     let skel = session.load(open)?;
     let (record, arguments) = (&skel.progs.kmalloc_classic, &skel.progs.kmalloc_btf);
     session.attach([if classic { record } else { arguments }])?;
-    session.begin();
+    session.begin()?;
 
     let mut names = Names::default();
     let (start, mut before, mut from) = (Instant::now(), Sites::new(), Duration::ZERO);

@@ -1,5 +1,7 @@
 //! What the `build.rs` of every program does.
 
+mod clang;
+
 use std::{
     env, fs,
     io::ErrorKind,
@@ -74,7 +76,15 @@ pub fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), S
         _ => format!("{clang}: {error}"),
     })?;
     if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).trim_end().to_owned());
+        return Err(clang::readable(&String::from_utf8_lossy(&output.stderr)));
+    }
+    let text = fs::read_to_string(source).unwrap_or_default();
+    if let Some((line, name)) = clang::no_map(&text) {
+        return Err(format!(
+            "{}:{line}: error: {name} is no map, but an ordinary variable: libbpf makes maps of what \
+             is in the section .maps. Write: }} {name} SEC(\".maps\");",
+            source.strip_prefix(&root).unwrap_or(source).display()
+        ));
     }
     let built = || -> anyhow::Result<()> {
         // Linking removes the debug information that the kernel does not read.
@@ -125,6 +135,67 @@ mod tests {
             programs += 1;
         }
         assert!(programs >= 10, "{programs} programs");
+    }
+
+    /// What clang says about a wrong program.
+    fn error_of(program: &str) -> String {
+        let out = tempfile::tempdir().unwrap();
+        let source = out.path().join("x.bpf.c");
+        let text = format!(
+            "#include \"vmlinux.h\"\n#include <bpf/bpf_helpers.h>\n#include <bpf/bpf_tracing.h>\n\
+             u64 total, more[400];\n\
+             struct {{\n\t__uint(type, BPF_MAP_TYPE_HASH);\n\t__uint(max_entries, 16);\n\
+             \t__type(key, u64);\n\t__type(value, u64);\n}} starts SEC(\".maps\");\n\
+             {program}\nchar LICENSE[] SEC(\"license\") = \"GPL\";\n"
+        );
+        fs::write(&source, text).unwrap();
+        build("clang", &source, "x86_64", out.path()).unwrap_err()
+    }
+
+    fn entry(body: &str) -> String {
+        let hook = "SEC(\"kprobe/submit_bio\")\nint BPF_KPROBE(io_start, struct bio *bio, u64 n)";
+        error_of(&format!("{hook}\n{{\n\t{body}\n\treturn 0;\n}}"))
+    }
+
+    #[test]
+    fn errors_of_bpf_are_explained() {
+        for (body, said, meant) in [
+            (
+                "u64 s = 0; for (u64 i = 0; i < n; i++) s += i; total = s;",
+                "__multi3",
+                "barrier_var(",
+            ),
+            ("__builtin_memset(more, 0, sizeof(more));", "'memset'", "C library"),
+            ("total = n * 1.5;", "__muldf3", "floating-point"),
+            ("total = (long)n / 7;", "signed division", "(u64)n"),
+            ("total = strlen(\"x\");", "strlen", "man bpf-helpers"),
+        ] {
+            let error = entry(body);
+            assert!(error.contains(said) && error.contains(meant), "{error}");
+            assert!(error.lines().count() < 25, "{error}");
+        }
+        let six = "static __noinline int f(u64 a, u64 b, u64 c, u64 d, u64 e, u64 f)\n\
+                   {\n\treturn a + b + c + d + e + f + total;\n}\n\
+                   SEC(\"kprobe/submit_bio\")\nint g(u64 *n)\n{\n\treturn f(n[0], n[1], n[2], n[3], n[4], n[5]);\n}";
+        assert!(error_of(six).contains("at most five"), "{}", error_of(six));
+    }
+
+    #[test]
+    fn a_large_stack_is_said_once() {
+        let error = entry(
+            "u64 b[100] = {}; bpf_probe_read_kernel(b, sizeof(b), bio); \
+             bpf_map_update_elem(&starts, b, b, 0);",
+        );
+        assert_eq!(error.matches("Looks like the BPF stack limit").count(), 1, "{error}");
+        assert!(error.contains("PERCPU_ARRAY") && !error.contains("too many errors"), "{error}");
+    }
+
+    #[test]
+    fn a_map_without_its_section_is_named() {
+        let map = "struct {\n\t__uint(type, BPF_MAP_TYPE_HASH);\n} slowest;";
+        let error = error_of(map);
+        assert!(error.contains("x.bpf.c:13: error: slowest is no map"), "{error}");
+        assert!(error.ends_with("Write: } slowest SEC(\".maps\");"), "{error}");
     }
 
     #[test]
