@@ -17,6 +17,7 @@ struct process {
 
 struct counts {
 	char comm[16];
+	u64 user; /* outside of all containers */
 	u64 reads;
 	u64 hits, misses, readahead, dirtied; /* pages */
 };
@@ -47,9 +48,12 @@ static __always_inline struct counts *current_counts(void)
 		__sync_fetch_and_add(&uncounted, 1);
 		return NULL;
 	}
-	/* Each time: execve() changes it. */
-	if (process.pid)
+	/* Each time: execve() changes the name, setuid() the user. */
+	if (process.pid) {
 		BPF_CORE_READ_STR_INTO(&counts->comm, leader, comm);
+		/* bpf_get_current_uid_gid() would be who has mounted it, in a read of an overlayfs. */
+		counts->user = BPF_CORE_READ(leader, real_cred, uid.val);
+	}
 	return counts;
 }
 
