@@ -249,11 +249,18 @@ struct pid {
 	struct upid numbers[1]; /* one for each namespace that sees it, from level 0 on */
 };
 
+struct cred {
+	struct {
+		u32 val;
+	} uid;
+};
+
 struct task_struct {
 	struct task_struct *group_leader;
 	u64 start_time; /* ns since boot, without times of suspension */
 	char comm[16];
 	struct pid *thread_pid;
+	const struct cred *real_cred;
 };
 
 #pragma clang attribute pop

@@ -1,6 +1,20 @@
 //! The programs of the appendix: hello_world, bigreads, bitehist, kmalloc_callers.
 
-use std::{collections::BTreeMap, fs, os::unix::process::CommandExt, path::Path, process::Command};
+use std::{
+    collections::BTreeMap,
+    ffi::CString,
+    fs,
+    net::{TcpListener, TcpStream},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{
+            net::{UnixDatagram, UnixStream},
+            process::CommandExt,
+        },
+    },
+    path::Path,
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -16,7 +30,9 @@ use crate::{
 pub const TESTS: &[Test] = &[
     ("appendix_programs_behave_as_stages", appendix_programs_behave_as_stages),
     ("hello_world_shows_every_exec", hello_world_shows_every_exec),
+    ("hello_world_names_a_file_as_the_kernel_does", hello_world_names_a_file_as_the_kernel_does),
     ("bigreads_shows_what_strace_shows", bigreads_shows_what_strace_shows),
+    ("bigreads_names_the_protocol_of_a_socket", bigreads_names_the_protocol_of_a_socket),
     ("bigreads_sees_the_reads_of_64_threads", bigreads_sees_the_reads_of_64_threads),
     ("bigreads_counts_lost_lines", bigreads_counts_lost_lines),
     ("bitehist_adds_up_to_the_disks_counters", bitehist_adds_up_to_the_disks_counters),
@@ -163,6 +179,89 @@ fn hello_world_shows_every_exec() -> Result<()> {
     ensure_none(&output, &["lines lost"])
 }
 
+/// Executes `path`, relative to the open directory `at` where one is given.
+fn execveat(at: Option<&fs::File>, path: &str) -> Result<u32> {
+    let directory = at.map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd);
+    let path = CString::new(path)?;
+    let mut command = Command::new("/bin/false");
+    // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
+    unsafe {
+        command.pre_exec(move || {
+            let arguments = [path.as_ptr(), std::ptr::null()];
+            let none = [std::ptr::null::<u8>()];
+            let (arguments, none) = (arguments.as_ptr(), none.as_ptr());
+            let flags = if path.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
+            libc::syscall(libc::SYS_execveat, directory, path.as_ptr(), arguments, none, flags);
+            Ok(())
+        })
+    };
+    let executed = Running::spawn(&mut command)?;
+    let pid = executed.id();
+    executed.end()?;
+    Ok(pid)
+}
+
+/// A success is named by the kernel, and a failure by us: the same file has the same name. The longest
+/// name is shown whole.
+fn hello_world_names_a_file_as_the_kernel_does() -> Result<()> {
+    let directory = Path::new(DIRECTORY).join("names");
+    fs::create_dir_all(&directory)?;
+    let path = directory.join("runs");
+    fs::copy("/bin/true", &path)?;
+    let at = fs::File::open(&directory)?;
+    let program = fs::File::open(&path)?;
+    let (at_number, number) = (at.as_raw_fd(), program.as_raw_fd());
+    // A path of this many bytes: several slashes are as good as one.
+    let long = |name: &str, bytes: usize| -> String {
+        let (directory, name) = (directory.display().to_string(), format!("/{name}"));
+        let slashes = "/".repeat(bytes - directory.len() - name.len());
+        directory + &slashes + &name
+    };
+    let mut cases = vec![
+        (Some(&at), "runs".to_owned(), format!("/dev/fd/{at_number}/runs")),
+        (Some(&at), "missing".to_owned(), format!("/dev/fd/{at_number}/missing")),
+        (Some(&program), String::new(), format!("/dev/fd/{number}")),
+        (Some(&at), String::new(), format!("/dev/fd/{at_number}")),
+        (Some(&at), "/missing".to_owned(), "/missing".to_owned()),
+        (None, "./missing".to_owned(), "./missing".to_owned()),
+    ];
+    for name in ["runs", "missing"] {
+        for bytes in [254, 255] {
+            cases.push((None, long(name, bytes), long(name, bytes)));
+        }
+        for bytes in [256, 257, 1000] {
+            cases.push((None, long(name, bytes), long(name, bytes)[..255].to_owned() + "…"));
+        }
+        let relative = "./".repeat(150) + name;
+        let shown = format!("/dev/fd/{at_number}/{relative}")[..255].to_owned() + "…";
+        cases.push((Some(&at), relative, shown));
+    }
+    let running = Running::stage("hello_world", &[])?;
+    let mut expected = Vec::new();
+    for (at, path, shown) in &cases {
+        let runs = path.ends_with("runs") || shown == &format!("/dev/fd/{number}");
+        expected.push((execveat(*at, path)?, shown, runs));
+    }
+    let output = running.interrupt()?;
+    for (pid, file, runs) in expected {
+        let own = output.lines().filter(|line| line.trim_start().starts_with(&format!("{pid} ")));
+        let first = own.clone().next().with_context(|| format!("{file} is missing: {output}"))?;
+        let (first, error) = match first.split_once("  failed: ") {
+            Some((first, error)) => (first, Some(error)),
+            None => (first, None),
+        };
+        let named = first.split_whitespace().nth(2).unwrap_or_default();
+        ensure!(
+            named == file && runs == error.is_none(),
+            "{file} ({} bytes) is {named} ({} bytes), {error:?}: {output}",
+            file.len(),
+            named.len()
+        );
+    }
+    fs::remove_dir_all(&directory)?;
+    ensure_none(&output, &["lines lost"])
+}
+
 /// The lines of bigreads: process, bytes, file.
 fn big_reads(output: &str) -> Result<Vec<(u32, i64, String)>> {
     let mut reads = Vec::new();
@@ -208,6 +307,40 @@ fn bigreads_shows_what_strace_shows() -> Result<()> {
     fs::remove_file(format!("{DIRECTORY}/big"))?;
     readme_agrees("bigreads", &output)?;
     ensure_none(&output, &["lines lost"])
+}
+
+/// Reads of one byte more than any other here, from what has no path.
+fn bigreads_names_the_protocol_of_a_socket() -> Result<()> {
+    const BYTES: usize = 54_321;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let tcp = TcpStream::connect(listener.local_addr()?)?;
+    let (tcp_end, _) = listener.accept()?;
+    let (unix, unix_end) = UnixStream::pair()?;
+    let (datagram, datagram_end) = UnixDatagram::pair()?;
+    let (pipe, pipe_end) = std::io::pipe()?;
+    let ends: [(OwnedFd, OwnedFd, &str); 4] = [
+        (tcp.into(), tcp_end.into(), "[TCP]"),
+        (unix.into(), unix_end.into(), "[UNIX-STREAM]"),
+        (datagram.into(), datagram_end.into(), "[UNIX]"),
+        (pipe_end.into(), pipe.into(), "[pipe]"),
+    ];
+    let running = Running::stage("bigreads", &["--min", &BYTES.to_string()])?;
+    let mut buffer = vec![0; BYTES];
+    for (to, from, _) in &ends {
+        // The buffers of none of them are smaller. Data may come in pieces: all is there first.
+        ensure!(rustix::io::write(to, &buffer)? == BYTES, "not all was written");
+        wait_until("the data", || Ok(rustix::io::ioctl_fionread(from)? == BYTES as u64))?;
+        ensure!(rustix::io::read(from, &mut buffer)? == BYTES, "not all was read");
+    }
+    let output = running.interrupt()?;
+    let shown = big_reads(&output)?.into_iter();
+    let shown: Vec<String> = shown
+        .filter(|(pid, bytes, _)| *pid == std::process::id() && *bytes == BYTES as i64)
+        .map(|(.., file)| file)
+        .collect();
+    let expected: Vec<&str> = ends.iter().map(|(.., name)| *name).collect();
+    ensure!(shown == expected, "{shown:?}, not {expected:?}: {output}");
+    Ok(())
 }
 
 /// More threads than CPUs. Where a program was skipped, it says so.

@@ -21,6 +21,8 @@ pub const TESTS: &[Test] = &[
     ("by_hand_says_hello", by_hand_says_hello),
     ("by_hand_measures_a_sleep", by_hand_measures_a_sleep),
     ("by_hand_counts_what_is_lost", by_hand_counts_what_is_lost),
+    ("by_hand_counts_calls_that_return_twice", by_hand_counts_calls_that_return_twice),
+    ("by_hand_counts_calls_that_never_return", by_hand_counts_calls_that_never_return),
     ("by_hand_leaves_nothing", by_hand_leaves_nothing),
     ("by_hand_refusals", by_hand_refusals),
 ];
@@ -241,6 +243,79 @@ fn by_hand_counts_what_is_lost() -> Result<()> {
     let own = own_times(&output, "")?.len() as u64;
     ensure!(lost > 4000 && own + lost == 5100, "{own} and {lost} lost: {output}");
     ensure!(count(&output, "in progress")? == 0, "{output}");
+    Ok(())
+}
+
+/// Both processes return from fork(), one of them from a call that it never made.
+fn by_hand_counts_calls_that_return_twice() -> Result<()> {
+    const FORKS: usize = 20;
+    let fork = |number: libc::c_long| {
+        for _ in 0..FORKS {
+            // SAFETY: without CLONE_VM, the child has its own memory; it only ends. All other arguments
+            // but the signal for its end are 0.
+            unsafe {
+                match libc::syscall(number, libc::SIGCHLD, 0, 0, 0, 0) {
+                    0 => libc::_exit(0),
+                    child => libc::waitpid(child as i32, std::ptr::null_mut(), 0),
+                };
+            }
+        }
+    };
+    let calls = [
+        ("clone", libc::SYS_clone),
+        #[cfg(target_arch = "x86_64")]
+        ("fork", libc::SYS_fork),
+    ];
+    for (name, number) in calls {
+        let running = Running::stage("syscall_profiler", &[name])?;
+        fork(number);
+        let output = running.interrupt()?;
+        ensure!(own_times(&output, "")?.len() == FORKS, "{name}: {output}");
+        let calls = count(&output, "calls of")?;
+        ensure!(count(&output, "returns in a new")? == calls, "{name}: {output}");
+        for what in ["in progress", "unmatched", "lost", "dropped", "skipped"] {
+            ensure!(count(&output, what)? == 0, "{name}, {what}: {output}");
+        }
+    }
+    Ok(())
+}
+
+/// There is nothing to measure, and nothing stays in progress.
+fn by_hand_counts_calls_that_never_return() -> Result<()> {
+    const CALLS: u64 = 20;
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: the handler does nothing.
+    unsafe { libc::signal(libc::SIGUSR1, nothing as *const () as libc::sighandler_t) };
+    let handle = || {
+        // SAFETY: a signal that is handled.
+        unsafe { libc::raise(libc::SIGUSR1) };
+    };
+    let end_thread = || thread::spawn(|| ()).join().expect("no panic");
+    let end_process = || {
+        // SAFETY: the child only ends.
+        unsafe {
+            match libc::fork() {
+                0 => libc::_exit(0),
+                child => libc::waitpid(child, std::ptr::null_mut(), 0),
+            }
+        };
+    };
+    let calls: [(&str, &dyn Fn()); 3] =
+        [("rt_sigreturn", &handle), ("exit", &end_thread), ("exit_group", &end_process)];
+    for (name, call) in calls {
+        let running = Running::stage("syscall_profiler", &[name])?;
+        for _ in 0..CALLS {
+            call();
+        }
+        let output = running.interrupt()?;
+        // A few others call, too: the profiler itself returns from the handler of the test's SIGINT.
+        let counted = count(&output, "calls of")?;
+        ensure!((CALLS..CALLS + 5).contains(&counted), "{name}: {output}");
+        ensure!(count(&output, "without a return")? == counted, "{name}: {output}");
+        for what in ["in progress", "unmatched", "lost", "dropped", "skipped"] {
+            ensure!(count(&output, what)? == 0, "{name}, {what}: {output}");
+        }
+    }
     Ok(())
 }
 

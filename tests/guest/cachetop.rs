@@ -1,28 +1,42 @@
-//! cachetop: its counts, judged by mincore() and /proc/PID/io.
+//! cachetop: its counts, judged by mincore() and /proc/PID/io, and its screen, by a terminal.
 
 use std::{
-    fs::{self, OpenOptions},
-    os::unix::fs::FileExt,
+    fs::{self, File, OpenOptions},
+    io::{Read, Write},
+    num::NonZeroU16,
+    os::unix::{fs::FileExt, process::CommandExt},
+    process::{Child, Command},
+    sync::{Arc, Mutex},
+    thread,
 };
 
 use anyhow::{Context, Result, ensure};
+use rustix::{
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
+};
 use serde_json::Value;
 
 use crate::{
     Test,
     disks::Mounted,
     pagecache::{Watched, new_file},
-    run::{Running, count, shell, stage},
+    run::{Running, count, program, shell, stage, wait_until},
 };
 
 pub const TESTS: &[Test] = &[
     ("cachetop_reads_as_mincore_sees_them", cachetop_reads_as_mincore_sees_them),
     ("cachetop_counts_dirtied_pages", cachetop_counts_dirtied_pages),
     ("cachetop_prints_tables", cachetop_prints_tables),
+    ("cachetop_leaves_the_terminal_and_comes_back", cachetop_leaves_the_terminal_and_comes_back),
 ];
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
+
+/// The size of the terminal.
+const ROWS: NonZeroU16 = NonZeroU16::new(24).expect("not 0");
+const COLUMNS: NonZeroU16 = NonZeroU16::new(80).expect("not 0");
 
 /// What cachetop has printed as JSON: the sums of the intervals.
 struct Report {
@@ -76,8 +90,10 @@ fn cachetop_reads_as_mincore_sees_them() -> Result<()> {
     let mut reads = file.read_all(10_000)?;
     reads.extend(file.read_all(64 * 1024)?);
     file.settled(0, file.size)?;
-    // Another process, whose reads are all hits.
-    shell(&format!("cat {} >/dev/null", file.path))?;
+    // Another process, whose reads are all hits, and another user. The last file is on the root, an
+    // overlayfs, whose reads the kernel makes in the name of root.
+    let user = "setpriv --reuid nobody --clear-groups";
+    shell(&format!("{user} cat {} /etc/passwd >/dev/null", file.path))?;
     let output = running.interrupt()?;
     let report = Report::parse(&output)?;
     let (hits, misses) = reads.iter().fold((0, 0), |(h, m), read| (h + read.hit, m + read.miss));
@@ -86,6 +102,9 @@ fn cachetop_reads_as_mincore_sees_them() -> Result<()> {
     ensure!(misses > 0 && counted == judged, "{counted:?}, not {judged:?}: {output}");
     let cat = |row: &Value| row["comm"] == "cat";
     ensure!(report.sum("hits", cat) >= MIB / PAGE, "cat: {output}");
+    let mut users = report.rows().filter(|row| row["pid"] == std::process::id() || cat(row));
+    let user = |row: &Value| if cat(row) { "nobody" } else { "root" };
+    ensure!(users.all(|row| row["user"] == user(row)), "users: {output}");
     Ok(())
 }
 
@@ -127,7 +146,7 @@ fn cachetop_prints_tables() -> Result<()> {
     let ended =
         stage("cachetop", &["--duration", "700ms", "--interval", "300ms", "--sort", "pid"])?;
     ensure!(ended.code == Some(0), "{ended:?}");
-    let tables = ended.stdout.lines().filter(|line| line.starts_with("    PID COMM ")).count();
+    let tables = ended.stdout.lines().filter(|line| line.starts_with("    PID USER ")).count();
     ensure!(tables >= 2 && !ended.stdout.contains('\x1b'), "{tables} tables: {ended:?}");
     count(&ended.stdout, "pages dirtied")?;
     ensure!(count(&ended.stdout, "skipped")? == 0, "{ended:?}");
@@ -135,5 +154,104 @@ fn cachetop_prints_tables() -> Result<()> {
         let ended = stage("cachetop", &wrong)?;
         ensure!(ended.code == Some(2) && ended.stderr.contains(wrong[0]), "{ended:?}");
     }
+    Ok(())
+}
+
+/// A shell on a terminal of its own.
+struct Shell {
+    shell: Child,
+    keys: File,
+    screen: Arc<Mutex<vt100::Parser>>,
+}
+
+impl Shell {
+    fn new() -> Result<Shell> {
+        let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        grantpt(&keys)?;
+        unlockpt(&keys)?;
+        let (ws_row, ws_col) = (ROWS.get(), COLUMNS.get());
+        tcsetwinsize(&keys, Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 })?;
+        let name = ptsname(&keys, Vec::new())?.into_string()?;
+        let terminal = OpenOptions::new().read(true).write(true).open(name)?;
+        // Not bash: it restores the modes of the terminal itself.
+        let mut sh = Command::new("dash");
+        sh.arg("-i").env("PS1", "$ ").env("TERM", "xterm").stdin(terminal.try_clone()?);
+        sh.stdout(terminal.try_clone()?).stderr(terminal);
+        // SAFETY: two system calls, async-signal-safe, no memory of the parent touched.
+        unsafe {
+            sh.pre_exec(|| {
+                rustix::process::setsid()?;
+                Ok(rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?)
+            })
+        };
+        let shell = sh.spawn().context("dash")?;
+        let keys = File::from(keys);
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
+        let (mut output, parser) = (keys.try_clone()?, Arc::clone(&screen));
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = output.read(&mut bytes) {
+                parser.lock().expect("no panic").process(&bytes[..n]);
+            }
+        });
+        Ok(Shell { shell, keys, screen })
+    }
+
+    fn types(&mut self, keys: &str) -> Result<()> {
+        self.keys.write_all(keys.as_bytes()).context("the terminal")
+    }
+
+    /// Waits for a text on the terminal's second screen, or on the first one.
+    fn shows(&self, text: &str, second: bool) -> Result<()> {
+        let mut shown = String::new();
+        let result = wait_until(text, || {
+            let screen = self.screen.lock().expect("no panic");
+            let screen = screen.screen();
+            shown = screen.contents();
+            // Whoever has the second screen reads keys as they are pressed, and hides the cursor.
+            let is_raw = !tcgetattr(&self.keys)?.local_modes.intersects(LocalModes::ICANON);
+            // Nothing of the shell's is left there.
+            let is_whole = !shown.contains("Stopped");
+            let state = [screen.alternate_screen(), screen.hide_cursor(), is_raw];
+            shown += &format!("\n{state:?}");
+            Ok(shown.contains(text) && state == [second; 3] && (is_whole || !second))
+        });
+        result.with_context(|| format!("the screen:\n{shown}"))
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // The shell's end hangs its terminal up, which ends the rest.
+        self.shell.kill().ok();
+        self.shell.wait().ok();
+    }
+}
+
+/// Ctrl-Z gives the terminal back, as does the end; `fg` draws everything again, also after a stop
+/// that no program can see coming.
+fn cachetop_leaves_the_terminal_and_comes_back() -> Result<()> {
+    let mut shell = Shell::new()?;
+    shell.types(&format!("{} --interval 200ms\r", program("cachetop").display()))?;
+    shell.shows("    PID USER ", true)?;
+    for _ in 0..2 {
+        shell.types("\x1a")?;
+        shell.shows("Stopped", false)?;
+        shell.types("clear; fg\r")?;
+        shell.shows("    PID USER ", true)?;
+    }
+    shell.types("u")?;
+    shell.shows("by USER", true)?;
+    self::shell("pkill -STOP -x cachetop")?;
+    // The shell gets the terminal as it is.
+    let stopped = || -> Result<bool> {
+        let screen = shell.screen.lock().expect("no panic");
+        Ok(screen.screen().contents().contains("Stopped"))
+    };
+    wait_until("the stop", stopped)?;
+    shell.types("fg\n")?;
+    shell.shows("    PID USER ", true)?;
+    shell.types("q")?;
+    shell.shows("pages dirtied", false)?;
     Ok(())
 }

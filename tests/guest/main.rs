@@ -64,6 +64,7 @@ const ONCE: &[&str] = &[
     "by_hand_leaves_nothing",
     "by_hand_refusals",
     "cachetop_prints_tables",
+    "cachetop_leaves_the_terminal_and_comes_back",
 ];
 
 /// Where kernels share the tests, these run on each: they are the hardest on the hooks.

@@ -77,11 +77,12 @@ fn print_event(bytes: &[u8], start: u64) -> i32 {
     0
 }
 
-/// The last part of the file's path, or what it is where it has none.
+/// The last part of the file's path, or in brackets what it is where it has none.
 fn name(file: &[i8], mode: u32) -> String {
     match (text(file), mode & 0o170_000) {
         (name, 0o010_000) if name.is_empty() => "[pipe]".into(),
-        (name, 0o140_000) if name.is_empty() => "[socket]".into(),
+        // The kernel names a socket by its protocol.
+        (protocol, 0o140_000) => format!("[{protocol}]"),
         (name, _) if name.is_empty() => "[no name]".into(),
         (name, _) => name,
     }
@@ -122,8 +123,9 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_has_no_name() {
+    fn what_has_no_path_is_in_brackets() {
         assert_eq!(name(&[0; 4], 0o010_600), "[pipe]");
+        assert_eq!(name(&b"TCP\0".map(|c| c as i8), 0o140_777), "[TCP]");
         assert_eq!(name(&[98, 0, 98], 0o100_600), "b");
     }
 }

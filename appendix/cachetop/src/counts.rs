@@ -12,7 +12,9 @@ use std::{
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use libbpf_rs::{MapCore, MapFlags};
+use nix::unistd::{Uid, User};
 use serde::{Serialize, Serializer, ser::SerializeMap};
+use unicode_truncate::{Alignment, UnicodeTruncateStr};
 
 use crate::trace::types;
 
@@ -86,6 +88,8 @@ impl Serialize for Counts {
 pub struct Row {
     /// 0: the processes that this PID namespace does not see, together.
     pub pid: u64,
+    /// `None`: of several users.
+    pub user: Option<String>,
     pub comm: String,
     #[serde(flatten)]
     pub counts: Counts,
@@ -96,6 +100,7 @@ pub struct Row {
 #[allow(missing_docs)]
 pub enum Column {
     Pid,
+    User,
     Comm,
     Reads,
     Hits,
@@ -105,15 +110,17 @@ pub enum Column {
     Readahead,
     Dirtied,
 }
-use Column::*;
+use Column::{Comm, Dirtied, HitPercent, Hits, Misses, Pid, Readahead, Reads};
 
 impl Column {
     /// From left to right.
-    pub const ALL: [Column; 8] = [Pid, Comm, Reads, Hits, Misses, HitPercent, Readahead, Dirtied];
+    pub const ALL: [Column; 9] =
+        [Pid, Column::User, Comm, Reads, Hits, Misses, HitPercent, Readahead, Dirtied];
 
     pub fn title(self) -> &'static str {
         match self {
             Pid => "PID",
+            Column::User => "USER",
             Comm => "COMM",
             Reads => "READS",
             Hits => "HITS",
@@ -124,15 +131,17 @@ impl Column {
         }
     }
 
-    /// In characters.
-    pub fn width(self) -> usize {
-        match self {
-            Pid => 7,
+    /// In characters: room for what these rows have there, and no less than usual, lest the columns
+    /// move each time.
+    pub fn width(self, rows: &[Row]) -> usize {
+        let usual = match self {
+            Column::User => 8,
             Comm => 15,
-            HitPercent => 6,
+            HitPercent => 5,
             Readahead => 9,
-            _ => 8,
-        }
+            Pid | Reads | Hits | Misses | Dirtied => 7,
+        };
+        rows.iter().map(|row| width(&self.value(row))).fold(usual, usize::max)
     }
 
     pub fn value(self, row: &Row) -> String {
@@ -140,6 +149,7 @@ impl Column {
         match self {
             Pid if row.pid == 0 => "-".into(),
             Pid => row.pid.to_string(),
+            Column::User => row.user.clone().unwrap_or("-".into()),
             Comm => row.comm.clone(),
             Reads => counts.reads.to_string(),
             Hits => counts.hits.to_string(),
@@ -152,10 +162,19 @@ impl Column {
         }
     }
 
-    /// A text of this column, as wide as the column: names begin at its left, numbers end at its right.
-    pub fn aligned(self, text: &str) -> String {
-        let width = self.width();
-        if self == Comm { format!("{text:<width$}") } else { format!("{text:>width$}") }
+    /// Whether it holds text, which may be cut: a part of a number would be another number.
+    pub fn is_text(self) -> bool {
+        matches!(self, Column::User | Comm)
+    }
+
+    /// A text of this column in so many characters: names begin at its left, numbers end at its right.
+    /// A name that is too long ends with `…`.
+    pub fn aligned(self, text: &str, columns: usize) -> String {
+        let (text, alignment) = match self.is_text() {
+            true => (cut(text, columns), Alignment::Left),
+            false => (text.into(), Alignment::Right),
+        };
+        text.unicode_pad(columns, alignment, false).into_owned()
     }
 
     /// Numbers descend, and names and process numbers ascend.
@@ -163,6 +182,7 @@ impl Column {
         let (left, right) = (&a.counts, &b.counts);
         match self {
             Pid => a.pid.cmp(&b.pid),
+            Column::User => a.user.cmp(&b.user),
             Comm => a.comm.cmp(&b.comm),
             Reads => right.reads.cmp(&left.reads),
             Hits => right.hits.cmp(&left.hits),
@@ -174,6 +194,22 @@ impl Column {
             Readahead => right.readahead.cmp(&left.readahead),
             Dirtied => right.dirtied.cmp(&left.dirtied),
         }
+    }
+}
+
+/// How many characters of a terminal a text takes.
+pub fn width(text: &str) -> usize {
+    text.unicode_truncate(usize::MAX).1
+}
+
+/// A text, or where that is too long, its beginning and `…`.
+fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.into();
+    }
+    match columns.checked_sub(1) {
+        Some(left) => text.unicode_truncate(left).0.to_owned() + "…",
+        None => String::new(),
     }
 }
 
@@ -194,12 +230,15 @@ pub struct Sampler {
     /// Of all processes, since the start.
     pub total: Counts,
     before: HashMap<Vec<u8>, Counts>,
+    /// Their names, once they have been looked up.
+    users: HashMap<u64, String>,
 }
 
 impl Sampler {
     pub fn new() -> Sampler {
         let now = Instant::now();
-        Sampler { start: now, last: now, total: Counts::default(), before: HashMap::new() }
+        let (before, users) = (HashMap::new(), HashMap::new());
+        Sampler { start: now, last: now, total: Counts::default(), before, users }
     }
 
     /// How long the interval was, and what each process has done in it; those that did nothing are
@@ -222,8 +261,11 @@ impl Sampler {
             let before = self.before.insert(key.clone(), counts);
             let difference = counts - before.unwrap_or_default();
             if difference != Counts::default() {
-                let comm = if process.pid == 0 { "(elsewhere)".into() } else { text(&now.comm) };
-                rows.push(Row { pid: process.pid, comm, counts: difference });
+                let (user, comm) = match process.pid {
+                    0 => (None, "(elsewhere)".into()),
+                    _ => (Some(self.user(now.user)), text(&now.comm)),
+                };
+                rows.push(Row { pid: process.pid, user, comm, counts: difference });
             } else if process.pid != 0 && !Path::new(&format!("/proc/{}", process.pid)).exists() {
                 map.delete(&key)?;
                 self.before.remove(&key);
@@ -234,6 +276,15 @@ impl Sampler {
         let time = now - self.last;
         self.last = now;
         Ok((time, rows))
+    }
+
+    /// The name of a user, or the number where there is no name.
+    fn user(&mut self, number: u64) -> String {
+        let look_up = || User::from_uid(Uid::from_raw(number as u32)).ok().flatten();
+        let name = self.users.entry(number).or_insert_with(|| {
+            look_up().map_or(number.to_string(), |user| user.name.replace(char::is_control, "?"))
+        });
+        name.clone()
     }
 }
 
@@ -249,7 +300,7 @@ mod tests {
 
     fn row(pid: u64, comm: &str, hits: u64, misses: u64, dirtied: u64) -> Row {
         let counts = Counts { hits, misses, dirtied, ..Counts::default() };
-        Row { pid, comm: comm.into(), counts }
+        Row { pid, user: Some(format!("user{}", pid % 2)), comm: comm.into(), counts }
     }
 
     #[test]
@@ -266,6 +317,7 @@ mod tests {
         let rows = [row(3, "b", 10, 1, 0), row(1, "c", 20, 30, 2), row(2, "a", 0, 0, 7)];
         for (column, expected) in [
             (Pid, [1, 2, 3]),
+            (Column::User, [2, 1, 3]),
             (Comm, [2, 3, 1]),
             (Hits, [1, 3, 2]),
             (Misses, [1, 3, 2]),
@@ -291,7 +343,25 @@ mod tests {
         let json = serde_json::to_value(row(3, "dd", 3, 1, 0)).unwrap();
         assert_eq!(json["hit_percent"], 75.0);
         assert_eq!((&json["pid"], &json["comm"]), (&3.into(), &"dd".into()));
+        assert_eq!(json["user"], "user1");
         let json = serde_json::to_value(row(3, "dd", 0, 0, 1)).unwrap();
         assert!(json["hit_percent"].is_null());
+    }
+
+    #[test]
+    fn a_name_is_cut_with_a_mark_and_a_number_never() {
+        assert_eq!(Comm.aligned("postgres", 8), "postgres");
+        assert_eq!(Comm.aligned("postgres", 7), "postgr…");
+        assert_eq!(Comm.aligned("数据库", 4), "数… ", "two columns each");
+        assert_eq!(Comm.aligned("dd", 0), "");
+        assert_eq!(Hits.aligned("4099", 3), "4099");
+        assert_eq!(Hits.width(&[row(1, "", 1_234_567_890, 0, 0)]), 10);
+    }
+
+    #[test]
+    fn a_user_has_a_name_or_a_number() {
+        let mut sampler = Sampler::new();
+        assert_eq!(sampler.user(0), "root");
+        assert_eq!(sampler.user(4_294_967_294), "4294967294");
     }
 }

@@ -9,15 +9,20 @@ use std::{
     io::{IsTerminal, Write, stdin, stdout},
     mem::MaybeUninit,
     process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use common::{Cli, Session};
 use libbpf_rs::{MapCore, skel::Skel};
 use serde_json::json;
+use signal_hook::consts::SIGCONT;
 
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -25,7 +30,7 @@ mod trace {
 use crate::{
     counts::{Column, Counts, Row, Sampler, sort},
     screen::View,
-    terminal::{Event, FullScreen},
+    terminal::{Event, FullScreen, is_suspend},
 };
 use trace::TraceSkelBuilder;
 
@@ -160,9 +165,11 @@ fn table(time: Duration, rows: &[Row]) -> String {
         ratio(&total),
         total.dirtied
     );
-    text += &line(Column::ALL.map(|column| column.aligned(column.title())).to_vec());
+    let widths = Column::ALL.map(|column| (column, column.width(rows)));
+    text += &line(widths.map(|(column, width)| column.aligned(column.title(), width)).to_vec());
     for row in rows {
-        text += &line(Column::ALL.map(|column| column.aligned(&column.value(row))).to_vec());
+        let cell = |(column, width): (Column, usize)| column.aligned(&column.value(row), width);
+        text += &line(widths.map(cell).to_vec());
     }
     text
 }
@@ -173,6 +180,9 @@ fn full_screen(
     sampler: &mut Sampler,
     map: &impl MapCore,
 ) -> Result<()> {
+    let continued = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGCONT, Arc::clone(&continued))
+        .context("no handler for SIGCONT could be installed")?;
     let mut screen = FullScreen::enter()?;
     let mut view = View::new(options.sort, options.reverse, options.interval);
     while !session.is_over() {
@@ -181,9 +191,21 @@ fn full_screen(
             view.show(rows, sampler.start.elapsed());
         }
         screen.draw(|frame| view.draw(frame))?;
-        match screen.event(Duration::from_millis(100))? {
+        let suspend = match screen.event(Duration::from_millis(100))? {
+            Some(Event::Key(key)) if is_suspend(&key) => true,
             Some(Event::Key(key)) if !view.key(key) => break,
-            _ => {}
+            _ => false,
+        };
+        // After a stop, the shell has used the terminal.
+        if suspend || continued.load(Ordering::Relaxed) {
+            drop(screen);
+            if suspend {
+                terminal::suspend()?;
+            }
+            screen = FullScreen::enter()?;
+            continued.store(false, Ordering::Relaxed);
+            // What was counted meanwhile belongs to the sums of the run, and to no interval.
+            sampler.sample(map)?;
         }
     }
     Ok(())
@@ -204,10 +226,11 @@ mod tests {
     #[test]
     fn a_table_has_a_line_for_each_process() {
         let counts = Counts { reads: 3, hits: 30, misses: 10, readahead: 8, dirtied: 0 };
-        let rows = [Row { pid: 7, comm: "dd".into(), counts }];
+        let user = Some("root".into());
+        let rows = [Row { pid: 7, user, comm: "dd".into(), counts }];
         let expected = "\n2.5 s: 30 hits, 10 misses, 75.0 % hits, 0 dirtied
-    PID COMM               READS     HITS   MISSES   HIT% READAHEAD  DIRTIED
-      7 dd                     3       30       10   75.0         8        0\n";
+    PID USER     COMM              READS    HITS  MISSES  HIT% READAHEAD DIRTIED
+      7 root     dd                    3      30      10  75.0         8       0\n";
         assert_eq!(table(Duration::from_millis(2500), &rows), expected);
         assert!(table(Duration::from_secs(1), &[]).contains("no reads"));
     }

@@ -15,7 +15,8 @@ use ratatui::{
     backend::CrosstermBackend,
     crossterm::{
         cursor::{Hide, Show},
-        event, execute,
+        event::{self, KeyCode, KeyEvent, KeyModifiers},
+        execute,
         terminal::{
             Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
             enable_raw_mode,
@@ -25,12 +26,24 @@ use ratatui::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
+    process::{Signal, kill_current_process_group},
 };
 
 /// Waits for the end of the process that has started it, and restores the terminal where that was
 /// killed: a good end writes a line first. The signals are those that come from the terminal.
 const WATCH: &str = r#"trap '' INT TERM HUP QUIT TTOU
 read -r _ || { stty "$1" </dev/tty; printf '\033[?1049l\033[?25h' >/dev/tty; }"#;
+
+/// Whether this key is Ctrl-Z, which the terminal does not turn into a signal for a full screen.
+pub fn is_suspend(key: &KeyEvent) -> bool {
+    key.code == KeyCode::Char('z') && key.modifiers.contains(KeyModifiers::CONTROL)
+}
+
+/// Stops this process and those that the shell has started with it, as the terminal would, until the
+/// shell continues them. Where there is no such shell, the kernel stops nothing.
+pub fn suspend() -> Result<()> {
+    kill_current_process_group(Signal::TSTP).context("the process could not be stopped")
+}
 
 /// The terminal of this process, until this is dropped.
 pub struct FullScreen {

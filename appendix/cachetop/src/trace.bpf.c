@@ -17,6 +17,7 @@ struct process {
 
 struct counts {
 	char comm[16];
+	u64 user; /* outside of all containers */
 	u64 reads;
 	u64 hits, misses, readahead, dirtied; /* pages */
 };
@@ -31,13 +32,12 @@ struct {
 /* The counts of the current process; NULL where the map is full. */
 static __always_inline struct counts *current_counts(void)
 {
-	struct task_struct *task = (void *)bpf_get_current_task();
-	struct task_struct *leader = BPF_CORE_READ(task, group_leader);
+	struct task_struct *leader = bpf_get_current_task_btf()->group_leader;
 	struct process process = { .pid = process_in(pid_namespace) };
 	struct counts none = {}, *counts;
 
 	if (process.pid)
-		process.start_time = BPF_CORE_READ(leader, start_time);
+		process.start_time = leader->start_time;
 	counts = bpf_map_lookup_elem(&processes, &process);
 	if (!counts) {
 		bpf_map_update_elem(&processes, &process, &none, BPF_NOEXIST);
@@ -47,9 +47,12 @@ static __always_inline struct counts *current_counts(void)
 		__sync_fetch_and_add(&uncounted, 1);
 		return NULL;
 	}
-	/* Each time: execve() changes it. */
-	if (process.pid)
+	/* Each time: execve() changes the name, setuid() the user. */
+	if (process.pid) {
 		BPF_CORE_READ_STR_INTO(&counts->comm, leader, comm);
+		/* bpf_get_current_uid_gid() would be who has mounted it, in a read of an overlayfs. */
+		counts->user = leader->real_cred->uid.val;
+	}
 	return counts;
 }
 

@@ -50,17 +50,36 @@ fn print_event(bytes: &[u8]) -> i32 {
     let Ok(event) = plain::from_bytes::<Event>(bytes) else {
         return -1; // never: the BPF program writes nothing else
     };
-    let file = match text(&event.file) {
-        // The kernel has cut it: the last byte is the 0 that ends it.
-        file if file.len() == event.file.len() - 1 => file + "…",
-        file => file,
-    };
+    let file = name(event.directory, &text(&event.file));
     print!("{:>8} {:<16} {file}", event.pid, text(&event.comm));
     match event.error {
         0 => println!(),
         error => println!("  failed: {}", Error::from_raw_os_error(-error)),
     }
     0
+}
+
+/// The most bytes of a file's name that are shown.
+const SHOWN: usize = 255;
+/// In the place of an open directory: the current one.
+const AT_FDCWD: i32 = -100;
+
+/// A name that begins at an open directory, as the kernel writes it where the execution succeeds; cut
+/// where it is too long.
+fn name(directory: i32, file: &str) -> String {
+    let mut name = match (directory, file) {
+        (AT_FDCWD, file) => file.to_owned(),
+        (_, file) if file.starts_with('/') => file.to_owned(),
+        (directory, "") => format!("/dev/fd/{directory}"),
+        (directory, file) => format!("/dev/fd/{directory}/{file}"),
+    };
+    if name.len() > SHOWN {
+        // Not in the middle of a character.
+        let end = (0..=SHOWN).rfind(|&end| name.is_char_boundary(end)).unwrap_or_default();
+        name.truncate(end);
+        name.push('…');
+    }
+    name
 }
 
 /// A string of C. Control characters would change more than their line: they are replaced.
@@ -77,5 +96,22 @@ mod tests {
     fn a_name_stays_in_its_line() {
         let name = b"a b\nc\0d".map(|c| c as i8);
         assert_eq!(text(&name), "a b?c");
+    }
+
+    #[test]
+    fn a_name_is_cut_where_it_is_too_long() {
+        let long = "x".repeat(255);
+        assert_eq!(name(AT_FDCWD, &long), long);
+        assert_eq!(name(AT_FDCWD, &(long.clone() + "y")), long.clone() + "…");
+        assert_eq!(name(AT_FDCWD, &(long[..254].to_owned() + "é")), long[..254].to_owned() + "…");
+        assert_eq!(name(3, &long), format!("/dev/fd/3/{}…", &long[..245]));
+    }
+
+    #[test]
+    fn a_relative_name_begins_at_its_directory() {
+        assert_eq!(name(AT_FDCWD, "./run"), "./run");
+        assert_eq!(name(5, "run"), "/dev/fd/5/run");
+        assert_eq!(name(5, "/run"), "/run");
+        assert_eq!(name(5, ""), "/dev/fd/5");
     }
 }

@@ -4,13 +4,16 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
+#define AT_FDCWD -100 /* the current directory */
+
 u64 executed, failed, lost;
 
 struct event {
 	u32 pid;
 	s32 error; /* 0, or a negative error number */
+	s32 directory; /* of a failure: the descriptor that a relative name begins at, or AT_FDCWD */
 	char comm[16];
-	char file[256];
+	char file[260]; /* more than is shown: main.rs sees whether to cut */
 } event_type; /* never used: it puts the type into the skeleton, for main.rs */
 
 struct {
@@ -30,6 +33,7 @@ static __always_inline struct event *new_event(int error)
 	}
 	event->pid = bpf_get_current_pid_tgid() >> 32;
 	event->error = error;
+	event->directory = AT_FDCWD;
 	bpf_get_current_comm(event->comm, sizeof(event->comm));
 	event->file[0] = '\0';
 	return event;
@@ -50,7 +54,7 @@ int process_exec(struct trace_event_raw_sched_process_exec *exec)
 	return 0;
 }
 
-static __always_inline int exec_returns(unsigned long file, long ret)
+static __always_inline int exec_returns(int directory, unsigned long file, long ret)
 {
 	struct event *event;
 
@@ -59,6 +63,7 @@ static __always_inline int exec_returns(unsigned long file, long ret)
 	event = new_event(ret);
 	if (!event)
 		return 0;
+	event->directory = directory;
 	bpf_probe_read_user_str(event->file, sizeof(event->file), (void *)file);
 	bpf_ringbuf_submit(event, 0);
 	return 0;
@@ -74,13 +79,13 @@ static __always_inline int exec_returns(unsigned long file, long ret)
 SEC(SYSCALL("execve"))
 int BPF_PROG(execve_exit, struct pt_regs *regs, long ret)
 {
-	return exec_returns(PT_REGS_PARM1_CORE_SYSCALL(regs), ret);
+	return exec_returns(AT_FDCWD, PT_REGS_PARM1_CORE_SYSCALL(regs), ret);
 }
 
 SEC(SYSCALL("execveat"))
 int BPF_PROG(execveat_exit, struct pt_regs *regs, long ret)
 {
-	return exec_returns(PT_REGS_PARM2_CORE_SYSCALL(regs), ret);
+	return exec_returns(PT_REGS_PARM1_CORE_SYSCALL(regs), PT_REGS_PARM2_CORE_SYSCALL(regs), ret);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

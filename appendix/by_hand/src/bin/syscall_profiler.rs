@@ -63,6 +63,11 @@ const IN_PROGRESS: u32 = 16384;
 const DROPPED: u32 = 0;
 const UNMATCHED: u32 = 1;
 const LOST: u32 = 2;
+const WITHOUT_RETURN: u32 = 3;
+const RETURNS_IN_CHILD: u32 = 4;
+const COUNTERS: u32 = 5;
+/// In the context of a program on sys_exit_NAME: what the call returns.
+const RETURN_VALUE: i16 = 16;
 // Places on the stack.
 const SCRATCH: i16 = -4;
 const THREAD: i16 = -16;
@@ -72,9 +77,35 @@ const SAMPLE_SIZE: i32 = 16;
 /// For bpf_perf_event_output(): the ring of this CPU.
 const CURRENT_CPU: u32 = u32::MAX;
 
-/// `starts[thread] = now`
-fn enter(starts: &Map, counters: &Map) -> Code {
+/// How often a call returns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Returns {
+    /// In the thread that has called.
+    Once,
+    /// There, and in the new process or thread, with 0.
+    Twice,
+    /// It ends the caller, or makes it go on elsewhere.
+    Never,
+}
+
+impl Returns {
+    fn of(syscall: &str) -> Returns {
+        match syscall {
+            "clone" | "clone3" | "fork" | "vfork" => Returns::Twice,
+            "exit" | "exit_group" | "rt_sigreturn" => Returns::Never,
+            _ => Returns::Once,
+        }
+    }
+}
+
+/// `starts[thread] = now`; a call that never returns is only counted.
+fn enter(starts: &Map, counters: &Map, returns: Returns) -> Code {
     let mut code = Code::new();
+    if returns == Returns::Never {
+        code.count(counters, WITHOUT_RETURN, SCRATCH);
+        code.exit_with(0);
+        return code;
+    }
     code.call(GetCurrentPidTgid);
     code.store(R10, THREAD, R0);
     code.call(KtimeGetNs);
@@ -92,7 +123,7 @@ fn enter(starts: &Map, counters: &Map) -> Code {
 }
 
 /// `send(now - starts[thread], thread)`, and the entry is deleted.
-fn exit(starts: &Map, counters: &Map, rings: &Map) -> Code {
+fn exit(starts: &Map, counters: &Map, rings: &Map, returns: Returns) -> Code {
     let mut code = Code::new();
     code.copy(R6, R1); // the context, which a call would overwrite
     code.call(KtimeGetNs);
@@ -103,6 +134,13 @@ fn exit(starts: &Map, counters: &Map, rings: &Map) -> Code {
     code.stack_address(R2, THREAD.into());
     code.call(MapLookupElem);
     let found = code.jump_unless_zero(R0);
+    if returns == Returns::Twice {
+        code.load(R1, R6, RETURN_VALUE);
+        let in_caller = code.jump_unless_zero(R1);
+        code.count(counters, RETURNS_IN_CHILD, SCRATCH);
+        code.exit_with(0);
+        code.land(in_caller);
+    }
     code.count(counters, UNMATCHED, SCRATCH);
     code.exit_with(0);
     code.land(found);
@@ -162,11 +200,14 @@ impl Totals {
 fn run(cli: &Cli, run: &mut Run) -> Result<()> {
     check_syscall(&cli.syscall)?;
     let starts = Map::new(MapKind::Hash, "starts", 8, 8, IN_PROGRESS)?;
-    let counters = Map::new(MapKind::PerCpuArray, "counters", 4, 8, 3)?;
+    let counters = Map::new(MapKind::PerCpuArray, "counters", 4, 8, COUNTERS)?;
     let mut rings = Rings::new(cli.pages)?;
     let verbose = cli.common.verbose;
-    let enter = Program::load("syscall_enter", &enter(&starts, &counters), verbose)?;
-    let exit = Program::load("syscall_exit", &exit(&starts, &counters, &rings.map), verbose)?;
+    let returns = Returns::of(&cli.syscall);
+    let enter = enter(&starts, &counters, returns);
+    let exit = exit(&starts, &counters, &rings.map, returns);
+    let enter = Program::load("syscall_enter", &enter, verbose)?;
+    let exit = Program::load("syscall_exit", &exit, verbose)?;
     // The exit first: then no call is seen to begin whose end is not seen.
     let exit_attached = Attached::to_syscall(&exit, "sys_exit", &cli.syscall)?;
     let enter_attached = Attached::to_syscall(&enter, "sys_enter", &cli.syscall)?;
@@ -181,10 +222,20 @@ fn run(cli: &Cli, run: &mut Run) -> Result<()> {
     totals.add(rings.take()?, cli.quiet)?;
     let Totals { samples, time, shortest, longest } = totals;
     let mut out = stdout();
-    writeln!(out, "{samples:>8} calls of {}()", cli.syscall)?;
+    let without_return = counters.sum(WITHOUT_RETURN)?;
+    writeln!(out, "{:>8} calls of {}()", samples + without_return, cli.syscall)?;
     if let Some(shortest) = shortest {
         let average = time / samples;
         writeln!(out, "{time:>8} ns in all, average {average} ns, {shortest} to {longest} ns")?;
+    }
+    match returns {
+        Returns::Once => {}
+        Returns::Twice => writeln!(
+            out,
+            "{:>8} returns in a new process or thread (not measured: it made no call)",
+            counters.sum(RETURNS_IN_CHILD)?
+        )?,
+        Returns::Never => writeln!(out, "{without_return:>8} without a return (not measured)")?,
     }
     writeln!(out, "{:>8} in progress", starts.entries()?)?;
     writeln!(out, "{:>8} lost (ring full, or no ring for this CPU)", counters.sum(LOST)?)?;
