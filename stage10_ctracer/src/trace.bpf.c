@@ -64,7 +64,7 @@ struct call {
 
 /* What the filters know about an object: about its life, for the next one may have the same address. */
 struct life {
-	u64 state;
+	u64 object, state;
 	u64 made, before; /* when it was made, and the one before at this address; 0: not known */
 };
 enum { DECIDED = 1, WANTED = 2, SEEN = 4, COMPLETING = 8, COMPLETED = 16, FREED = 32, MATCHED = 64 };
@@ -81,11 +81,10 @@ struct counts {
 		__type(value, value_type);                                                                   \
 	} name SEC(".maps")
 
-/* Two hash tables in arrays, see place(). A map of type HASH costs a call, some 200 instructions, for
- * each look; these are looked at twice in every call. */
+/* Hash tables in arrays, see place(): in a map of type HASH, each look costs some 250 instructions. */
 MAP(functions, ARRAY, PLACES, u32, struct function);
 MAP(calls, ARRAY, PLACES, u32, struct call);
-MAP(lives, LRU_HASH, 65536, u64, struct life); /* by the object's address */
+MAP(lives, ARRAY, PLACES, u32, struct life);
 MAP(counters, PERCPU_ARRAY, 1, u32, struct counts);
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -98,6 +97,12 @@ static __always_inline struct counts *own_counts(void)
 	u32 zero = 0;
 
 	return bpf_map_lookup_elem(&counters, &zero);
+}
+
+/* Where a table has an entry: here, or at one of the next places. attach.rs has the same. */
+static __always_inline u32 place(u64 key, u32 probe)
+{
+	return ((u32)(key * 0x9e3779b97f4a7c15 >> 48) + probe) % PLACES;
 }
 
 /* Whether a call with this cookie is the first one of another life than the one that is known. */
@@ -135,24 +140,44 @@ static __always_inline bool matches(u64 object)
 			value = (s64)(value << unused) >> unused;
 		value &= filter[i].mask;
 		is_less = filter[i].is_signed ? (s64)value < (s64)other : value < other;
-		if (!(filter[i].operator >> (is_less ? 0 : value == other ? 1 : 2) & 1))
+		if (!(filter[i].operator>>(is_less ? 0 : value == other ? 1 : 2) & 1))
 			return false;
 	}
 	return true;
 }
 
+/* What is known about an object. Where nothing is, it takes a free place, or that of another one; NULL
+ * where another CPU takes the same at this moment. */
+static __always_inline struct life *life_of(u64 object)
+{
+	struct life *life, *free = NULL;
+	u64 before;
+
+	for (u32 i = 0; i < PROBES; i++) {
+		u32 at = place(object, i);
+		life = bpf_map_lookup_elem(&lives, &at);
+		if (!life || life->object == object)
+			return life;
+		if (!free || (free->object && (!life->object || life->state & FREED)))
+			free = life;
+	}
+	if (!free)
+		return NULL;
+	before = free->object;
+	if (__sync_val_compare_and_swap(&free->object, before, object) != before)
+		return NULL;
+	free->state = free->made = free->before = 0;
+	return free;
+}
+
 /* Whether --pid, --sample and --filter let an object through that is passed to a function. */
 __noinline u32 is_followed(u64 object, u64 cookie, u32 first)
 {
-	struct life *life = bpf_map_lookup_elem(&lives, &object), unknown = {};
+	struct life *life = life_of(object);
 	u64 state, made = 0;
 
-	if (!life) {
-		bpf_map_update_elem(&lives, &object, &unknown, BPF_ANY);
-		life = bpf_map_lookup_elem(&lives, &object);
-		if (!life)
-			return false;
-	}
+	if (!life)
+		return false;
 	/* At first it is the time of the object before. */
 	if (made_at && !(cookie & (BEGINS | PREPARES)))
 		bpf_probe_read_kernel(&made, sizeof(made), (void *)object + made_at);
@@ -190,8 +215,8 @@ static __always_inline u32 device_of(u64 object, u64 given, bool is_given)
 }
 
 /* Writes one event for each object of the call; false where the ring buffer has no room for any. */
-static __always_inline bool record(const struct call *call, const u64 *registers, u32 is_return,
-				   u64 value, struct counts *counts)
+static __always_inline bool record(const struct call *call, const u64 *registers, u32 is_return, u64 value,
+				   struct counts *counts)
 {
 	u64 time = bpf_ktime_get_ns(), task = bpf_get_current_pid_tgid();
 	bool written = false;
@@ -224,12 +249,6 @@ static __always_inline bool record(const struct call *call, const u64 *registers
 	return written;
 }
 
-/* Where a table has an entry: here, or at one of the next places. attach.rs has the same. */
-static __always_inline u32 place(u64 key, u32 probe)
-{
-	return ((u32)(key * 0x9e3779b97f4a7c15 >> 48) + probe) % PLACES;
-}
-
 static __always_inline u64 cookie_of(struct pt_regs *ctx)
 {
 	if (!by_address)
@@ -249,6 +268,7 @@ static __always_inline u64 cookie_of(struct pt_regs *ctx)
  * Returns NULL where the table is full. */
 static __always_inline struct call *remember(u64 stack, const struct call *new)
 {
+	struct call *found = NULL;
 	u64 number = 0;
 
 	for (u32 i = 0; i < PROBES; i++) {
@@ -257,22 +277,25 @@ static __always_inline struct call *remember(u64 stack, const struct call *new)
 		if (!call)
 			break;
 		u64 key = call->key;
-		bool is_same = (key & ~7UL) == stack;
-		/* The same function at the same stack pointer: the return of that call was missed. */
-		if (is_same && call->cookie == new->cookie)
-			key = call->key = stack | number;
-		else if (!key && !__sync_val_compare_and_swap(&call->key, 0, stack | number))
-			key = stack | number;
-		else {
-			number += is_same;
-			continue;
+		if (!key && !__sync_val_compare_and_swap(&call->key, 0, stack | number)) {
+			found = call;
+			break;
 		}
-		call->cookie = new->cookie;
-		__builtin_memcpy(call->objects, new->objects, sizeof(call->objects));
-		call->ends = new->ends;
-		return call;
+		if ((key & ~7UL) != stack)
+			continue;
+		/* The same function again: its return was missed, as that of the last one if all places
+		 * are taken. */
+		found = call;
+		if (call->cookie == new->cookie)
+			break;
+		number++;
 	}
-	return NULL;
+	if (!found)
+		return NULL;
+	found->cookie = new->cookie;
+	__builtin_memcpy(found->objects, new->objects, sizeof(found->objects));
+	found->ends = new->ends;
+	return found;
 }
 
 /* Finds the call that returns. */
@@ -296,12 +319,12 @@ static __always_inline void forget(struct call *call)
 static __always_inline struct call *call_begins(struct pt_regs *ctx, struct counts *counts)
 {
 	u64 registers[REGISTERS + 2] = { 0,
-			     PT_REGS_PARM1(ctx),
-			     PT_REGS_PARM2(ctx),
-			     PT_REGS_PARM3(ctx),
-			     PT_REGS_PARM4(ctx),
-			     PT_REGS_PARM5(ctx),
-			     PT_REGS_PARM6(ctx) };
+					 PT_REGS_PARM1(ctx),
+					 PT_REGS_PARM2(ctx),
+					 PT_REGS_PARM3(ctx),
+					 PT_REGS_PARM4(ctx),
+					 PT_REGS_PARM5(ctx),
+					 PT_REGS_PARM6(ctx) };
 	struct call call = { .cookie = cookie_of(ctx) };
 	u64 device = registers[call.cookie >> 44 & 7];
 	struct call *remembered;
@@ -341,7 +364,7 @@ static __always_inline struct call *call_begins(struct pt_regs *ctx, struct coun
 /* A call that ends a life has returned: what comes next at this address may be another object. */
 static __always_inline void ends(const struct call *call)
 {
-	struct life *life = bpf_map_lookup_elem(&lives, &call->ends);
+	struct life *life = life_of(call->ends);
 
 	/* Another one has begun already where the state does not know of this call. */
 	if (life && life->state & COMPLETING)
