@@ -375,7 +375,9 @@ fn two_tries_are_one_request(opts: &str) -> Result<()> {
 fn stage07_is_within_stage03() -> Result<()> {
     let (bios, requests) = (Running::stage("stage03", &[])?, Running::stage("stage07", &[])?);
     let disk = disks::virtio()?;
-    shell(&format!("dd if=/dev/{disk} of=/dev/null bs=4k count=200 iflag=direct status=none"))?;
+    let dd = "dd bs=4k count=100 status=none";
+    shell(&format!("{dd} if=/dev/{disk} of=/dev/null iflag=direct"))?;
+    shell(&format!("{dd} if=/dev/zero of=/dev/{disk} oflag=direct conv=notrunc"))?;
     let (requests, bios) = (requests.interrupt()?, bios.interrupt()?);
     // Every trace pipe has the lines of both, in the order of time.
     let mut request = None;
