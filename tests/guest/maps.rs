@@ -1,15 +1,20 @@
-//! The maps of a program that runs beside the test, read and written by the bpf() system call.
+//! The maps of a program that runs beside the test, and its instructions.
 
 use std::{collections::HashSet, fmt};
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, MapType,
-    query::{MapInfo, MapInfoIter},
+    query::{MapInfo, MapInfoIter, ProgInfoIter},
 };
 
-/// The maps that were loaded before; those of a program that is started now are the others.
-pub struct Maps(HashSet<u32>);
+use crate::run::shell;
+
+/// The maps and programs that were loaded before; those of a program that is started now are the others.
+pub struct Maps {
+    before: HashSet<u32>,
+    programs_before: HashSet<u32>,
+}
 
 /// Where a record is: the map, the key, and the offset in the value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,11 +36,14 @@ pub struct Arrays(Vec<(String, Vec<u8>, Vec<u8>)>);
 
 impl Maps {
     pub fn new() -> Maps {
-        Maps(MapInfoIter::default().map(|map| map.id).collect())
+        Maps {
+            before: MapInfoIter::default().map(|map| map.id).collect(),
+            programs_before: ProgInfoIter::default().map(|program| program.id).collect(),
+        }
     }
 
     fn added(&self) -> impl Iterator<Item = MapInfo> {
-        MapInfoIter::default().filter(|map| !self.0.contains(&map.id))
+        MapInfoIter::default().filter(|map| !self.before.contains(&map.id))
     }
 
     /// The map of this name.
@@ -56,6 +64,50 @@ impl Maps {
         }
         Ok(Arrays(arrays))
     }
+
+    /// Checks that no program loads a value of a map, adds to it, and stores it: where two CPUs do so at
+    /// once, one addition is lost. That is too rare to be waited for, and never happens where QEMU emulates
+    /// both CPUs in one thread. A map with values for each CPU makes such an addition right.
+    pub fn ensure_atomic(&self) -> Result<()> {
+        let for_each_cpu = |map: MapInfo| {
+            [MapType::PercpuHash, MapType::PercpuArray, MapType::LruPercpuHash].contains(&map.ty)
+        };
+        if self.added().any(for_each_cpu) {
+            return Ok(());
+        }
+        let programs = ProgInfoIter::default().map(|program| program.id);
+        for id in programs.filter(|id| !self.programs_before.contains(id)) {
+            let code = shell(&format!("bpftool prog dump xlated id {id}"))?;
+            let steps = addition_in_steps(&code);
+            ensure!(
+                steps.is_none(),
+                "your program adds to a value in steps, and another CPU may do so meanwhile; \
+                 __sync_fetch_and_add() is one step:\n{}",
+                steps.unwrap_or_default()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// `r1 = *(u64 *)(r0 +0)`, `r1 += r6`, `*(u64 *)(r0 +0) = r1`, if they are there, in bpftool's text. r10
+/// is the stack, which only this program knows.
+fn addition_in_steps(code: &str) -> Option<String> {
+    let lines: Vec<&str> = code.lines().filter_map(|l| Some(l.split_once(") ")?.1)).collect();
+    for (number, line) in lines.iter().enumerate() {
+        let Some((register, place)) = line.split_once(" = *(") else { continue };
+        if !register.starts_with(['r', 'w']) || place.contains("(r10") {
+            continue;
+        }
+        let (store, add) = (format!("*({place} = "), format!("{register} += "));
+        let added = format!(" += {register}");
+        let next = &lines[number + 1..lines.len().min(number + 8)];
+        let Some(end) = next.iter().position(|line| line.starts_with(&store)) else { continue };
+        if next[..end].iter().any(|line| line.starts_with(&add) || line.ends_with(&added)) {
+            return Some(lines[number..number + end + 2].join("\n"));
+        }
+    }
+    None
 }
 
 impl Arrays {
