@@ -92,10 +92,12 @@ fn exercise_split() -> Result<()> {
 /// happens in earnest where a completion was not seen; here the judge takes it.
 fn exercise_accounts() -> Result<()> {
     let (subject, _) = subject().context("VM_SUBJECT names no program: NAME=FILE")?;
+    // First: to find it, a bio is made that is never submitted.
+    let virtio = disks::virtio()?;
     let mixed = Mixed::new("test")?;
     let maps = Maps::new();
     let running = Running::stage(&subject, &[])?;
-    let (did, split_up) = (mixed.run()?, split_out_of_order(&disks::virtio()?)?);
+    let (did, split_up) = (mixed.run()?, split_out_of_order(&virtio)?);
     let mut disk = Direct::open(&mixed.disk.name)?;
     let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
     let mut read = || -> Result<u64> {
@@ -174,13 +176,13 @@ fn exercise_in_flight() -> Result<()> {
 /// Beside the disk there is another one of its driver, and its own partition, which a second run of the
 /// attempt filters by.
 fn exercise_disk() -> Result<()> {
-    let (this, other) = (Mixed::new("test")?, Mixed::new("other")?);
+    let (virtio, this, other) = (disks::virtio()?, Mixed::new("test")?, Mixed::new("other")?);
     let (disk, partition) = (&this.disk.name, &this.partition);
     let running =
         Running::stages([(EXERCISE, vec![disk.as_str()]), (EXERCISE, vec![partition.as_str()])])?;
     let did = this.run()?;
     other.run()?;
-    read(&disks::virtio()?, 30)?;
+    read(&virtio, 30)?;
     let outputs = Running::interrupt_all(running)?;
     if skipped_some(&outputs[0])? || skipped_some(&outputs[1])? {
         return Ok(());
