@@ -422,7 +422,7 @@ fn stage05_follows_a_long_chain() -> Result<()> {
 /// The shortest time, ns, that dm-delay is taken to need for 200 ms. It counts ticks of 4 ms
 /// (drivers/md/dm-delay.c, CONFIG_HZ=250), and in an emulated machine some come late, and then
 /// several at once: 193 ms were measured.
-pub const DELAY: u64 = 150_000_000;
+const DELAY: u64 = 150_000_000;
 
 fn stage04_finds_the_delayed_bio() -> Result<()> {
     // It completes in an interrupt, as disks do: where it completes in a task, a preemptible kernel may
@@ -550,7 +550,7 @@ fn stage04_reads_the_records_of_all_cpus() -> Result<()> {
 
 /// A device of 96 KiB. Device mapper splits a read of it at the borders of its three targets, of which
 /// number `slow` takes 200 ms.
-pub fn in_three_parts(device: &str, slow: usize) -> Result<Mapped> {
+fn in_three_parts(device: &str, slow: usize) -> Result<Mapped> {
     let target = |part| if part == slow { ("delay", " 200") } else { ("linear", "") };
     let tables: Vec<String> = (0..3)
         .map(|part| {

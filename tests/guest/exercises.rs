@@ -7,22 +7,19 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     Test,
-    bios::{DELAY, in_three_parts},
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, NullBlk},
-    ftrace::{Ftrace, Hook},
     maps::{Maps, insert},
-    mixed::{Direct, Mixed, Ram, split_out_of_order},
+    mixed::{self, Direct, Mixed, Ram, split_out_of_order},
     pagecache,
     run::{
-        Running, cases, compared, count, durations, ensure_none, fio, shell, skipped_some, stage,
-        subject, summary,
+        Running, compared, count, durations, ensure_none, fio, shell, skipped_some, stage, subject,
+        summary,
     },
 };
 
 pub const TESTS: &[Test] = &[
     ("exercise_leaves_nothing", exercise_leaves_nothing),
-    ("exercise_split", exercise_split),
     ("exercise_accounts", exercise_accounts),
     ("exercise_in_flight", exercise_in_flight),
     ("exercise_disk", exercise_disk),
@@ -65,29 +62,6 @@ fn read(disk: &str, count: u64) -> Result<()> {
     shell(&dd).map(|_| ())
 }
 
-/// A read of which any part is the slow one is counted as split, or measured to that part's end.
-fn exercise_split() -> Result<()> {
-    let (subject, _) = subject().context("VM_SUBJECT names no program: NAME=FILE")?;
-    let disk = NullBlk::new(&[("irqmode", "1"), ("hw_queue_depth", "64")])?;
-    for slow in cases([0, 2, 1], 1) {
-        let split = in_three_parts(&format!("/dev/{}", disk.name), slow)?;
-        let running = Running::stage(&subject, &[])?;
-        let read = format!("dd if={} of=/dev/null bs=96k count=1 iflag=direct", split.path());
-        shell(&format!("{read} status=none"))?;
-        let output = running.interrupt()?;
-        if skipped_some(&output)? {
-            continue;
-        }
-        let (completed, split) = (count(&output, "bios completed")?, count(&output, "split")?);
-        let what = format!("one read, in three parts, of which number {} takes 200 ms", slow + 1);
-        ensure!(completed + split == 1, "{what}: {completed} completed, {split} split: {output}");
-        let short = durations(&output)?.into_iter().find(|duration| *duration < DELAY);
-        ensure!(short.is_none(), "{what}: you printed {} ns: {output}", short.unwrap_or_default());
-        compared(&format!("{what}: you printed {completed} completed, {split} split"));
-    }
-    Ok(())
-}
-
 /// Every bio is measured, split, dropped or in flight, and counted once. That an address is taken
 /// happens in earnest where a completion was not seen; here the judge takes it.
 fn exercise_accounts() -> Result<()> {
@@ -97,14 +71,15 @@ fn exercise_accounts() -> Result<()> {
     let mixed = Mixed::new("test")?;
     let maps = Maps::new();
     let running = Running::stage(&subject, &[])?;
-    let (did, split_up) = (mixed.run()?, split_out_of_order(&virtio)?);
+    let ftrace = mixed::bios()?;
+    let (did, split_up) = (mixed.run_under(&ftrace)?, split_out_of_order(&virtio, &ftrace)?);
     let mut disk = Direct::open(&mixed.disk.name)?;
-    let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
     let mut read = || -> Result<u64> {
         disk.read(4096)?;
         let events = ftrace.events()?;
-        ensure!(events.len() == 1, "{} bios of a read", events.len());
-        Ok(u64::from_str_radix(events[0].argument.trim_start_matches("0x"), 16)?)
+        let submitted: Vec<_> = events.iter().filter(|event| event.name == "submit_bio").collect();
+        ensure!(submitted.len() == 1, "{} bios of a read", submitted.len());
+        Ok(u64::from_str_radix(submitted[0].argument.trim_start_matches("0x"), 16)?)
     };
     // The bio of such a read is on the thread's stack, whose start changes by up to 1 KiB.
     let near = read()?;

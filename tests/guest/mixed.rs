@@ -32,6 +32,11 @@ pub struct Did {
     pub parts: u64,
 }
 
+/// A tracer of what a bio begins and ends with: to make one takes a second.
+pub fn bios() -> Result<Ftrace> {
+    Ftrace::new(&[Hook::Function("submit_bio"), Hook::Function("bio_endio")])
+}
+
 impl Mixed {
     /// Bios of the whole disk, and how many of them the block layer splits.
     pub const OF_DISK: u64 = 25;
@@ -66,7 +71,11 @@ impl Mixed {
     /// Reads of the disk on one CPU, and writes to the partition on the other one; reads that the
     /// block layer splits in three; at last, with nothing beside it, a write and a flush.
     pub fn run(&self) -> Result<Did> {
-        let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
+        self.run_under(&bios()?)
+    }
+
+    /// The same, with a tracer of [`bios`] that other loads use, too.
+    pub fn run_under(&self, ftrace: &Ftrace) -> Result<Did> {
         let before = disks::bios(&self.disk.name)?;
         let (disk, partition) = (&self.disk.name, &self.partition);
         shell(&format!(
@@ -81,7 +90,8 @@ impl Mixed {
             Self::SPLIT
         ))?;
         let done = disks::bios(disk)? - before;
-        let submitted = ftrace.events()?;
+        let events = ftrace.events()?.into_iter();
+        let submitted: Vec<Event> = events.filter(|event| event.name == "submit_bio").collect();
         let bios = submitted.len() as u64;
         ensure!(bios == Self::OF_DISK + Self::OF_PARTITION, "the load did {bios} bios");
         // The disk has no cache: the flush does not reach it.
@@ -91,33 +101,46 @@ impl Mixed {
     }
 }
 
-/// Reads of 512 KiB that the block layer splits in 16, until the last part of one was not the last to
+/// Reads of 512 KiB that the block layer splits in 64, until the last part of one was not the last to
 /// complete: then bio_endio() is called for the whole while it has other parts in flight. The disk must
 /// not complete in order; virtio's completes as QEMU's threads do.
-pub fn split_out_of_order(disk: &str) -> Result<Did> {
+pub fn split_out_of_order(disk: &str, ftrace: &Ftrace) -> Result<Did> {
     let largest = format!("/sys/block/{disk}/queue/max_sectors_kb");
     let usual = fs::read_to_string(&largest)?;
-    fs::write(&largest, "32")?;
-    let did = until_out_of_order(disk);
+    fs::write(&largest, "8")?;
+    let did = until_out_of_order(disk, ftrace);
     fs::write(&largest, usual.trim())?;
     did
 }
 
-fn until_out_of_order(disk: &str) -> Result<Did> {
-    let ftrace = Ftrace::new(&[Hook::Function("submit_bio"), Hook::Function("bio_endio")])?;
+fn until_out_of_order(disk: &str, ftrace: &Ftrace) -> Result<Did> {
     let before = disks::bios(disk)?;
     let mut direct = Direct::open(disk)?;
     let mut submitted = Vec::new();
     let mut out_of_order = false;
     while !out_of_order {
         ensure!(submitted.len() < 400, "{disk} completes in order: the test does not test");
-        direct.read(512 << 10)?;
-        let events = ftrace.events()?;
-        let (start, ends): (Vec<_>, Vec<_>) =
-            events.into_iter().partition(|event| event.name == "submit_bio");
-        ensure!(start.len() == 1, "{} bios of a read", start.len());
-        out_of_order = ends.last().is_some_and(|last| last.argument != start[0].argument);
-        submitted.extend(start);
+        // ftrace's buffers take longer than the reads.
+        for _ in 0..8 {
+            direct.read(512 << 10)?;
+        }
+        let mut last: Option<(Event, String)> = None;
+        let mut ended = |read: Option<(Event, String)>| {
+            if let Some((read, end)) = read {
+                out_of_order |= read.argument != end;
+                submitted.push(read);
+            }
+        };
+        for event in ftrace.events()? {
+            if event.name == "submit_bio" {
+                ended(last.take());
+                last = Some((event, String::new()));
+            } else if let Some((_, end)) = &mut last {
+                *end = event.argument;
+            }
+        }
+        ended(last.take());
+        ensure!(submitted.len() % 8 == 0, "{} bios of 8 reads at a time", submitted.len());
     }
     let parts = disks::bios(disk)? - before - submitted.len() as u64;
     Ok(Did { submitted, parts })

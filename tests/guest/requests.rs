@@ -384,11 +384,11 @@ fn stage07_is_within_stage03() -> Result<()> {
     let mut within = 0;
     for line in bios.lines() {
         if line.contains("blk_mq_start_request() -> block_rq_complete()") {
-            request = Some(durations(line)?[0]);
+            request = durations(line)?.pop();
         } else if line.contains("submit_bio() -> bio_endio()") {
             let request =
                 request.take().with_context(|| format!("no request: {requests}{bios}"))?;
-            let bio = durations(line)?[0];
+            let bio = durations(line)?.pop().with_context(|| format!("odd: {line}"))?;
             ensure!(bio >= request, "a bio took {bio} ns, its request {request} ns");
             within += 1;
         }
