@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use libbpf_rs::MapCore;
 
 use crate::{
     Test,
@@ -85,7 +86,10 @@ fn exercise_accounts() -> Result<()> {
     let near = read()?;
     let taken: Vec<u64> = (-64..=64).map(|n: i64| near.wrapping_add_signed(16 * n)).collect();
     maps.ensure_atomic()?;
-    let inserted = insert(&maps.named("starts")?, taken.iter().copied())?;
+    let starts = maps.named("starts")?;
+    let left = starts.keys().count();
+    ensure!(left == 0, "all bios have completed, and {left} entries are left in your map `starts`");
+    let inserted = insert(&starts, taken.iter().copied())?;
     let (mut reads, mut bio) = (1, 0);
     while !taken.contains(&bio) {
         ensure!(reads < 10, "no read has its bio near {near:#x}: the test does not test");
@@ -151,13 +155,15 @@ fn exercise_in_flight() -> Result<()> {
 /// Beside the disk there is another one of its driver, and its own partition, which a second run of the
 /// attempt filters by.
 fn exercise_disk() -> Result<()> {
-    let (virtio, this, other) = (disks::virtio()?, Mixed::new("test")?, Mixed::new("other")?);
+    // Its minor number, 0, is that of the first disk of any driver.
+    let data = disks::data()?;
+    let (this, other) = (Mixed::new("test")?, Mixed::new("other")?);
     let (disk, partition) = (&this.disk.name, &this.partition);
     let running =
         Running::stages([(EXERCISE, vec![disk.as_str()]), (EXERCISE, vec![partition.as_str()])])?;
     let did = this.run()?;
     other.run()?;
-    read(&virtio, 30)?;
+    read(&data, 30)?;
     let outputs = Running::interrupt_all(running)?;
     if skipped_some(&outputs[0])? || skipped_some(&outputs[1])? {
         return Ok(());
