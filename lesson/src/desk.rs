@@ -170,7 +170,8 @@ fn main() {
 }
 ";
 
-fn manifest(exercise: &Exercise) -> String {
+/// The Cargo.toml of an attempt.
+pub fn manifest(exercise: &Exercise) -> String {
     let (package, title) = (exercise.package(), &exercise.title);
     format!(
         r#"[package]

@@ -1,5 +1,6 @@
-//! `cargo lesson prove`: every exercise can be failed and passed, and every experiment
-//! of a README ("Break it") gives the error that the README shows, or turns a judge red.
+//! `cargo lesson prove`: every exercise can be failed and passed, its judges refuse the wrong answers
+//! that are known, and every experiment of a README ("Break it") gives the error that the README shows,
+//! or turns a judge red.
 
 use std::{
     fs,
@@ -21,7 +22,7 @@ use signal_hook::{
 };
 
 use crate::{
-    desk::copy_attempt,
+    desk::{copy_attempt, manifest},
     exercise::{Exercise, Judge},
     explain,
     guest::Guest,
@@ -40,6 +41,39 @@ const ROOM: &str = ".lesson/proof";
 #[serde(deny_unknown_fields)]
 struct Mutants {
     mutant: Vec<Red>,
+    wrong: Vec<Wrong>,
+}
+
+/// A program that looks like an answer, and that a judge must refuse.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wrong {
+    /// The exercise's id.
+    exercise: String,
+    /// What is wrong.
+    what: String,
+    /// Which of the exercise's judges refuses it.
+    judge: String,
+    /// What makes it out of the answer: texts of its sources, and what stands there instead.
+    edit: Vec<[String; 2]>,
+}
+
+impl Wrong {
+    /// Whether this is the text of a wrong answer: each edit, made in all of these sources. An edit that
+    /// changes none is an error.
+    fn edited(&self, mut sources: Vec<String>) -> Result<Vec<String>> {
+        for [old, new] in &self.edit {
+            let found = sources.iter().any(|source| source.contains(old.as_str()));
+            ensure!(
+                found && old != new,
+                "mutants.toml, exercise {}, {}: the answer has no {old:?}",
+                self.exercise,
+                self.what
+            );
+            sources = sources.iter().map(|source| source.replace(old.as_str(), new)).collect();
+        }
+        Ok(sources)
+    }
 }
 
 /// An experiment without an error, and the judge that notices it, or why none does.
@@ -71,18 +105,22 @@ struct Claim {
     expected: Expected,
 }
 
-impl Claim {
-    /// Whether it is an experiment.
-    fn is_of_a_readme(&self) -> bool {
-        matches!(self.program, Program::Mutant(_))
-    }
-}
-
 enum Program {
     Built(PathBuf),
     /// A directory to copy a new package from.
     Start(PathBuf, Exercise),
     Mutant(Experiment),
+    /// One of those that [`build_wrong`] builds.
+    Wrong(WrongProgram),
+}
+
+/// A wrong answer as a program.
+struct WrongProgram {
+    wrong: Wrong,
+    /// The directory of the answer that it is made from.
+    answer: PathBuf,
+    /// `wrong-03-1`.
+    name: String,
 }
 
 enum Expected {
@@ -98,8 +136,9 @@ enum Expected {
 /// A claim, and its program once it is built: the same for all kernels.
 type Built = (Claim, OnceLock<Result<Result<PathBuf, String>>>);
 
-/// Proves the exercises on each of these kernels, as many at a time as there are CPUs, and the experiments
-/// on the first one, whose messages the READMEs show. `all`: the experiments on each, and the stages as
+/// Proves the exercises on each of these kernels, as many at a time as there are CPUs; that wrong answers
+/// are refused, on the first kernel and the last one; and the experiments on the first one, whose
+/// messages the READMEs show. `all`: the experiments on each, and the stages as
 /// answers, too, which `cargo vm test` proves anyway. Returns what does not hold.
 pub fn prove(
     root: &Path,
@@ -143,7 +182,11 @@ pub fn prove(
         }
     });
     let of_kernel = |number: usize| -> Vec<&Built> {
-        let wanted = |claim: &Claim| number == 0 || all || !claim.is_of_a_readme();
+        let wanted = |claim: &Claim| match claim.program {
+            Program::Mutant(_) => number == 0 || all,
+            Program::Wrong(_) => number == 0 || all || number + 1 == guests.len(),
+            _ => true,
+        };
         claims.iter().filter(|(claim, _)| wanted(claim)).collect()
     };
     let number: usize = (0..guests.len()).map(|number| of_kernel(number).len()).sum();
@@ -151,13 +194,33 @@ pub fn prove(
     let wrong = thread::scope(|scope| {
         // While the guests judge one program, the host builds the next.
         scope.spawn(|| {
+            let wrong: Vec<&WrongProgram> = claims
+                .iter()
+                .filter_map(|(claim, _)| match &claim.program {
+                    Program::Wrong(wrong) => Some(wrong),
+                    _ => None,
+                })
+                .collect();
+            let wrong_built = OnceLock::new();
             for (number, (claim, built)) in claims.iter().enumerate() {
                 let _building = building.lock();
                 if stopped.load(Ordering::Relaxed) {
                     break;
                 }
-                let program = scope.spawn(move || build(root, claim, number)).join();
-                built.set(program.unwrap_or_else(|_| Err(anyhow!("the builder panicked")))).ok();
+                let program = match &claim.program {
+                    Program::Wrong(program) => {
+                        let all = wrong_built.get_or_init(|| {
+                            build_wrong(root, &wrong).map_err(|error| format!("{error:#}"))
+                        });
+                        let built = all.as_ref().map(|()| Ok(judges.target.join(&program.name)));
+                        built.map_err(|error| anyhow!("{error}"))
+                    }
+                    _ => {
+                        let built = scope.spawn(move || build(root, claim, number)).join();
+                        built.unwrap_or_else(|_| Err(anyhow!("the builder panicked")))
+                    }
+                };
+                built.set(program).ok();
             }
         });
         let work = || {
@@ -210,8 +273,14 @@ fn on(guest: &Guest, judges: &Judges, claims: &[&Built]) -> Vec<String> {
     wrong
 }
 
+fn mutants(root: &Path) -> Result<Mutants> {
+    let text = fs::read_to_string(root.join("exercises/mutants.toml")).context("mutants.toml")?;
+    toml::from_str(&text).context("mutants.toml")
+}
+
 fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
-    let mut claims = Vec::new();
+    let (mut claims, mut wrongs) = (Vec::new(), Vec::new());
+    let mutants = mutants(root)?;
     for exercise in Exercise::all(root)? {
         let judged_as = exercise.judged_as();
         let tests: Vec<String> =
@@ -227,6 +296,23 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
             tests: tests.clone(),
             expected: Expected::Fail,
         });
+        for wrong in mutants.wrong.iter().filter(|wrong| wrong.exercise == exercise.id) {
+            ensure!(
+                tests.contains(&wrong.judge),
+                "mutants.toml: {} does not judge the exercise {}",
+                wrong.judge,
+                exercise.id
+            );
+            let name = format!("wrong-{}-{}", exercise.id, wrongs.len());
+            let answer = exercise.solution.clone();
+            wrongs.push(Claim {
+                what: format!("exercise {}, wrong: {}", exercise.id, wrong.what),
+                program: Program::Wrong(WrongProgram { wrong: wrong.clone(), answer, name }),
+                judged_as: judged_as.clone(),
+                tests: vec![wrong.judge.clone()],
+                expected: Expected::Fail,
+            });
+        }
         let answer = stage_of(&exercise.solution);
         let program = match &answer {
             Some(stage) => judges.target.join(stage),
@@ -246,8 +332,10 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
             });
         }
     }
-    let text = fs::read_to_string(root.join("exercises/mutants.toml")).context("mutants.toml")?;
-    let mut red = toml::from_str::<Mutants>(&text).context("mutants.toml")?.mutant;
+    let number = wrongs.len();
+    ensure!(number == mutants.wrong.len(), "mutants.toml: a wrong answer to an unknown exercise");
+    claims.extend(wrongs);
+    let mut red = mutants.mutant;
     for experiment in experiments(root)? {
         let lines = |text: &str| -> Vec<String> {
             let lines = experiment.promised.lines().filter(|line| line.contains(text));
@@ -355,6 +443,7 @@ fn commands(block: &str) -> String {
 fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, String>> {
     match &claim.program {
         Program::Built(file) => Ok(Ok(file.clone())),
+        Program::Wrong(_) => bail!("a wrong answer is built with the others"),
         Program::Start(from, exercise) => build_copy(root, exercise.clone(), from, number),
         Program::Mutant(experiment) => {
             let Experiment { stage, edits, .. } = experiment;
@@ -373,6 +462,54 @@ fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, St
         }
     }
 }
+
+/// Builds all wrong answers as the programs of one package: each as a package of its own would take
+/// several times as long.
+fn build_wrong(root: &Path, wrong: &[&WrongProgram]) -> Result<()> {
+    let mut package = Exercise::of_stage("wrong");
+    package.title = "wrong answers".to_owned();
+    let place = root.join(ROOM).join("wrong");
+    let mut script = BUILD_WRONG.to_owned();
+    for WrongProgram { wrong, answer, name } in wrong {
+        let files = ["main.rs", "trace.bpf.c"];
+        let read = |file| fs::read_to_string(root.join(answer).join("src").join(file));
+        let sources = files.map(read).into_iter().collect::<Result<Vec<_>, _>>()?;
+        let to = place.join("src/bin").join(name);
+        fs::create_dir_all(&to)?;
+        for (file, text) in files.iter().zip(wrong.edited(sources)?) {
+            fs::write(
+                to.join(file),
+                text.replace("/trace.skel.rs", &format!("/{name}/trace.skel.rs")),
+            )?;
+        }
+        script += &format!("    build(\"{name}\");\n");
+    }
+    fs::write(place.join("build.rs"), script + "}\n")?;
+    fs::write(place.join("Cargo.toml"), manifest(&package))?;
+    judges::build_attempt(&Room::at(root, ROOM), &package.package())?
+        .map(|_| ())
+        .map_err(|said| anyhow!("the wrong answers do not compile: {said}"))
+}
+
+/// The beginning of their `build.rs`: `main` goes on with a line for each.
+const BUILD_WRONG: &str = r#"//! Compiles the BPF program of each wrong answer.
+
+use std::{env, path::PathBuf};
+
+fn build(name: &str) {
+    let variable = |name| PathBuf::from(env::var_os(name).unwrap());
+    let source = variable("CARGO_MANIFEST_DIR").join("src/bin").join(name).join("trace.bpf.c");
+    let out = variable("OUT_DIR").join(name);
+    std::fs::create_dir_all(&out).unwrap();
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap();
+    if let Err(error) = common_build::build("clang", &source, &arch, &out) {
+        eprintln!("{name}: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn main() {
+"#;
 
 /// Copies a directory's sources to a new package, and builds it. An edited header lies beside the
 /// program, where the compiler looks first.
@@ -489,6 +626,38 @@ mod tests {
         let found = of_readme("stage01_x", readme);
         let found: Vec<_> = found.iter().map(|e| (e.edits.as_str(), e.promised.as_str())).collect();
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_wrong_answer_differs_from_the_right_one() {
+        let root = workspace();
+        let exercises = Exercise::all(&root).unwrap();
+        let wrong = mutants(&root).unwrap().wrong;
+        for exercise in &exercises {
+            let read = |file| fs::read_to_string(root.join(&exercise.solution).join(file)).unwrap();
+            let sources = ["src/main.rs", "src/trace.bpf.c"].map(read).to_vec();
+            let of_it: Vec<&Wrong> = wrong.iter().filter(|w| w.exercise == exercise.id).collect();
+            assert!(of_it.len() >= 3, "{}: {} wrong answers", exercise.id, of_it.len());
+            for wrong in of_it {
+                let edited = wrong.edited(sources.clone()).unwrap();
+                assert_ne!(edited, sources, "{}: {}", exercise.id, wrong.what);
+            }
+        }
+    }
+
+    #[test]
+    fn an_edit_that_changes_nothing_is_an_error() {
+        let edit = |old: &str, new: &str| {
+            let wrong = Wrong {
+                exercise: "01".into(),
+                what: "x".into(),
+                judge: "x".into(),
+                edit: vec![[old.into(), new.into()]],
+            };
+            wrong.edited(vec!["a b".into(), "b c".into()])
+        };
+        assert_eq!(edit("b", "d").unwrap(), ["a d", "d c"]);
+        assert!(edit("x", "y").is_err() && edit("a", "a").is_err());
     }
 
     #[test]

@@ -103,22 +103,29 @@ pub fn in_flight(disk: &str) -> Result<u64> {
 pub struct NullBlk {
     /// `nullb0`.
     pub name: String,
+    /// In configfs.
+    directory: String,
 }
-
-const NULL_BLK: &str = "/sys/kernel/config/nullb/test";
 
 impl NullBlk {
     /// `settings`: attributes of configfs, as in Documentation/block/null_blk.rst.
     pub fn new(settings: &[(&str, &str)]) -> Result<NullBlk> {
-        fs::create_dir(NULL_BLK).context("null_blk's configfs")?;
-        let mut disk = NullBlk { name: String::new() };
+        NullBlk::named("test", settings)
+    }
+
+    /// The same, beside others: each has a directory of its own in configfs.
+    pub fn named(directory: &str, settings: &[(&str, &str)]) -> Result<NullBlk> {
+        let path = format!("/sys/kernel/config/nullb/{directory}");
+        fs::create_dir(&path).context("null_blk's configfs")?;
+        let mut disk = NullBlk { name: String::new(), directory: path };
+        let path = &disk.directory;
         for (name, value) in [("size", "1024")].iter().chain(settings).chain(&[("power", "1")]) {
-            fs::write(format!("{NULL_BLK}/{name}"), value)
+            fs::write(format!("{path}/{name}"), value)
                 .with_context(|| format!("{name}={value}"))?;
         }
         // Later kernels name the disk as the directory; before, it was nullb and a number.
-        let index = fs::read_to_string(format!("{NULL_BLK}/index"))?;
-        let named = [format!("nullb{}", index.trim()), "test".into()];
+        let index = fs::read_to_string(format!("{path}/index"))?;
+        let named = [format!("nullb{}", index.trim()), directory.into()];
         let name = named.into_iter().find(|name| Path::new("/sys/block").join(name).exists());
         disk.name = name.context("null_blk made no disk")?;
         // Every bio is a request: counts of either can be compared.
@@ -128,13 +135,13 @@ impl NullBlk {
 
     /// Takes the disk away under its users.
     pub fn power_off(&self) -> Result<()> {
-        fs::write(format!("{NULL_BLK}/power"), "0").context("null_blk's power")
+        fs::write(format!("{}/power", self.directory), "0").context("null_blk's power")
     }
 }
 
 impl Drop for NullBlk {
     fn drop(&mut self) {
-        fs::remove_dir(NULL_BLK).ok();
+        fs::remove_dir(&self.directory).ok();
     }
 }
 

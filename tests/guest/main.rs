@@ -19,6 +19,8 @@ mod exercises;
 mod faults;
 mod ftrace;
 mod load;
+mod maps;
+mod mixed;
 mod pagecache;
 mod readme;
 mod requests;

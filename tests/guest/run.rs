@@ -108,6 +108,8 @@ pub fn stages() -> Result<Vec<String>> {
 /// A program that runs beside the test.
 pub struct Running {
     name: String,
+    /// Was told to print no event lines.
+    quiet: bool,
     child: Child,
     stdout: Receiver<String>,
     stderr: Receiver<String>,
@@ -154,7 +156,8 @@ impl Running {
             .with_context(|| format!("{name} does not start"))?;
         let stdout = lines(child.stdout.take().context("no stdout")?);
         let stderr = lines(child.stderr.take().context("no stderr")?);
-        Ok(Running { name, child, stdout, stderr, said: String::new() })
+        let quiet = command.get_args().any(|argument| argument == "--quiet");
+        Ok(Running { name, quiet, child, stdout, stderr, said: String::new() })
     }
 
     /// Starts a script of the shell.
@@ -251,11 +254,14 @@ impl Running {
     }
 
     fn interrupted(self) -> Result<String> {
+        let quiet = self.quiet;
         let ended = self.end()?;
         if ended.code != Some(0) {
             let code = ended.code.map_or("no exit code".into(), |code| format!("exit code {code}"));
             bail!("after Ctrl-C: {code}, and it said: {}\n{}", ended.stderr, ended.stdout);
         }
+        let event = ended.stdout.lines().find(|line| line.contains("bpf_trace_printk: "));
+        ensure!(event.is_none() || !quiet, "--quiet, and a line {event:?}: {}", ended.stdout);
         Ok(ended.stdout)
     }
 }
