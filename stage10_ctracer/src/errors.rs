@@ -9,10 +9,12 @@ use crate::{
 /// At so many events, those of lives that ended well are dropped for the first time.
 const FEW: usize = 20_000;
 
+/// An event, and of a return, when the call began.
+type Timed = (Event, Option<u64>);
+
 /// Events of lives that may turn out to have an error.
 pub struct Held {
-    /// Of each event, when the call began whose return it is.
-    events: Vec<(Event, Option<u64>)>,
+    events: Vec<Timed>,
     /// By life.
     failed: Vec<bool>,
     /// The next time to drop events, in events.
@@ -75,13 +77,13 @@ impl Held {
 
     /// The events of the lives that have an error, in their order, and those lives, which are numbered
     /// anew; how many others there were.
-    pub fn take(&mut self, lives: &[Life]) -> (Vec<(Event, Option<u64>)>, Vec<Life>, usize) {
+    pub fn take(&mut self, lives: &[Life]) -> (Vec<Timed>, Vec<Life>, usize) {
         self.failed.resize(lives.len(), false);
-        let number = |life: usize| {
-            let before = self.failed[..life].iter().filter(|&&failed| failed).count();
-            self.failed[life].then_some(before)
-        };
-        let numbers: Vec<Option<usize>> = (0..lives.len()).map(number).collect();
+        let numbers = self.failed.iter().scan(0, |next, &failed| {
+            *next += usize::from(failed);
+            Some(failed.then(|| *next - 1))
+        });
+        let numbers: Vec<Option<usize>> = numbers.collect();
         let mut events = std::mem::take(&mut self.events);
         events.retain_mut(|(event, _)| {
             let number = numbers[event.life];
