@@ -18,8 +18,8 @@ use crate::{
     disks::{self, Mapped, NullBlk},
     pagecache,
     run::{
-        Running, count, ensure_none, fio, max_latency, may_skip, program, shell, stage, submitted,
-        wait_until,
+        Running, count, ensure_none, fio, max_latency, may_skip, preempts, program, shell, stage,
+        submitted, wait_until,
     },
 };
 
@@ -290,7 +290,12 @@ fn what_does_not_fit(name: &str, what: &str) -> Result<()> {
     ensure!(done == 2000, "{done} reads");
     ensure!(dropped > 500 && completed > 0, "not much to count: {output}");
     ensure!(completed + dropped == done, "{done} reads: {output}");
-    ensure!(count(&output, "unmatched")? == dropped, "ends without a start: {output}");
+    // Where stage 07 has two programs at the end, the kprobe counts them, and the kernel skips it where
+    // it interrupts the one at the start.
+    let may_miss = name == "stage07" && preempts()?;
+    let unmatched = count(&output, "unmatched")?;
+    let least = if may_miss { dropped / 2 } else { dropped };
+    ensure!((least..=dropped).contains(&unmatched), "ends without a start: {output}");
     ensure_none(&output, &["in flight"])?;
     Ok(())
 }

@@ -9,8 +9,8 @@ use crate::{
     disks::{self, Mapped, NullBlk},
     ftrace::{Ftrace, Hook},
     run::{
-        Running, between, count, ensure_none, entries_left, fio, shell, submitted, summary,
-        wait_until,
+        Running, between, count, ensure_none, entries_left, fio, preempts, shell, submitted,
+        summary, wait_until,
     },
 };
 
@@ -185,8 +185,7 @@ fn stage06_misses_no_end_of_btrfs() -> Result<()> {
 /// disks count, while `load` runs. Where the kernel does not preempt, an interrupt that finds the program
 /// at work in a task is all that is missed, and counted.
 fn misses_nothing(disks: &[&str], load: impl FnOnce() -> Result<()>) -> Result<()> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let preempts = release.starts_with("7.") || release.contains("-rt");
+    let preempts = preempts()?;
     let running = Running::stages(["stage06", "stage07"].map(|stage| (stage, vec!["--quiet"])))?;
     let requests = || disks.iter().map(|disk| disks::requests(disk)).sum::<Result<u64>>();
     let flushes = || disks.iter().map(|disk| disks::flushes(disk)).sum::<Result<u64>>();

@@ -345,6 +345,12 @@ pub fn may_skip() -> Result<bool> {
     Ok(fs::read_to_string("/proc/sys/kernel/osrelease")?.contains("-rt"))
 }
 
+/// Whether a task may lose its CPU in the middle of a program.
+pub fn preempts() -> Result<bool> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    Ok(release.starts_with("7.") || release.contains("-rt"))
+}
+
 /// Whether a program was skipped on a kernel where that may be, and the stage says so: what it has
 /// not seen, it has not counted.
 pub fn skipped_some(output: &str) -> Result<bool> {
