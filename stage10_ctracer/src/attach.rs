@@ -32,6 +32,9 @@ use crate::{
 /// How many calls of one function may be waiting for their return, where the kernel wants to know.
 const MAX_CALLS: u32 = 128;
 
+/// In a cookie: the function completes or frees its first object.
+const ENDS: u64 = 0b11 << 29;
+
 /// The means to attach, the best first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Tier {
@@ -58,7 +61,33 @@ impl Tier {
     }
 
     /// Chooses the programs to load.
-    pub fn prepare(self, open: &mut OpenTraceSkel) {
+    pub fn prepare(
+        self,
+        open: &mut OpenTraceSkel,
+        functions: &[Traceable],
+        cookies: &[u64],
+    ) -> Result<()> {
+        let has_fentry = cfg!(target_arch = "x86_64") || self != Tier::Single;
+        let ends = functions.iter().zip(cookies).filter(|(_, cookie)| **cookie & ENDS != 0);
+        let mut ends = ends.filter(|_| has_fentry);
+        let constants = common::constants(&mut open.maps.rodata_data)?;
+        let progs = &mut open.progs;
+        let again = [
+            &mut progs.ends_again0,
+            &mut progs.ends_again1,
+            &mut progs.ends_again2,
+            &mut progs.ends_again3,
+            &mut progs.ends_again4,
+            &mut progs.ends_again5,
+        ];
+        for (program, place) in again.into_iter().zip(&mut constants.ends) {
+            let end = ends.next();
+            program.set_autoload(end.is_some());
+            if let Some((traceable, cookie)) = end {
+                *place = *cookie;
+                program.set_attach_target(0, Some(traceable.function.name.clone()))?;
+            }
+        }
         let pair = self != Tier::Session;
         open.progs.session.set_autoload(!pair);
         for program in [&mut open.progs.enter, &mut open.progs.leave] {
@@ -67,6 +96,7 @@ impl Tier {
                 program.set_attach_type(ProgramAttachType::KprobeMulti);
             }
         }
+        Ok(())
     }
 
     /// What it is, for the user.
@@ -190,6 +220,19 @@ impl Attached {
                 }
                 attached.links.push(events.attach(&progs.enter, "enter")?);
                 attached.events = Some(events);
+            }
+        }
+        for program in [
+            &progs.ends_again0,
+            &progs.ends_again1,
+            &progs.ends_again2,
+            &progs.ends_again3,
+            &progs.ends_again4,
+            &progs.ends_again5,
+        ] {
+            if program.autoload() {
+                let link = program.attach_trace();
+                attached.links.push(link.context("the second hook at an end")?);
             }
         }
         attached.refused.sort();

@@ -46,6 +46,8 @@ pub struct Raw {
     pub kind: Kind,
     /// What the registers of the arguments held at the call; of a return, 0.
     pub registers: Registers,
+    /// Only that the object's life ends in this call is known: its probe was skipped.
+    pub is_end: bool,
     /// The first, second, ... object of the call.
     pub object: usize,
     /// The CPU.
@@ -72,9 +74,10 @@ impl Raw {
             stack: header.stack,
             function: header.function as usize,
             kind: match header.is_return {
-                0 => Kind::Entry,
-                _ => Kind::Return { value: header.value },
+                1 => Kind::Return { value: header.value },
+                _ => Kind::Entry,
             },
+            is_end: header.is_return == 2,
             registers: header.registers,
             object: header.object as usize,
             cpu: header.cpu,

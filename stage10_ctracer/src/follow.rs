@@ -105,6 +105,11 @@ impl<'a> Follower<'a> {
 
     fn event(&mut self, raw: Raw) -> std::io::Result<()> {
         let function = raw.function;
+        if raw.is_end {
+            let is_new = self.lives.end_again(&mut self.trace.lives, raw.address, raw.time);
+            self.summary.ends_again += u64::from(is_new);
+            return Ok(());
+        }
         // The lives are in the trace whenever it is read, and with their rules while they change.
         std::mem::swap(&mut self.lives.lives, &mut self.trace.lives);
         let found = self.place(&raw);

@@ -269,6 +269,16 @@ impl Lives {
         life
     }
 
+    /// The end of an object whose call was not seen. False where it has ended already, or is not known.
+    pub fn end_again(&mut self, lives: &mut [Life], address: u64, time: u64) -> bool {
+        let known = self.current.get_mut(&address).filter(|current| !current.completed);
+        known.is_some_and(|current| {
+            current.completed = true;
+            lives[current.life].end = Some(time);
+            true
+        })
+    }
+
     /// A call ties its objects, as soon as all of them are known.
     pub fn tie(&mut self, function: usize, lives: &[(u64, usize)]) {
         let Some((child, parent, link)) = self.effects[function].ties else { return };
@@ -371,6 +381,23 @@ mod tests {
             Life { address: A, generation: 1, begin: 11, end: Some(13), parent: None }
         );
         assert_eq!((lives.lives[2].generation, lives.lives[2].end), (2, None));
+    }
+
+    #[test]
+    fn an_end_may_be_seen_without_its_call() {
+        let mut lives = lives(&["submit_bio"]);
+        let mut all = Vec::new();
+        for (again, time) in [(0, 1), (1, 11)] {
+            std::mem::swap(&mut lives.lives, &mut all);
+            let life = lives.enter(0, 0, A, time, 0);
+            lives.leave(0, life, 0, time, time + 1);
+            std::mem::swap(&mut lives.lives, &mut all);
+            assert_eq!(life, again);
+            assert!(!lives.end_again(&mut all, B, time + 2));
+            assert!(lives.end_again(&mut all, A, time + 3));
+            assert!(!lives.end_again(&mut all, A, time + 4));
+            assert_eq!(all[life].end, Some(time + 3));
+        }
     }
 
     #[test]

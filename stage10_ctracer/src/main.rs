@@ -79,10 +79,10 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     };
     constants.comparisons = comparisons.len() as u32;
     constants.filter[..comparisons.len()].copy_from_slice(&comparisons);
-    tier.prepare(&mut open);
+    let cookies = attach::cookies(&found.functions, rules);
+    tier.prepare(&mut open, &found.functions, &cookies)?;
     let mut skel = session.load(open)?;
 
-    let cookies = attach::cookies(&found.functions, rules);
     if tier == Tier::Single {
         attach::fill(&skel.maps.functions, &found.functions, &cookies)?;
     }

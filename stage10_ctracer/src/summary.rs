@@ -18,6 +18,8 @@ pub struct Summary {
     pub beyond: u64,
     /// It was `--memory`.
     pub no_memory: bool,
+    /// Ends that are known without their calls.
+    pub ends_again: u64,
     /// With `--errors`: how many lives had none.
     pub without_error: Option<usize>,
     /// The function that each life was passed to last, and when.
@@ -65,6 +67,13 @@ impl Summary {
             writeln!(w, "{:>10} more events, not shown ({bound})", self.beyond)?;
         }
         writeln!(w, "{lives:>10} objects (struct {}), {ended} of them ended", trace.type_name)?;
+        if self.ends_again > 0 {
+            let ends = self.ends_again;
+            writeln!(
+                w,
+                "{ends:>10} of these ends seen by an fentry program: their calls were missed"
+            )?;
+        }
         if let Some(others) = self.without_error {
             writeln!(w, "{others:>10} objects without an error, not shown (--errors)")?;
         }

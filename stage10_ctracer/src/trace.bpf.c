@@ -12,6 +12,7 @@
 #define REGISTERS 6 /* of arguments */
 #define OBJECTS 3 /* of a call, at most so many are recorded */
 #define COMPARISONS 4
+#define ENDS 6
 #define MAX_ERRNO 4095
 /* In a cookie: what the function does to its first object. lives.rs has the same rules. */
 #define BEGINS (1UL << 31) /* initialises it: always a new life */
@@ -37,6 +38,7 @@ struct comparison {
 };
 const volatile struct comparison filter[COMPARISONS];
 const volatile u32 comparisons;
+const volatile u64 ends[ENDS]; /* cookies of functions that end a life, see ends_again() */
 const volatile bool by_life; /* the rules of this type tell the first event of a life */
 const volatile u32 made_at; /* where an object says when it was made; 0: it does not */
 u64 recording; /* 0: before the trace begins, and after its end */
@@ -44,7 +46,7 @@ u64 recording; /* 0: before the trace begins, and after its end */
 struct event {
 	u64 time, address, value, stack;
 	u32 function, cpu, tgid, tid;
-	u32 is_return, object;
+	u32 is_return, object; /* is_return: 2 for an end that only fentry has seen */
 	u64 readable, registers[REGISTERS]; /* of the arguments, at a call */
 	char comm[16];
 	u8 bytes[];
@@ -71,6 +73,7 @@ enum { DECIDED = 1, WANTED = 2, SEEN = 4, COMPLETING = 8, COMPLETED = 16, FREED 
 
 struct counts {
 	u64 runs, entries, returns, lost, objects_lost, filtered, null, unmatched, outside, decided;
+	u64 ending; /* the object whose end the probe on this CPU has seen last; 0: none */
 };
 
 #define MAP(name, kind, entries, key_type, value_type)                                                       \
@@ -330,6 +333,8 @@ static __always_inline struct call *call_begins(struct pt_regs *ctx, struct coun
 	struct call *remembered;
 	bool by_history = pid || sample > 1 || comparisons, any = false, wanted = false;
 
+	if (call.cookie & (COMPLETES | FREES))
+		counts->ending = registers[call.cookie >> 32 & 7];
 	for (u32 i = 0; i < OBJECTS; i++) {
 		u64 object = registers[call.cookie >> (32 + 4 * i) & 7];
 		if ((s64)object >= -MAX_ERRNO)
@@ -362,7 +367,7 @@ static __always_inline struct call *call_begins(struct pt_regs *ctx, struct coun
 }
 
 /* A call that ends a life has returned: what comes next at this address may be another object. */
-static __always_inline void ends(const struct call *call)
+static __always_inline void ended(const struct call *call)
 {
 	struct life *life = life_of(call->ends);
 
@@ -382,7 +387,7 @@ static __always_inline void call_returns(struct pt_regs *ctx, struct call *call,
 	if (!call)
 		return;
 	if (call->ends)
-		ends(call);
+		ended(call);
 	forget(call);
 }
 
@@ -434,5 +439,50 @@ int session(struct pt_regs *ctx)
 		call_returns(ctx, *key ? recall(*key, cookie_of(ctx)) : NULL, counts);
 	return 0;
 }
+
+/* The kernel skips a program that interrupts another one, as a completion does that comes while a task
+ * is being traced. An fentry program at the same function runs nevertheless, after the other one: with
+ * it, no end is missed. */
+static __always_inline int ends_again(u64 *ctx, u32 number)
+{
+	struct counts *counts = own_counts();
+	u64 cookie = ends[number], task = bpf_get_current_pid_tgid(), object = 0;
+	struct event *event;
+
+	if (!counts || !recording || bpf_get_func_arg(ctx, (cookie >> 32 & 7) - 1, &object))
+		return 0;
+	if (counts->ending == object) {
+		counts->ending = 0;
+		return 0;
+	}
+	if (!object || (dev && device_of(object, 0, false) != dev) ||
+	    ((pid || sample > 1 || comparisons) && !is_followed(object, cookie, true)))
+		return 0;
+	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!event)
+		return 0;
+	*event = (struct event){ .time = bpf_ktime_get_ns(),
+				 .address = object,
+				 .function = cookie & 0xffffff,
+				 .cpu = bpf_get_smp_processor_id(),
+				 .tgid = task >> 32,
+				 .tid = task,
+				 .is_return = 2 };
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+#define ENDS_AGAIN(number)                                                                                   \
+	SEC("fentry")                                                                                        \
+	int ends_again##number(u64 *ctx)                                                                     \
+	{                                                                                                    \
+		return ends_again(ctx, number);                                                              \
+	}
+ENDS_AGAIN(0)
+ENDS_AGAIN(1)
+ENDS_AGAIN(2)
+ENDS_AGAIN(3)
+ENDS_AGAIN(4)
+ENDS_AGAIN(5)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
