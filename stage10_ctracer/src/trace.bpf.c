@@ -455,9 +455,16 @@ static __always_inline int ends_again(u64 *ctx, u32 number)
 		counts->ending = 0;
 		return 0;
 	}
-	if (!object || (dev && device_of(object, 0, false) != dev) ||
-	    ((pid || sample > 1 || comparisons) && !is_followed(object, cookie, true)))
+	if (!object || (dev && device_of(object, 0, false) != dev))
 		return 0;
+	if (pid || sample > 1 || comparisons) {
+		bool wanted = is_followed(object, cookie, true);
+		struct life *life = life_of(object);
+		if (life)
+			life->state |= COMPLETED;
+		if (!wanted)
+			return 0;
+	}
 	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event)
 		return 0;

@@ -4,7 +4,10 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Write},
     num::NonZeroU16,
-    os::unix::{fs::FileExt, process::CommandExt},
+    os::unix::{
+        fs::{FileExt, OpenOptionsExt},
+        process::CommandExt,
+    },
     process::{Child, Command},
     sync::{Arc, Mutex},
     thread,
@@ -172,7 +175,9 @@ impl Shell {
         let (ws_row, ws_col) = (ROWS.get(), COLUMNS.get());
         tcsetwinsize(&keys, Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 })?;
         let name = ptsname(&keys, Vec::new())?.into_string()?;
-        let terminal = OpenOptions::new().read(true).write(true).open(name)?;
+        // Not this process's terminal: it would be hung up with the shell.
+        let flags = libc::O_NOCTTY;
+        let terminal = OpenOptions::new().read(true).write(true).custom_flags(flags).open(name)?;
         // Not bash: it restores the modes of the terminal itself.
         let mut sh = Command::new("dash");
         sh.arg("-i").env("PS1", "$ ").env("TERM", "xterm").stdin(terminal.try_clone()?);
