@@ -43,7 +43,8 @@ pub fn cpu(source: &Path) -> &'static str {
 }
 
 /// Compiles `source` for machines of the architecture `arch`, as rustc calls it, into `out`:
-/// `NAME.bpf.o` and its Rust skeleton, `NAME.skel.rs`. An error is clang's own message.
+/// `NAME.bpf.o` and its Rust skeleton, `NAME.skel.rs`. An error is clang's message, and what it means
+/// where only BPF has it; or names a map that is not in the section of maps.
 pub fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), String> {
     let arch = match arch {
         "x86_64" => "-D__TARGET_ARCH_x86",
