@@ -27,13 +27,14 @@ mod requests;
 mod run;
 
 use std::{
-    env, fs,
+    fs,
     path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use anyhow::Result;
+use host::{events::NOT_RUN, judging::Judging};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A test's name, and the test.
@@ -95,19 +96,17 @@ fn main() {
         ctracer_types::TESTS,
     ]
     .concat();
-    let of = |name: &str| part(&env::var(name).unwrap_or_default()).unwrap_or((0, 1));
-    let ((part, parts), (share, shares)) = (of("VM_TESTS_PART"), of("VM_TESTS_SHARE"));
-    let all = env::var_os("VM_TESTS_WITHOUT_ONCE").is_none();
+    let Judging { part, share, without_once, judges, .. } = run::judging();
     let trial = |(name, test): Test| {
         Trial::test(name, move || test().map_err(|e| Failed::from(format!("{e:#}"))))
     };
-    let trials = match env::var("VM_JUDGES") {
-        Ok(judges) => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), &judges),
-        Err(_) => {
-            let tests = tests.into_iter().filter(|(name, _)| all || !ONCE.contains(name));
-            let own = |number: usize, name| number % shares == share || EVERYWHERE.contains(&name);
+    let trials = match judges.is_empty() {
+        false => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), judges),
+        true => {
+            let tests = tests.into_iter().filter(|(name, _)| !without_once || !ONCE.contains(name));
+            let own = |n: usize, name| n % share.of == share.number || EVERYWHERE.contains(&name);
             let tests = tests.enumerate().filter(|(number, (name, _))| own(*number, *name));
-            tests.skip(part).step_by(parts).map(|(_, test)| trial(test)).collect()
+            tests.skip(part.number).step_by(part.of).map(|(_, test)| trial(test)).collect()
         }
     };
     if !arguments.list {
@@ -118,16 +117,16 @@ fn main() {
 
 /// The tests of these names, in their order, for `cargo lesson`. After one that fails, the others do
 /// not run.
-fn judges(tests: &[Test], names: &str) -> Vec<Trial> {
+fn judges(tests: &[Test], names: &'static [String]) -> Vec<Trial> {
     static FAILED: AtomicBool = AtomicBool::new(false);
-    let judges = names.split(',').map(|name| {
-        let found = tests.iter().find(|(test, _)| *test == name);
+    let judges = names.iter().map(|name| {
+        let found = tests.iter().find(|(test, _)| test == name);
         (name, found.unwrap_or_else(|| panic!("no test {name}")).1)
     });
-    let trial = |(name, test): (&str, fn() -> Result<()>)| {
+    let trial = |(name, test): (&String, fn() -> Result<()>)| {
         Trial::test(name, move || {
             if FAILED.load(Ordering::Relaxed) {
-                return Err(Failed::from("not run"));
+                return Err(Failed::from(NOT_RUN));
             }
             let judged = test().map_err(|e| Failed::from(format!("{e:#}")));
             FAILED.store(judged.is_err(), Ordering::Relaxed);
@@ -135,13 +134,6 @@ fn judges(tests: &[Test], names: &str) -> Vec<Trial> {
         })
     };
     judges.map(trial).collect()
-}
-
-/// `1/2`: every second test from the second one on.
-fn part(text: &str) -> Option<(usize, usize)> {
-    let (part, parts) = text.split_once('/')?;
-    let (part, parts) = (part.parse().ok()?, parts.parse().ok()?);
-    (part < parts).then_some((part, parts))
 }
 
 /// Exists once the guest is prepared.
