@@ -1,5 +1,6 @@
 //! What `cargo vm bench` asks of the program that measures, and what that answers.
 
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 /// What reads while a tracer runs.
@@ -15,8 +16,21 @@ pub enum Load {
     Cached1m,
 }
 
+/// The loads of a tracer of the page cache.
+pub const CACHED: &[Load] = &[Load::Cached4k, Load::Cached1m];
+/// Those of any other.
+pub const DIRECT: &[Load] = &[Load::Direct];
+
+/// Pairs of programs that do nothing: name for `measure --floor`, of the row, what reads.
+pub const EMPTY: [(&str, &str, &[Load]); 4] = [
+    ("kprobe", "empty: kprobe submit_bio, kprobe bio_endio", DIRECT),
+    ("fentry", "empty: fentry submit_bio, fentry bio_endio", DIRECT),
+    ("mixed", "empty: kprobe submit_bio, fentry bio_endio", DIRECT),
+    ("filemap", "empty: fentry filemap_read, fexit filemap_read", CACHED),
+];
+
 /// Something to run beside the reads.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// Names the row: `stage04 quiet`.
     pub name: String,
@@ -29,6 +43,31 @@ pub struct Row {
     pub loads: Vec<Load>,
     /// At most so many reads a run.
     pub most: Option<u32>,
+}
+
+/// A tracer of `peers.toml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Peer {
+    name: String,
+    package: String,
+    argv: Vec<String>,
+    #[serde(default)]
+    cached: bool,
+}
+
+/// Other tracers that do what a stage does.
+pub fn peers() -> Result<Vec<Row>> {
+    #[derive(Deserialize)]
+    struct Peers {
+        peer: Vec<Peer>,
+    }
+    let peers: Peers = toml::from_str(include_str!("../peers.toml")).context("peers.toml")?;
+    let row = |Peer { name, package, argv, cached }| {
+        let loads = if cached { CACHED } else { DIRECT }.to_vec();
+        Row { name, package: Some(package), argv, loads, most: None }
+    };
+    Ok(peers.peer.into_iter().map(row).collect())
 }
 
 /// What to measure.

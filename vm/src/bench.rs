@@ -2,13 +2,7 @@
 //! bcc compare.
 //!
 //! The guest has one CPU, and its clock advances by 1 ns for each instruction: a time is a number of
-//! instructions, and the same in every run. The package `bench` measures there, row by row.
-
-// The package `bench` needs clang and libbpf to build, which this program installs: it shares the
-// source of these types with it, not the crate.
-#[path = "../../bench/src/plan.rs"]
-mod plan;
-mod report;
+//! instructions, and the same in every run. The package `bench-measure` measures there, row by row.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,35 +11,22 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bench::budgets::{self, BUDGETS};
+use bench::plan::{CACHED, DIRECT, EMPTY, Load, Outcome, Plan, Row};
+use bench::report::{self, RESULTS, Results};
 use clap::Args;
 use host::fail::{MACHINE, fail};
 use host::say;
-use serde::{Deserialize, Serialize};
 
-use crate::cache::Cache;
 use crate::cleanup::OWN_FILE;
-use crate::kernels::Table;
-use crate::setup;
-use crate::test::follow;
+use crate::follow::follow;
+use crate::setup::cache::Cache;
+use crate::setup::kernels::Table;
+use crate::setup::packages;
 use crate::workspace;
-use plan::{Load, Outcome, Plan, Row};
-use report::Results;
 
-/// The results, for people.
-const RESULTS: &str = "bench/RESULTS.md";
 /// A picture of them.
 const CHART: &str = "bench/added.svg";
-/// What each program may cost.
-const BUDGETS: &str = "bench/budgets.toml";
-/// A budget is exceeded by more than this, and by more than the one instruction of rounding.
-const TOLERANCE: f64 = 1.03;
-/// KiB by which memory may exceed its budget. Starts of one program differ by 200, for up to 6.1 the
-/// kernel counts a thread's pages in batches of 64 (SPLIT_RSS_COUNTING, mm/memory.c).
-const MEMORY_ROOM: u64 = 600;
-/// The budgets of memory are from a system with this line in /etc/os-release.
-const BLESSED_ON: &str = "VERSION_CODENAME=bookworm";
-/// KiB that another system's libraries may cost besides. Debian 13's cost each program 400.
-const OTHER_LIBRARIES: u64 = 400;
 /// How long a row may take.
 const ROW_LIMIT: Duration = Duration::from_secs(1800);
 
@@ -83,16 +64,6 @@ pub struct Bench {
     filter: Option<String>,
 }
 
-/// What a row may cost; what is not in the file is not limited.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-struct Budget {
-    direct: Option<u64>,
-    cached_4k: Option<u64>,
-    cached_1m: Option<u64>,
-    memory_kib: Option<u64>,
-}
-
 /// Runs the command. Returns the exit code: 1 where a budget is exceeded.
 pub fn main(options: &Bench) -> Result<i32> {
     let table = Table::load()?;
@@ -103,7 +74,7 @@ pub fn main(options: &Bench) -> Result<i32> {
             "only root may load BPF programs and null_blk: start cargo vm bench with sudo";
         return Err(fail(MACHINE, message));
     }
-    setup::packages(true)?;
+    packages::need(true)?;
     let root = workspace::root()?;
     if options.check {
         let exceeded = short(&root, &kernel)?;
@@ -148,7 +119,6 @@ pub fn main(options: &Bench) -> Result<i32> {
         fs::write(root.join(CHART), results.chart()).context(CHART)?;
         say!("{RESULTS} and {CHART} are written");
     }
-    let budgets = root.join(BUDGETS);
     if options.bless {
         ensure!(
             all,
@@ -156,14 +126,14 @@ pub fn main(options: &Bench) -> Result<i32> {
         );
         let programs = workspace::programs(&root)?;
         let is_ours = |row: &str| programs.iter().any(|p| row.split(' ').next() == Some(&p.name));
-        fs::write(&budgets, write_budgets(&results, is_ours)?).context(BUDGETS)?;
+        fs::write(root.join(BUDGETS), budgets::write(&results, is_ours)?).context(BUDGETS)?;
         say!("{BUDGETS} is written");
         return Ok(0);
     }
     if kernel != default {
         return Ok(0);
     }
-    let exceeded = exceeded(&results, &read_budgets(&root)?, memory_room());
+    let exceeded = budgets::exceeded(&results, &budgets::read(&root)?);
     exceeded.iter().for_each(|line| say!("{line}"));
     Ok(i32::from(!exceeded.is_empty()))
 }
@@ -171,7 +141,7 @@ pub fn main(options: &Bench) -> Result<i32> {
 /// The short form, for `cargo vm test`: few reads beside the first form of each program. Returns
 /// the budgets that are exceeded.
 pub fn short(root: &Path, kernel: &str) -> Result<Vec<String>> {
-    let budgets = read_budgets(root)?;
+    let budgets = budgets::read(root)?;
     let (mut rows, bench) = rows(root)?;
     rows.retain(|row| row.name == "nothing" || budgets.contains_key(&row.name));
     let mut programs = Vec::new();
@@ -194,7 +164,7 @@ pub fn short(root: &Path, kernel: &str) -> Result<Vec<String>> {
         let note = broken.note.as_deref().unwrap_or_default();
         return Ok(vec![format!("{}: {note}", broken.name)]);
     }
-    Ok(exceeded(&Results::new(&outcomes, false)?, &budgets, memory_room()))
+    Ok(budgets::exceeded(&Results::new(&outcomes, false)?, &budgets))
 }
 
 /// Where to measure.
@@ -246,18 +216,12 @@ fn rows(root: &Path) -> Result<(Vec<Row>, PathBuf)> {
     }
     let file =
         |name: &str| files.get(name).cloned().with_context(|| format!("cargo built no {name}"));
-    let bench = file("bench")?;
+    let measure = file("measure")?;
     let every = [Load::Direct, Load::Cached4k, Load::Cached1m];
-    let mut rows = vec![Row {
-        name: "nothing".into(),
-        package: None,
-        argv: Vec::new(),
-        loads: every.into(),
-        most: None,
-    }];
+    let mut rows = vec![Row { name: "nothing".into(), loads: every.into(), ..Row::default() }];
     for (kind, name, loads) in EMPTY {
-        let argv = vec![bench.display().to_string(), "--floor".into(), kind.into()];
-        rows.push(Row { name: name.into(), package: None, argv, loads: loads.into(), most: None });
+        let argv = vec![measure.display().to_string(), "--floor".into(), kind.into()];
+        rows.push(Row { name: name.into(), argv, loads: loads.into(), ..Row::default() });
     }
     for program in &programs {
         let file = file(&program.name)?;
@@ -268,30 +232,21 @@ fn rows(root: &Path) -> Result<(Vec<Row>, PathBuf)> {
         let forms = forms.unwrap_or_else(|| {
             if has_quiet { vec!["--quiet".into(), String::new()] } else { vec![String::new()] }
         });
-        let loads = if program.bench.cached { CACHED } else { &every[..1] };
+        let loads = if program.bench.cached { CACHED } else { DIRECT };
         for form in forms {
             let mut argv = vec![file.display().to_string()];
             argv.extend(form.split_whitespace().map(str::to_owned));
             rows.push(Row {
                 name: row_name(&program.name, &form),
-                package: None,
                 argv,
                 loads: loads.into(),
                 most: program.bench.most_reads,
+                ..Row::default()
             });
         }
     }
-    for (name, package, argv, loads) in PEERS {
-        let argv = argv.iter().map(|&argument| argument.to_owned()).collect();
-        rows.push(Row {
-            name: (*name).into(),
-            package: Some((*package).into()),
-            argv,
-            loads: loads.to_vec(),
-            most: None,
-        });
-    }
-    Ok((rows, bench))
+    rows.extend(bench::plan::peers()?);
+    Ok((rows, measure))
 }
 
 /// `stage04 quiet` for `stage04 --quiet`: two hyphens may not stand in a comment of a README.
@@ -301,232 +256,13 @@ fn row_name(program: &str, form: &str) -> String {
     std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ")
 }
 
-const CACHED: &[Load] = &[Load::Cached4k, Load::Cached1m];
-const DIRECT: &[Load] = &[Load::Direct];
-
-/// Pairs of programs that do nothing: name for `bench --floor`, of the row, what reads.
-const EMPTY: [(&str, &str, &[Load]); 4] = [
-    ("kprobe", "empty: kprobe submit_bio, kprobe bio_endio", DIRECT),
-    ("fentry", "empty: fentry submit_bio, fentry bio_endio", DIRECT),
-    ("mixed", "empty: kprobe submit_bio, fentry bio_endio", DIRECT),
-    ("filemap", "empty: fentry filemap_read, fexit filemap_read", CACHED),
-];
-
-type Peer = (&'static str, &'static str, &'static [&'static str], &'static [Load]);
-
-/// Other tracers that do the same: name, Debian package, command, what reads.
-const PEERS: &[Peer] = &[
-    (
-        "bpftrace like stage00",
-        "bpftrace",
-        &[
-            "bpftrace",
-            "-e",
-            "tracepoint:block:block_rq_issue { @s[args->dev, args->sector] = nsecs; } \
-             tracepoint:block:block_rq_complete /@s[args->dev, args->sector]/ \
-             { @ns = hist(nsecs - @s[args->dev, args->sector]); delete(@s[args->dev, args->sector]); }",
-        ],
-        DIRECT,
-    ),
-    (
-        "bpftrace like stage03",
-        "bpftrace",
-        &[
-            "bpftrace",
-            "-e",
-            r#"kprobe:submit_bio { @s[arg0] = nsecs; printf("submit_bio(bio=0x%lx) called: %lu\n", arg0, nsecs); }
-               kprobe:bio_endio /@s[arg0]/ { $d = nsecs - @s[arg0]; delete(@s[arg0]);
-                   printf("bio_endio (bio=0x%lx) called: %lu\n", arg0, nsecs);
-                   printf("submit_bio() -> bio_endio() time duration: %lu ns\n", $d); }"#,
-        ],
-        DIRECT,
-    ),
-    (
-        "bpftrace like stage04",
-        "bpftrace",
-        &[
-            "bpftrace",
-            "-e",
-            "kprobe:submit_bio { @s[arg0] = nsecs; } \
-             kprobe:bio_endio /@s[arg0]/ { @max = max(nsecs - @s[arg0]); delete(@s[arg0]); }",
-        ],
-        DIRECT,
-    ),
-    (
-        "bpftrace like stage04, kfunc",
-        "bpftrace",
-        &[
-            "bpftrace",
-            "-e",
-            "kfunc:submit_bio { @s[args->bio] = nsecs; } \
-             kfunc:bio_endio /@s[args->bio]/ { @max = max(nsecs - @s[args->bio]); delete(@s[args->bio]); }",
-        ],
-        DIRECT,
-    ),
-    (
-        "bpftrace like stage06",
-        "bpftrace",
-        &[
-            "bpftrace",
-            "-e",
-            "kprobe:submit_bio { @s[arg0] = nsecs; @stack[arg0] = kstack; } \
-             kprobe:bio_endio /@s[arg0]/ { @max = max(nsecs - @s[arg0]); delete(@s[arg0]); delete(@stack[arg0]); }",
-        ],
-        DIRECT,
-    ),
-    ("bcc biolatency", "bpfcc-tools", &["biolatency-bpfcc", "3600"], DIRECT),
-    ("bcc biosnoop", "bpfcc-tools", &["biosnoop-bpfcc"], DIRECT),
-    ("bcc cachestat", "bpfcc-tools", &["cachestat-bpfcc", "3600"], CACHED),
-    ("libbpf-tools biolatency", "libbpf-tools", &["biolatency", "3600"], DIRECT),
-    ("libbpf-tools biosnoop", "libbpf-tools", &["biosnoop"], DIRECT),
-    ("libbpf-tools cachestat", "libbpf-tools", &["cachestat", "3600"], CACHED),
-];
-
-fn read_budgets(root: &Path) -> Result<BTreeMap<String, Budget>> {
-    let text = fs::read_to_string(root.join(BUDGETS)).context(BUDGETS)?;
-    toml::from_str(&text).context(BUDGETS)
-}
-
-fn write_budgets(results: &Results, is_ours: impl Fn(&str) -> bool) -> Result<String> {
-    let rows = results.names().filter(|name| is_ours(name));
-    let budgets: BTreeMap<&str, Budget> = rows.map(|name| (name, budget(results, name))).collect();
-    Ok(format!(
-        "# What each program may cost on the default kernel: instructions added to a read, and peak \
-         memory.\n# Written by `cargo vm bench --bless`: what was measured. More than 3 % above this \
-         fails `cargo vm bench`\n# and `cargo vm test`; of memory, more than {MEMORY_ROOM} KiB, and \
-         {OTHER_LIBRARIES} more where the libraries are not those\n# of Debian 12.\n\n{}",
-        toml::to_string(&budgets)?
-    ))
-}
-
-/// What a row may cost: what it does cost, where the runs agree.
-fn budget(results: &Results, name: &str) -> Budget {
-    let now = costs(results, name);
-    Budget {
-        direct: now.direct.filter(|_| results.repeats(name, Load::Direct)),
-        cached_4k: now.cached_4k.filter(|_| results.repeats(name, Load::Cached4k)),
-        cached_1m: now.cached_1m.filter(|_| results.repeats(name, Load::Cached1m)),
-        memory_kib: now.memory_kib,
-    }
-}
-
-/// What a row costs, as its budget counts it.
-fn costs(results: &Results, name: &str) -> Budget {
-    let added = |load| results.added(name, load).map(|added| added.max(0.0).round() as u64);
-    Budget {
-        direct: added(Load::Direct),
-        cached_4k: added(Load::Cached4k),
-        cached_1m: added(Load::Cached1m),
-        memory_kib: results.memory_kib(name),
-    }
-}
-
-/// The KiB of memory that a program may have beyond its budget on this system.
-fn memory_room() -> u64 {
-    let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let blessed_here = system.lines().any(|line| line == BLESSED_ON);
-    MEMORY_ROOM + if blessed_here { 0 } else { OTHER_LIBRARIES }
-}
-
-/// The budgets that are exceeded: by more than 3 %, and those of memory by more than `room` KiB.
-fn exceeded(results: &Results, budgets: &BTreeMap<String, Budget>, room: u64) -> Vec<String> {
-    let mut lines = Vec::new();
-    for (name, budget) in budgets {
-        let now = costs(results, name);
-        for (what, now, budget, room) in [
-            ("instructions added to a direct read", now.direct, budget.direct, 1),
-            ("instructions added to a cached read of 4 KiB", now.cached_4k, budget.cached_4k, 1),
-            ("instructions added to a cached read of 1 MiB", now.cached_1m, budget.cached_1m, 1),
-            ("KiB of memory", now.memory_kib, budget.memory_kib, room),
-        ] {
-            if let (Some(now), Some(budget)) = (now, budget)
-                && now as f64 > budget as f64 * TOLERANCE
-                && now > budget + room
-            {
-                lines.push(format!(
-                    "{name}: {now} {what}, the budget is {budget}. If the gain is worth that, \
-                     cargo vm bench --bless makes it the budget"
-                ));
-            }
-        }
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plan::{Measured, Run, Started};
-
-    /// Results of two rows: nothing, and a program that adds `added`.
-    pub(super) fn outcomes(added: f64, kib: u64) -> Vec<Outcome> {
-        let measured = |elapsed: f64| {
-            let run = |more| Run { elapsed: elapsed + more + 5.0, thread: Some(elapsed + more) };
-            vec![Measured { load: Load::Direct, runs: vec![run(0.0), run(2.0)] }]
-        };
-        let started = Started {
-            attach_ms: 300.0,
-            attach_cpu_ms: 100.0,
-            attached_kib: kib,
-            exit_ms: 50.0,
-            peak_kib: kib,
-            programs: Vec::new(),
-        };
-        vec![
-            Outcome {
-                name: "nothing".into(),
-                measured: measured(5000.0),
-                started: None,
-                note: None,
-            },
-            Outcome {
-                name: "stage04 quiet".into(),
-                measured: measured(5000.0 + added),
-                started: Some(started),
-                note: None,
-            },
-        ]
-    }
-
-    #[test]
-    fn a_budget_may_be_exceeded_by_3_percent() {
-        let of = |text| toml::from_str::<BTreeMap<String, Budget>>(text).unwrap();
-        let check = |added, kib, room, budgets| {
-            exceeded(&Results::new(&outcomes(added, kib), false).unwrap(), &of(budgets), room)
-        };
-        let budgets = "[\"stage04 quiet\"]\ndirect = 1000\nmemory_kib = 10000\n";
-        assert!(check(1029.0, 10_299, 0, budgets).is_empty());
-        assert!(
-            check(1040.0, 10_000, 0, budgets)[0]
-                .starts_with("stage04 quiet: 1040 instructions added to a direct")
-        );
-        let memory = "stage04 quiet: 10400 KiB of memory";
-        assert!(check(1000.0, 10_400, 0, budgets)[0].starts_with(memory));
-        assert!(check(1000.0, 10_600, 600, budgets).is_empty());
-        assert!(!check(1000.0, 10_601, 600, budgets).is_empty());
-        let nothing = "[\"stage04 quiet\"]\ndirect = 0\n";
-        assert!(check(1.0, 9, 0, nothing).is_empty() && !check(2.0, 9, 0, nothing).is_empty());
-    }
-
-    #[test]
-    fn what_is_blessed_is_the_budget() {
-        let outcomes = outcomes(1234.0, 9);
-        let results = Results::new(&outcomes, false).unwrap();
-        let text = write_budgets(&results, |name| name.starts_with("stage")).unwrap();
-        let read: BTreeMap<String, Budget> = toml::from_str(&text).unwrap();
-        let budget = Budget { direct: Some(1234), memory_kib: Some(9), ..Budget::default() };
-        assert_eq!(read, BTreeMap::from([("stage04 quiet".to_owned(), budget)]));
-    }
 
     #[test]
     fn names_of_rows() {
         assert_eq!(row_name("stage09", "--quiet {other}"), "stage09 quiet other");
         assert_eq!(row_name("stage03", ""), "stage03");
-    }
-
-    #[test]
-    fn the_budgets_file_is_readable() {
-        let budgets = read_budgets(&workspace::root().unwrap()).unwrap();
-        assert!(budgets.values().all(|budget| budget.memory_kib.is_some()), "{budgets:?}");
     }
 }

@@ -12,15 +12,15 @@ use anyhow::{Context, Result, bail};
 use host::fail::{GUEST_DIED, USAGE, fail};
 use host::say;
 
-use crate::cache::Cache;
 use crate::cleanup;
-use crate::initramfs;
-use crate::kernels::{Kernel, Table};
-use crate::proto::Request;
-use crate::qemu::{self, Accel, Disk, Machine};
-use crate::rundir::{self, Info, RunDir};
-use crate::session::{self, Terminals};
-use crate::setup;
+use crate::guest::initramfs;
+use crate::guest::proto::Request;
+use crate::guest::qemu::{self, Accel, Disk, Machine};
+use crate::guest::rundir::{self, Info, RunDir};
+use crate::guest::session::{self, Terminals};
+use crate::setup::cache::Cache;
+use crate::setup::kernels::{Kernel, Table};
+use crate::setup::packages;
 use crate::workspace;
 
 /// How long a stage runs where no duration is given and there is no terminal for a Ctrl-C.
@@ -310,10 +310,11 @@ fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
     let initramfs = initramfs::get(&kernel, cache)?;
     Ok(Machine {
         name,
+        has_9p: initramfs::has_9p(&kernel)?,
         kernel,
         initramfs,
-        data: setup::data_disk(cache)?,
-        blank: setup::blank_disk(cache)?,
+        data: packages::data_disk(cache)?,
+        blank: packages::blank_disk(cache)?,
         cpus: options.cpus,
         memory: options.memory.clone(),
         disks: options.disks.clone(),

@@ -1,25 +1,13 @@
 //! `cargo vm`: boots a pinned kernel in QEMU and runs the stages in it.
 
-#![cfg_attr(test, allow(clippy::unwrap_used))]
-
-mod agent;
-mod apt;
 mod bench;
-mod bundle;
-mod cache;
 mod cleanup;
-mod doctor;
-mod initramfs;
-mod kernels;
+mod follow;
+mod guest;
 mod launch;
 mod processes;
-mod proto;
-mod qemu;
-mod rundir;
-mod session;
 mod setup;
 mod test;
-mod virtiofs;
 mod workspace;
 
 use std::ffi::OsString;
@@ -32,8 +20,10 @@ use host::fail::{MACHINE, USAGE, fail};
 use host::judging::Judging;
 use host::say;
 
+use crate::guest::qemu::Disk;
+use crate::guest::{agent, initramfs, session};
 use crate::launch::{Options, Program};
-use crate::qemu::Disk;
+use crate::setup::{bundle, cache, doctor, kernels, packages};
 
 /// Boots a pinned kernel in QEMU and runs the stages in it.
 #[derive(Parser)]
@@ -222,7 +212,7 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Shell(guest) => cmd_shell(guest),
         Cmd::Setup(setup) => cmd_setup(setup),
         Cmd::Bundle(options) => {
-            setup::packages(true)?;
+            packages::need(true)?;
             bundle::write(&options.file, named(options.kernel).as_deref()).map(|()| 0)
         }
         Cmd::Test(Test { kernel, share, bless, filter }) => {
@@ -260,7 +250,7 @@ fn cmd_run(run: Run) -> Result<i32> {
         if !is_path && (name.starts_with("stage") || name.starts_with("mine-")) {
             return Err(no_program(&name, &programs));
         }
-        setup::packages(false)?;
+        packages::need(false)?;
         let named = workspace::named_in(&programs, &argv[1..]);
         if !named.is_empty() {
             launch::prepare(&options)?;
@@ -276,7 +266,7 @@ fn cmd_run(run: Run) -> Result<i32> {
     if args.first().is_some_and(|argument| argument == "--") {
         args.remove(0);
     }
-    setup::packages(false)?;
+    packages::need(false)?;
     let help = launch::asks_for_help(&args);
     if !help {
         launch::prepare(&options)?;
@@ -325,7 +315,7 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
         return here(file, &args);
     }
     let is_test = file.parent().is_some_and(|dir| dir.ends_with("deps"));
-    setup::packages(is_test)?;
+    packages::need(is_test)?;
     let mut options =
         Options { kernel: named(std::env::var("VM_KERNEL").ok()), ..Options::default() };
     let root = workspace::root()?;
@@ -346,7 +336,7 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
 fn cmd_shell(guest: Guest) -> Result<i32> {
     let mut options = guest.options();
     options.shell = true;
-    setup::packages(false)?;
+    packages::need(false)?;
     let shell = Program::other(vec!["bash".into()]);
     if let Some(status) = launch::join(&options, &shell)? {
         return Ok(status);
@@ -355,7 +345,7 @@ fn cmd_shell(guest: Guest) -> Result<i32> {
 }
 
 fn cmd_setup(setup: Setup) -> Result<i32> {
-    setup::packages(true)?;
+    packages::need(true)?;
     let root = workspace::root()?;
     let cache = cache::Cache::open()?;
     let names = match &setup.from {
@@ -367,8 +357,8 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
         initramfs::get(&kernel, &cache)?;
         say!("kernel {name}: {} is ready", kernel.release);
     }
-    setup::data_disk(&cache)?;
-    setup::blank_disk(&cache)?;
+    packages::data_disk(&cache)?;
+    packages::blank_disk(&cache)?;
     if !workspace::cargo(&root).arg("fetch").status()?.success() {
         bail!("cargo could not fetch the crates; its message is above");
     }

@@ -1,4 +1,7 @@
 //! The processes that this one has started, and those that they have started.
+//!
+//! No crate does this: `process-wrap` and `command-group` end a process group, and what cargo, sudo and
+//! the test programs start has groups and sessions of its own, or has to stay in the terminal's.
 
 use std::collections::HashMap;
 use std::fs;

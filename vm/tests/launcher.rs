@@ -190,6 +190,13 @@ impl Running {
     }
 }
 
+/// Whether a launcher waits for the guest to answer a signal: it has a thread for that.
+fn is_watching(launcher: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{launcher}/task")).unwrap().flatten();
+    let names = threads.map(|thread| fs::read_to_string(thread.path().join("comm")));
+    names.flatten().any(|name| name.trim() == "watch")
+}
+
 fn resize(terminal: impl AsFd, cols: u16) {
     tcsetwinsize(terminal, Winsize { ws_row: 40, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 })
         .unwrap();
@@ -493,7 +500,7 @@ fn sessions_of_a_shell() {
     first.type_in("until [ -e /tmp/sixth ]; do sleep 0.1; done; sleep 5; echo wri''ting\n");
     first.expect("writing");
     kill_process(Pid::from_child(&sixth), Signal::INT).unwrap();
-    std::thread::sleep(Duration::from_secs(12));
+    wait_for("the launcher waits for the guest's answer", || is_watching(sixth.id()));
     std::io::copy(&mut { reader }, &mut std::io::sink()).unwrap();
     assert_eq!(sixth.wait().unwrap().code(), Some(3));
 
@@ -761,7 +768,9 @@ fn the_guest_hangs() {
     run.expect("ready");
     // A program may ignore it.
     run.type_in("\x03");
-    std::thread::sleep(Duration::from_secs(11));
+    run.expect("^C"); // the terminal's echo, which is an answer
+    let launcher = run.child.id();
+    wait_for("the launcher has seen the answer", || !is_watching(launcher));
     run.type_in("still here\n");
     run.expect("still here"); // the terminal's echo
     run.expect("still here"); // cat's answer

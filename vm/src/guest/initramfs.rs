@@ -9,10 +9,10 @@ use host::fail::{MACHINE, fail};
 use host::say;
 use sha2::{Digest, Sha256};
 
-use crate::cache::{self, Cache};
-use crate::kernels::{Kernel, hex};
+use crate::setup::cache::{self, Cache};
+use crate::setup::kernels::{Kernel, hex};
 
-const INIT: &str = include_str!("../init.sh");
+const INIT: &str = include_str!("../../init.sh");
 
 /// What init loads: must be there, as a module or built in.
 const NEEDED: [&str; 5] = ["virtio_pci", "virtio_blk", "virtio_console", "overlay", "ext4"];
@@ -179,7 +179,8 @@ fn module_name(file: &str) -> String {
     name.split(".ko").next().unwrap_or(name).replace('-', "_")
 }
 
-/// A writer of cpio archives in the kernel's format ("newc").
+/// A writer of cpio archives in the kernel's format ("newc"): thirty lines, which the crate `cpio`
+/// would save at the price of a builder for each entry.
 #[derive(Default)]
 struct Cpio {
     bytes: Vec<u8>,

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use host::fail::{USAGE, fail};
 use host::say;
 
-use crate::cache::{self, Cache};
-use crate::kernels::{Kernel, Table};
+use crate::setup::cache::{self, Cache};
+use crate::setup::kernels::{Kernel, Table};
 use crate::workspace;
 
 /// Free megabytes that the crates take while they are collected.

@@ -17,11 +17,13 @@ use rustix::termios::{isatty, tcgetwinsize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
 use crate::cleanup;
-use crate::proto::{CHUNK, Kind, Request, STDIN_WINDOW, Size, read_frame, write_frame};
-use crate::qemu;
+use crate::guest::proto::{CHUNK, Kind, Request, STDIN_WINDOW, Size, read_frame, write_frame};
+use crate::guest::qemu;
 
 /// How long the guest may take to answer a signal.
 const SIGNAL_PATIENCE: Duration = Duration::from_secs(10);
+/// The thread that waits for the answer.
+const WATCH: &str = "watch";
 /// This many signals end the launcher at once.
 const SIGNALS_UNTIL_KILL: u32 = 3;
 /// The byte that Ctrl-C is on a terminal in raw mode.
@@ -64,6 +66,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Link {
+    fn new(writer: UnixStream) -> Link {
+        Link {
+            writer: Mutex::new(writer),
+            credit: Mutex::new(STDIN_WINDOW),
+            more_credit: Condvar::new(),
+            signals: AtomicU32::new(0),
+            signals_taken: AtomicU32::new(0),
+            frames: AtomicU32::new(0),
+            writing: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        }
+    }
+
     /// Sends a frame. Where the guest has died, the reading side notices.
     fn send(&self, kind: Kind, data: &[u8]) {
         let _ = write_frame(&mut *lock(&self.writer), kind, data);
@@ -164,25 +179,34 @@ fn forward(link: &Arc<Link>, signal: i32) {
     watch(link, 128 + signal, move |link| link.signals_taken.load(Ordering::SeqCst) >= count);
 }
 
-/// Ends the launcher where the guest has not answered in time.
+/// Ends the launcher where the guest does not answer in time.
 fn watch(link: &Arc<Link>, status: i32, answered: impl Fn(&Link) -> bool + Send + 'static) {
-    const STEP: Duration = Duration::from_millis(100);
     let link = Arc::clone(link);
-    std::thread::spawn(move || {
-        let mut waited = Duration::ZERO;
-        while waited < SIGNAL_PATIENCE {
-            std::thread::sleep(STEP);
-            if !link.writing.load(Ordering::SeqCst) {
-                waited += STEP;
-            }
-        }
+    let watch = move || {
+        let responds = responds(&link, SIGNAL_PATIENCE, answered);
         let open = lock(&LINK).as_ref().is_some_and(|now| Arc::ptr_eq(now, &link));
-        if open && !answered(&link) {
+        if open && !responds {
             let seconds = SIGNAL_PATIENCE.as_secs();
             let message = format!("the guest has stopped responding ({seconds} s): stopping it");
             cleanup::exit(status, Some(&message));
         }
-    });
+    };
+    // Without a thread to watch it, a third signal ends a hung guest.
+    let _ = std::thread::Builder::new().name(WATCH.into()).spawn(watch);
+}
+
+/// Whether the guest answers, as soon as that is known. The time that the reader of its output takes
+/// does not count.
+fn responds(link: &Link, patience: Duration, answered: impl Fn(&Link) -> bool) -> bool {
+    const STEP: Duration = Duration::from_millis(100);
+    let mut waited = Duration::ZERO;
+    while waited < patience && !answered(link) {
+        std::thread::sleep(STEP);
+        if !link.writing.load(Ordering::SeqCst) {
+            waited += STEP;
+        }
+    }
+    answered(link)
 }
 
 /// Connects to a port's socket, which QEMU creates when it starts, and waits until the agent
@@ -216,16 +240,7 @@ pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
 /// `stdin`, standard input is left alone and the program's is empty.
 /// `None`: the guest died before the program ended.
 pub fn talk(mut stream: UnixStream, request: &Request, stdin: bool) -> Result<Option<Exit>> {
-    let link = Arc::new(Link {
-        writer: Mutex::new(stream.try_clone()?),
-        credit: Mutex::new(STDIN_WINDOW),
-        more_credit: Condvar::new(),
-        signals: AtomicU32::new(0),
-        signals_taken: AtomicU32::new(0),
-        frames: AtomicU32::new(0),
-        writing: AtomicBool::new(false),
-        ended: AtomicBool::new(false),
-    });
+    let link = Arc::new(Link::new(stream.try_clone()?));
     link.send(Kind::Request, &request.to_bytes()?);
     if request.stdin_tty {
         cleanup::raw_terminal()?;
@@ -383,5 +398,17 @@ mod tests {
         let status = "Name:\tvm\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000004002\n";
         assert!(ignores(status, SIGHUP));
         assert!(!ignores(status, SIGINT) && !ignores(status, SIGTERM) && !ignores("", SIGHUP));
+    }
+
+    #[test]
+    fn a_reader_that_takes_its_time_is_not_the_guests_fault() {
+        let link = Link::new(UnixStream::pair().unwrap().0);
+        let soon = Duration::from_millis(200);
+        assert!(!responds(&link, soon, |_| false));
+        link.writing.store(true, Ordering::SeqCst);
+        let start = Instant::now();
+        assert!(responds(&link, soon, |_| start.elapsed() > 3 * soon));
+        // An answer ends the wait.
+        assert!(responds(&link, Duration::MAX, |_| true));
     }
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use host::fail::{MACHINE, fail};
 use rustix::process::Signal;
 
-use crate::cache::find_tool;
+use crate::setup::cache::find_tool;
 
 /// Where distributions keep virtiofsd: it is no program that a user starts.
 const PLACES: [&str; 3] =

@@ -6,16 +6,13 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, bail};
 use host::fail::{MACHINE, fail};
 use rustix::fs::FlockOperation;
 
 use crate::workspace;
-
-/// How old a snapshot's file must be to have no owner.
-const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
 
 /// The cache directory of this user.
 #[derive(Clone, Debug)]
@@ -33,9 +30,7 @@ impl Cache {
             .or_else(|| var("HOME").map(|d| d.join(".cache/bpf-vm")))
             .context("no cache directory: set VM_CACHE or HOME")?;
         let dir = if dir.is_relative() { workspace::root()?.join(dir) } else { dir };
-        let cache = Cache::at(&dir)?;
-        cache.sweep_snapshots();
-        Ok(cache)
+        Cache::at(&dir)
     }
 
     /// The cache in `dir`.
@@ -76,18 +71,6 @@ impl Cache {
             if name.to_string_lossy().starts_with("part-") {
                 let path = entry.path();
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
-            }
-        }
-    }
-
-    /// Removes the snapshots of QEMUs that are gone. QEMU unlinks a snapshot as soon as it has
-    /// opened it, so that one which is still there after a minute has no owner any more.
-    fn sweep_snapshots(&self) {
-        for entry in fs::read_dir(self.path("tmp")).into_iter().flatten().flatten() {
-            let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed());
-            let old = age.is_ok_and(|age| age.is_ok_and(|age| age > SNAPSHOT_AGE));
-            if old && entry.file_name().to_string_lossy().starts_with("vl.") {
-                let _ = fs::remove_file(entry.path());
             }
         }
     }
@@ -256,22 +239,6 @@ mod tests {
         }
         fs::remove_file(&place).unwrap();
         assert!(!is_sealed(&place));
-    }
-
-    #[test]
-    fn old_snapshots_are_swept() {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::at(dir.path()).unwrap();
-        let files = ["vl.old", "vl.new", "other"].map(|name| cache.path("tmp").join(name));
-        for file in &files {
-            File::create(file).unwrap();
-        }
-        let old = std::time::SystemTime::now() - 2 * SNAPSHOT_AGE;
-        for file in [&files[0], &files[2]] {
-            File::options().write(true).open(file).unwrap().set_modified(old).unwrap();
-        }
-        cache.sweep_snapshots();
-        assert_eq!(files.map(|file| file.exists()), [false, true, true]);
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::io::Write;
 use anyhow::Result;
 use host::fail::MACHINE;
 
-use crate::apt;
-use crate::cache::Cache;
-use crate::kernels::{State, Table};
+use crate::guest::qemu;
 use crate::launch::{self, Options, Program};
-use crate::qemu;
-use crate::setup;
+use crate::setup::apt;
+use crate::setup::cache::Cache;
+use crate::setup::kernels::{State, Table};
+use crate::setup::packages;
 
 /// Looks, boots once per kernel, and prints what it found. Returns the exit code.
 pub fn main(options: &Options) -> Result<i32> {
@@ -23,8 +23,8 @@ pub fn main(options: &Options) -> Result<i32> {
     let cache = Cache::open()?;
     let table = Table::load()?;
     let names = table.names(options.kernel.as_deref(), &cache)?;
-    let missing = setup::missing(false);
-    let for_tests = setup::missing(true);
+    let missing = packages::missing(false)?;
+    let for_tests = packages::missing(true)?;
     if for_tests.is_empty() {
         report("packages", "all here".into());
     } else {
@@ -43,7 +43,7 @@ pub fn main(options: &Options) -> Result<i32> {
         };
         report("kernel", format!("{:<6} {} {state}", line.name, line.version));
     }
-    let disks = setup::disks_to_make(&cache);
+    let disks = packages::disks_to_make(&cache);
     report(
         "disks",
         match disks.as_slice() {

@@ -21,7 +21,9 @@ use rustix::process::{Pid, Signal};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
-use crate::proto::{CHUNK, Frame, Kind, Request, Size, read_frame, size_of_arguments, write_frame};
+use crate::guest::proto::{
+    CHUNK, Frame, Kind, Request, Size, read_frame, size_of_arguments, write_frame,
+};
 
 /// The file that exists only in the guest.
 pub const MARK: &str = "/run/bpf-vm";

@@ -6,8 +6,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::plan::{Load, Measured, Outcome};
+use crate::plan::{Load, Measured, Outcome, Run};
 
+/// The results, for people, relative to the workspace's root.
+pub const RESULTS: &str = "bench/RESULTS.md";
 /// RESULTS.md: the tables stand between these lines, other text around them.
 const MARKS: (&str, &str) =
     ("<!-- written by: cargo vm bench -->\n", "<!-- end of what it wrote -->");
@@ -29,7 +31,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 
 /// What a read takes, without the tracer's own process; natively, all the time that passes.
 fn thread(measured: &Measured, native: bool) -> f64 {
-    let own = |run: &super::plan::Run| run.thread.filter(|_| !native).unwrap_or(run.elapsed);
+    let own = |run: &Run| run.thread.filter(|_| !native).unwrap_or(run.elapsed);
     median(measured.runs.iter().map(own))
 }
 
@@ -39,7 +41,7 @@ fn elapsed(measured: &Measured) -> f64 {
 
 /// How far the runs lie apart, as a part of the shortest.
 fn spread(measured: &Measured, native: bool) -> f64 {
-    let own = |run: &super::plan::Run| run.thread.filter(|_| !native).unwrap_or(run.elapsed);
+    let own = |run: &Run| run.thread.filter(|_| !native).unwrap_or(run.elapsed);
     let (low, high) = measured
         .runs
         .iter()
@@ -98,12 +100,6 @@ impl<'a> Results<'a> {
     pub fn repeats(&self, name: &str, load: Load) -> bool {
         self.measured(name, load)
             .is_some_and(|measured| spread(measured, self.native) < 2.0 * AGREE)
-    }
-
-    /// A tracer's peak memory until it was attached.
-    pub fn memory_kib(&self, name: &str) -> Option<u64> {
-        let row = self.outcomes.iter().find(|outcome| outcome.name == name)?;
-        row.started.as_ref().map(|started| started.attached_kib)
     }
 
     fn base(&self, load: Load) -> Option<f64> {
@@ -292,7 +288,7 @@ fn wrong_figures(readme: &str, results: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace;
+    use crate::tests::outcomes;
 
     #[test]
     fn numbers_in_groups() {
@@ -302,7 +298,7 @@ mod tests {
 
     #[test]
     fn tables_hold_what_readmes_quote() {
-        let outcomes = super::super::tests::outcomes(1704.0, 12_152);
+        let outcomes = outcomes(1704.0, 12_152);
         let results = Results::new(&outcomes, false).unwrap();
         let text = results.tables();
         assert_eq!(figure(&text, "stage04 quiet", "added"), Some("1,704"));
@@ -317,7 +313,7 @@ mod tests {
 
     #[test]
     fn runs_that_differ_are_noted() {
-        let mut outcomes = super::super::tests::outcomes(1704.0, 1);
+        let mut outcomes = outcomes(1704.0, 1);
         outcomes[1].measured[0].runs[1].thread = Some(7000.0);
         let text = Results::new(&outcomes, false).unwrap().tables();
         assert!(text.contains("stage04 quiet: the runs of direct reads differ by 4."), "{text}");
@@ -325,8 +321,8 @@ mod tests {
 
     #[test]
     fn figures_in_readmes_are_those_of_the_bench() {
-        let root = workspace::root().unwrap();
-        let results = fs::read_to_string(root.join(super::super::RESULTS)).unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+        let results = fs::read_to_string(root.join(RESULTS)).unwrap();
         let hidden = |name: &str| name.starts_with('.') || name == "target";
         let files = walkdir::WalkDir::new(&root).into_iter();
         let files =

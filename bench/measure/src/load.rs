@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::plan::{Load, Run};
+use bench::plan::{Load, Run};
 
 /// A disk that completes every request at once, on the CPU that submitted it.
 const DISK: &str = "/dev/nullb0";

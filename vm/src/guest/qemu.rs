@@ -17,12 +17,11 @@ use host::say;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{self, Cache, tool};
 use crate::cleanup;
-use crate::initramfs;
-use crate::kernels::Kernel;
-use crate::rundir::{PORTS, read_shared, shared, socket};
-use crate::virtiofs;
+use crate::guest::rundir::{PORTS, read_shared, shared, socket};
+use crate::guest::virtiofs;
+use crate::setup::cache::{self, Cache, tool};
+use crate::setup::kernels::Kernel;
 
 /// How long init may take to report under KVM before the guest is started without KVM.
 const KVM_PATIENCE: Duration = Duration::from_secs(8);
@@ -106,6 +105,8 @@ pub struct Machine {
     pub shares: Vec<PathBuf>,
     /// Whether the guest's clock counts instructions: see [`ICOUNT`].
     pub icount: bool,
+    /// Whether the kernel has 9p; else it needs virtiofs.
+    pub has_9p: bool,
 }
 
 /// The guest's clock advances by 1 ns for each instruction, whatever the host does: measurements
@@ -362,7 +363,7 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        if !initramfs::has_9p(&self.kernel)? {
+        if !self.has_9p {
             let ctl = shared(dir);
             let mut shares =
                 vec![("hostroot".to_owned(), Path::new("/")), ("ctl".to_owned(), &*ctl)];
@@ -418,9 +419,8 @@ impl Machine {
         add("-chardev", with_path("file,id=console,path=", &dir.join("console"), ""));
         add("-serial", "chardev:console".into());
 
-        let has_9p = initramfs::has_9p(&self.kernel).unwrap_or(true);
         let mut share = |tag: &str, path: &Path, more: &str| {
-            if !has_9p {
+            if !self.has_9p {
                 return;
             }
             let options = format!(",mount_tag={tag},security_model=none{more}");

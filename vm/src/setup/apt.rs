@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use host::fail::{MACHINE, fail};
 use host::say;
 
-use crate::cache::{self, find_tool};
+use crate::setup::cache::{self, find_tool};
 
 /// What fetches with apt's settings, proxies and all.
 pub const APT_HELPER: &str = "/usr/lib/apt/apt-helper";

@@ -11,8 +11,8 @@ use host::say;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::apt;
-use crate::cache::{self, Cache};
+use crate::setup::apt;
+use crate::setup::cache::{self, Cache};
 
 /// The file to edit when a pinned package is gone.
 const TABLE_FILE: &str = "vm/kernels.toml";
@@ -70,7 +70,7 @@ pub struct Package {
 impl Table {
     /// The table that is built in.
     pub fn load() -> Result<Table> {
-        toml::from_str(include_str!("../kernels.toml")).context("vm/kernels.toml")
+        toml::from_str(include_str!("../../kernels.toml")).context("vm/kernels.toml")
     }
 
     /// The line of that name.

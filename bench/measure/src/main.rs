@@ -1,10 +1,9 @@
-//! Measures what a read costs while a tracer runs: `bench PLAN` takes a [`plan::Plan`] as JSON and
-//! prints an [`plan::Outcome`] for each row, one a line. `cargo vm bench` starts it, in the guest.
+//! Measures what a read costs while a tracer runs: `measure PLAN` takes a [`bench::plan::Plan`] as JSON and
+//! prints an [`bench::plan::Outcome`] for each row, one a line. `cargo vm bench` starts it, in the guest.
 //!
-//! `bench --floor KIND` attaches a pair of empty programs until Ctrl-C.
+//! `measure --floor KIND` attaches a pair of empty programs until Ctrl-C.
 
 mod load;
-mod plan;
 mod tracer;
 mod floor {
     include!(concat!(env!("OUT_DIR"), "/floor.skel.rs"));
@@ -19,7 +18,7 @@ use std::sync::mpsc::channel;
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
-use plan::{Load, Measured, Outcome, Plan, Row};
+use bench::plan::{Load, Measured, Outcome, Plan, Row};
 use tracer::Tracer;
 
 /// In memory: a tracer's output, and its executable, which the guest would read over 9p.
@@ -34,14 +33,14 @@ fn main() -> ExitCode {
         ["--floor", kind] => empty_programs(kind),
         [plan] => serde_json::from_str(plan).context("the plan").and_then(|plan| measure(&plan)),
         _ => {
-            eprintln!("usage: bench PLAN | bench --floor KIND; cargo vm bench starts it");
+            eprintln!("usage: measure PLAN | measure --floor KIND; cargo vm bench starts it");
             return ExitCode::from(2);
         }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("bench: {error:#}");
+            eprintln!("measure: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::plan::{BpfProgram, Started};
+use bench::plan::{BpfProgram, Started};
 
 /// A tracer is attached once it uses no more CPU time than this ...
 const IDLE_CPU: Duration = Duration::from_millis(2);

@@ -1,0 +1,9 @@
+//! The guest: what it boots from, QEMU, and the sessions with the programs in it.
+
+pub mod agent;
+pub mod initramfs;
+pub mod proto;
+pub mod qemu;
+pub mod rundir;
+pub mod session;
+pub mod virtiofs;
