@@ -1,8 +1,6 @@
 //! What the programs of the workshop share, and nothing that teaches: the command line and its exit
 //! codes, checks of the machine, loading and attaching, the trace pipe, symbols, names of disks.
 
-#![warn(clippy::unwrap_used)]
-
 mod addresses;
 mod cli;
 mod device;

@@ -62,7 +62,7 @@ pub fn main<Own: Args>(
     let command =
         Cli::<Own>::command().name(program.name).about(program.about).after_help(AFTER_HELP);
     let parsed = command
-        .version("0.1.0")
+        .version(env!("CARGO_PKG_VERSION"))
         .try_get_matches_from_mut(std::env::args_os())
         .and_then(|matches| Cli::<Own>::from_arg_matches(&matches));
     let cli = match parsed {

@@ -1,132 +1,30 @@
 //! What the verifier means: the refusals that a beginner meets most.
 
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
 /// How a refusal ends that is libbpf's: it has not found a type or a member.
 const MISSING: &str = "which this kernel's BTF does not have";
 
-/// A text in the message, and what it means.
-const REFUSALS: &[(&str, &str)] = &[
-    (
-        "map_value_or_null",
-        "A look-up in a map returns NULL when there is no such key. Test the pointer before you use \
-         it: `if (!found) return 0;`.",
-    ),
-    (
-        "invalid mem access 'scalar'",
-        "You read through a number. To the verifier, an argument of a kprobe is a number and not a \
-         pointer, and so is what you read from memory: use BPF_CORE_READ(). If it was a pointer, \
-         it may be NULL on a path that you did not test.",
-    ),
-    (
-        "invalid indirect read from stack",
-        "A helper would read a variable that you have not written in full, padding included. \
-         Initialise it: `struct key key = {};`.",
-    ),
-    (
-        "invalid read from stack",
-        "A variable is read before it has a value. Initialise it where you declare it.",
-    ),
-    (
-        "!read_ok",
-        "A variable is read before it has a value on some path, or a program ends without `return`. \
-         Initialise the variable, and return 0.",
-    ),
-    (
-        "back-edge",
-        "The kernel sees a loop whose end it cannot prove. Give the loop a constant upper bound: \
-         `for (int i = 0; i < 64; i++)`.",
-    ),
-    (
-        "jumps is too complex",
-        "The verifier followed thousands of branches and came to no end, usually because of a loop. \
-         Give the loop a constant upper bound: `for (int i = 0; i < 64 && whole; i++)`.",
-    ),
-    (
-        "program is too large",
-        "The verifier followed more than a million instructions, usually because of a loop with a \
-         large bound, or of branches in a loop. Make the bound smaller.",
-    ),
-    (
-        "infinite loop detected",
-        "The verifier came to a state that it had seen before: the loop does not get closer to its \
-         end. Count it up with a constant upper bound.",
-    ),
-    (
-        "of a map's value, which has",
-        "The program reads or writes beyond the end of what a look-up returned. Where the map has \
-         smaller values than you think, compare `__type(value, ...)` with the type of your pointer. \
-         Where you add an index, test it before, or mask it: `slots[i & 31]`.",
-    ),
-    (
-        "outside of the allowed memory range",
-        "The offset into a map's value, an array or a buffer may lie outside of it. Test the index \
-         before you use it, or mask it: `slots[i & 31]`.",
-    ),
-    (
-        "unbounded min value",
-        "To the verifier, the index may be any number, also a negative one. Declare it as u64, and \
-         test it before you use it, or mask it: `slots[i & 31]`.",
-    ),
-    (
-        "min value is negative",
-        "To the verifier, the index or the size may be negative. Declare it as u64, and test it \
-         against a constant, or mask it: `slots[i & 31]`.",
-    ),
-    (
-        "invalid bpf_context access",
-        "The program takes an argument that its hook does not have. BPF_KPROBE() reads the CPU's \
-         registers, and goes with SEC(\"kprobe/...\"); BPF_PROG() goes with SEC(\"fentry/...\") and \
-         SEC(\"tp_btf/...\"). And the hook has only the arguments that the kernel declares for it.",
-    ),
-    (
-        "only read is supported",
-        "The program writes to memory of the kernel, which it may only read. Keep what you want to \
-         change in a variable of your own, or in a map.",
-    ),
-    (
-        "At program exit the register R0",
-        "This kind of program has to return 0: `return 0;` on every path.",
-    ),
-    (
-        "invalid access to map value",
-        "The offset into a map's value may lie outside of it. Test the index before you use it, or \
-         mask it: `slots[i & 31]`.",
-    ),
-    (
-        "unbounded memory access",
-        "The verifier knows no upper bound of an index or a size. Test it against a constant, or \
-         mask it: `slots[i & 31]`.",
-    ),
-    (
-        "cannot call GPL-restricted function",
-        "The helper is for programs under a licence that is compatible with the GPL. Keep the line \
-         `char LICENSE[] SEC(\"license\") = \"Dual BSD/GPL\";`.",
-    ),
-    (
-        "unknown func",
-        "This kernel has no such helper, or not for this type of program. `man bpf-helpers` lists \
-         them.",
-    ),
-    (
-        MISSING,
-        "There is no such type or member: it has another name in this kernel, or vmlinux.h \
-         misspells it. bpf_core_field_exists() asks before you read.",
-    ),
-    (
-        "stack is too large",
-        "A program has 512 bytes of stack. Keep larger data in a map, for example in a per-CPU \
-         array.",
-    ),
-    (
-        "arg#",
-        "The argument of a helper has the wrong type. Compare with the helper's signature in \
-         `man bpf-helpers`: a map is passed as `&name`, a key and a value as pointers.",
-    ),
-    (
-        "expected=",
-        "The argument of a helper has the wrong type. Compare with the helper's signature in \
-         `man bpf-helpers`: a map is passed as `&name`, a key and a value as pointers.",
-    ),
-];
+/// `refusals.toml`.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Refusals {
+    refusal: Vec<Refusal>,
+}
+
+/// Texts in a message, and what each of them means.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Refusal {
+    says: Vec<String>,
+    means: String,
+}
+
+/// Built in, and read in a test: it can be read.
+static REFUSALS: LazyLock<Refusals> =
+    LazyLock::new(|| toml::from_str(include_str!("../refusals.toml")).unwrap_or_default());
 
 /// Whether a program was refused before it ran, by the verifier or by libbpf.
 pub fn is_refused(message: &str) -> bool {
@@ -135,7 +33,8 @@ pub fn is_refused(message: &str) -> bool {
 
 /// What a refusal means, where it is one of those that beginners meet.
 pub fn refusal(message: &str) -> Option<&'static str> {
-    REFUSALS.iter().find(|(text, _)| message.contains(text)).map(|(_, meaning)| *meaning)
+    let meant = |refusal: &&Refusal| refusal.says.iter().any(|text| message.contains(text));
+    REFUSALS.refusal.iter().find(meant).map(|refusal| &*refusal.means)
 }
 
 /// What rustc means where main.rs names what trace.bpf.c does not have.

@@ -1,8 +1,6 @@
 //! `cargo lesson`: exercises that a machine checks. The judges are the guest tests, with the
 //! learner's program in the place of the stage.
 
-#![cfg_attr(test, allow(clippy::unwrap_used))]
-
 mod desk;
 mod exercise;
 mod explain;

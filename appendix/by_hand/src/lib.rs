@@ -4,8 +4,6 @@
 //! to tracepoints with perf_event_open(2) and reads what they send, [`trace_pipe`] reads what they
 //! print. [`cli`] holds what the four programs share besides.
 
-#![warn(clippy::unwrap_used)]
-
 pub mod bpf;
 pub mod cli;
 pub mod insn;

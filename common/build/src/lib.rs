@@ -92,8 +92,12 @@ pub fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), S
         let mut linker = Linker::new(&object)?;
         linker.add_file(&compiled)?;
         linker.link()?;
-        SkeletonBuilder::new().obj(&object).generate(out.join(format!("{name}.skel.rs")))?;
-        Ok(())
+        let file = out.join(format!("{name}.skel.rs"));
+        SkeletonBuilder::new().obj(&object).generate(&file)?;
+        // The workspace denies what libbpf-cargo writes.
+        let allow = "#[allow(dead_code, clippy::unwrap_used)]";
+        let skeleton = fs::read_to_string(&file)?.replacen("#[allow(dead_code)]", allow, 1);
+        Ok(fs::write(file, skeleton)?)
     };
     built().map_err(|error| format!("no skeleton could be made of {}: {error:#}", object.display()))
 }

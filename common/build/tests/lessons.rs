@@ -1,6 +1,8 @@
 //! A stage is a lesson: short, a small step from the stage before, and what its README says to do
 //! to it can be done.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     collections::HashSet,
     fs,

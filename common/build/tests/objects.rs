@@ -1,6 +1,8 @@
 //! What the compilers make of the programs: only instructions of BPF CPU v2, and map values without
 //! holes. For every clang that is installed.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     fs,
     path::{Path, PathBuf},
