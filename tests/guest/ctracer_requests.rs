@@ -6,20 +6,16 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::{
-    Test,
     ctracer::{lines, number},
     disks::{self, NullBlk},
     run::{Running, count, fio, may_skip},
 };
 
-pub const TESTS: &[Test] = &[
-    ("stage10_gives_each_request_a_life", gives_each_request_a_life),
-    ("stage10_sees_the_ends_that_probes_miss", sees_the_ends_that_probes_miss),
-];
+tests![stage10_gives_each_request_a_life, stage10_sees_the_ends_that_probes_miss,];
 
 /// As many lives as fio has read blocks, and all of them end, though many completions interrupt
 /// somebody's probe, which the ledger tells.
-fn sees_the_ends_that_probes_miss() -> Result<()> {
+fn stage10_sees_the_ends_that_probes_miss() -> Result<()> {
     let disk = disks::virtio()?;
     let functions = ["--only=submit_bio*", "--only=bio_*", "--only=blk*"];
     let running = Running::stage("stage10", &[&functions[..], &["--quiet"]].concat())?;
@@ -60,7 +56,7 @@ const FUNCTIONS: &[&str] = &[
 
 /// So many reads of each disk are so many lives, and all of them end. Where the kernel has skipped a
 /// hit, which the ledger tells, an end may be missing.
-fn gives_each_request_a_life() -> Result<()> {
+fn stage10_gives_each_request_a_life() -> Result<()> {
     const READS: u64 = 200;
     let null = NullBlk::new(&[])?;
     for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?, null.name.clone()] {

@@ -3,6 +3,15 @@
 //! Runs as root in the VM (`cargo vm test`), one test after the other: the block layer's counters
 //! are everybody's. Takes libtest's arguments: a filter, `--list`, `--exact`.
 
+/// The tests of a module, by the names of their functions, in this order. Or `name => function`.
+macro_rules! tests {
+    ($($name:ident $(=> $test:expr)?),* $(,)?) => {
+        pub const TESTS: &[crate::Test] = &[$((stringify!($name), tests!(@ $name $($test)?))),*];
+    };
+    (@ $name:ident) => { $name };
+    (@ $name:ident $test:expr) => { $test };
+}
+
 mod appendix;
 mod bios;
 mod by_hand;
@@ -34,7 +43,9 @@ use std::{
 };
 
 use anyhow::Result;
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+use crate::run::NotJudged;
 
 /// A test's name, and the test.
 type Test = (&'static str, fn() -> Result<()>);
@@ -95,12 +106,13 @@ fn main() {
         ctracer_types::TESTS,
     ]
     .concat();
+    for name in ONCE.iter().chain(EVERYWHERE) {
+        assert!(tests.iter().any(|(test, _)| test == name), "no test {name}");
+    }
     let of = |name: &str| part(&env::var(name).unwrap_or_default()).unwrap_or((0, 1));
     let ((part, parts), (share, shares)) = (of("VM_TESTS_PART"), of("VM_TESTS_SHARE"));
     let all = env::var_os("VM_TESTS_WITHOUT_ONCE").is_none();
-    let trial = |(name, test): Test| {
-        Trial::test(name, move || test().map_err(|e| Failed::from(format!("{e:#}"))))
-    };
+    let trial = |(name, test): Test| Trial::ignorable_test(name, move || verdict(test()));
     let trials = match env::var("VM_JUDGES") {
         Ok(judges) => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), &judges),
         Err(_) => {
@@ -116,6 +128,19 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit()
 }
 
+/// A test that could not judge says why, in a line of its own: the runner shows it.
+fn verdict(test: Result<()>) -> Result<Completion, Failed> {
+    match test.map_err(|error| (error.downcast_ref::<NotJudged>().is_some(), format!("{error:#}")))
+    {
+        Ok(()) => Ok(Completion::Completed),
+        Err((true, reason)) => {
+            println!("not judged: {reason}");
+            Ok(Completion::ignored_with(reason))
+        }
+        Err((false, error)) => Err(Failed::from(error)),
+    }
+}
+
 /// The tests of these names, in their order, for `cargo lesson`. After one that fails, the others do
 /// not run.
 fn judges(tests: &[Test], names: &str) -> Vec<Trial> {
@@ -125,11 +150,11 @@ fn judges(tests: &[Test], names: &str) -> Vec<Trial> {
         (name, found.unwrap_or_else(|| panic!("no test {name}")).1)
     });
     let trial = |(name, test): (&str, fn() -> Result<()>)| {
-        Trial::test(name, move || {
+        Trial::ignorable_test(name, move || {
             if FAILED.load(Ordering::Relaxed) {
                 return Err(Failed::from("not run"));
             }
-            let judged = test().map_err(|e| Failed::from(format!("{e:#}")));
+            let judged = verdict(test());
             FAILED.store(judged.is_err(), Ordering::Relaxed);
             judged
         })
