@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use room::Room;
+use host::room::Room;
 use serde::{Deserialize, Serialize};
 
 use crate::exercise::{Exercise, HINTS};
@@ -321,7 +321,7 @@ mod tests {
     }
 
     fn cargo(root: &Path, args: &str) -> Command {
-        let mut command = room::cargo(root);
+        let mut command = host::cargo::cargo(root);
         // Not that of this workspace: the packages have the same names.
         command.env("CARGO_TARGET_DIR", root.join("target"));
         command.args(args.split(' ')).arg("--offline");

@@ -148,20 +148,12 @@ mod tests {
             "io_uring",
         ];
         assert_eq!(ids, all);
-        let tests: String = ["bios", "commands", "exercises", "pagecache", "requests"]
-            .map(|file| fs::read_to_string(root.join(format!("tests/guest/{file}.rs"))).unwrap())
-            .concat();
         for exercise in exercises {
             for directory in [&exercise.start, &exercise.solution] {
                 for file in ["src/main.rs", "src/trace.bpf.c"] {
                     let file = root.join(directory).join(file);
                     assert!(file.is_file(), "{}: no {}", exercise.id, file.display());
                 }
-            }
-            for judge in &exercise.judges {
-                let entry = format!("(\"{}\", ", judge.test);
-                let listed = tests.replace("(\n        \"", "(\"").contains(&entry);
-                assert!(listed, "{}: no test {}", exercise.id, judge.test);
             }
             assert!(exercise.task.lines().count() <= 30, "{}: a long task", exercise.id);
         }

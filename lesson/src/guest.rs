@@ -13,9 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use host::fail::{GUEST_DIED, fail};
 use rustix::fs::FlockOperation;
 
-use crate::{GUEST_DIED, desk::STATE, fail};
+use crate::desk::STATE;
 
 /// The guest ends after this many seconds without a check.
 const IDLE: &str = "900";
@@ -88,10 +89,7 @@ impl Guest {
         match setup.context("cannot start the launcher")?.code() {
             Some(0) => {}
             code => {
-                return Err(fail(
-                    code.map_or(1, |code| code as u8),
-                    "cargo vm setup failed, see above",
-                ));
+                return Err(fail(code.unwrap_or(1), "cargo vm setup failed, see above"));
             }
         }
         fs::create_dir_all(&self.dir).with_context(|| self.dir.display().to_string())?;

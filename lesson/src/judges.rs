@@ -2,23 +2,26 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs, mem,
+    env,
     path::{Path, PathBuf},
     process::Stdio,
 };
 
 use anyhow::{Context, Result, bail};
-use cargo_metadata::Message;
-use room::{Built, Room};
-use serde::Deserialize;
+use host::{
+    cargo::{artifacts, cargo, executable},
+    events::{Ended, Reader, Said, Verdict},
+    judging::{Judging, Subject},
+    room::{Built, Room},
+    say,
+};
 
-use crate::{explain, guest::Guest};
+use crate::{explain, guest::Guest, stages};
 
 /// What the judges consist of: programs that were built.
 pub struct Judges {
-    root: PathBuf,
-    /// The directory with the programs.
-    pub target: PathBuf,
+    /// What they are told, without an attempt.
+    judging: Judging,
     /// The guest tests.
     tests: PathBuf,
 }
@@ -27,48 +30,23 @@ impl Judges {
     /// Builds the guest tests, the launcher and the stages that some tests run beside the attempt.
     pub fn build(root: &Path) -> Result<Judges> {
         let own = env::current_exe().context("cannot find this program")?;
-        let mut launcher = vec!["build".to_owned(), "--package=vm".to_owned()];
-        let mut stages = vec!["build".to_owned()];
-        for entry in fs::read_dir(root)? {
-            let name = entry?.file_name().to_string_lossy().into_owned();
-            if name.starts_with("stage") {
-                let stage = name.split('_').next().unwrap_or(&name);
-                stages.push(format!("--package={stage}"));
-            }
-        }
-        let mut tests: Vec<String> =
-            ["test", "--package=guest_tests", "--test=guest", "--no-run"].map(str::to_owned).into();
-        tests.push("--message-format=json-render-diagnostics".to_owned());
-        let mut found = None;
-        for (what, arguments) in [
-            ("the launcher", &mut launcher),
-            ("the stages", &mut stages),
-            ("the judges", &mut tests),
-        ] {
-            // Quiet, or every check begins with three lines about nothing to do.
-            let quiet = own.with_file_name("vm").exists();
-            arguments.extend(quiet.then(|| "--quiet".to_owned()));
-            let output = room::cargo(root)
-                .args(arguments)
-                .stdin(Stdio::null())
-                .stderr(Stdio::inherit())
-                .output()
-                .context("cannot start cargo")?;
-            if !output.status.success() {
-                bail!("cargo could not build {what}, see above");
-            }
-            for message in Message::parse_stream(&output.stdout[..]) {
-                if let Message::CompilerArtifact(artifact) = message?
-                    && artifact.target.name == "guest"
-                {
-                    found = artifact.executable.map(PathBuf::from).or(found);
-                }
-            }
-        }
-        let tests = found.context("cargo built the judges, but named no executable")?;
-        // deps/guest-0123 lies beside the programs.
-        let target = tests.ancestors().nth(2).context("the judges have no directory")?.to_owned();
-        Ok(Judges { root: root.to_owned(), target, tests })
+        // Quiet, or every check begins with three lines about nothing to do.
+        let quiet = own.with_file_name("vm").exists();
+        // By itself, as `cargo vm` builds it: together with the stages, it gets other features.
+        artifacts(root, &["build", "--package=vm"], quiet)?;
+        let mut build = vec!["build".to_owned()];
+        let stages = stages(root)?;
+        let names = stages.iter().filter_map(|stage| stage.split('_').next());
+        build.extend(names.map(|name| format!("--package={name}")));
+        artifacts(root, &build, quiet)?;
+        let tests = ["test", "--package=guest_tests", "--test=guest", "--no-run"];
+        let tests = executable(&artifacts(root, &tests, quiet)?, "guest")?;
+        Ok(Judges { judging: Judging::by(&tests, root), tests })
+    }
+
+    /// The file of a program that was built with the judges.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.judging.programs.join(name)
     }
 
     /// Runs tests in the guest, in this order up to the first that fails, with `program` in the place
@@ -79,32 +57,26 @@ impl Judges {
         judged_as: &str,
         program: &Path,
         tests: &[&str],
-        mut on_verdict: impl FnMut(&str, &Verdict),
+        mut on_verdict: impl FnMut(&Ended),
     ) -> Result<BTreeMap<String, Verdict>> {
-        let quoted =
-            |path: &Path| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
+        let judging = Judging {
+            judges: tests.iter().map(|&test| test.to_owned()).collect(),
+            subject: Some(Subject { name: judged_as.to_owned(), file: program.to_owned() }),
+            ..self.judging.clone()
+        };
+        let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
+        let (variable, value) = judging.to_env()?;
         let script = format!(
-            "cd {root}\nexport VM_WORKSPACE={root} VM_TARGET_DIR={target} VM_JUDGES={tests}\n\
-             export VM_SUBJECT={judged_as}={program}\nexec {guest} --format json\n",
-            root = quoted(&self.root),
-            target = quoted(&self.target),
-            tests = tests.join(","),
-            program = quoted(program),
-            guest = quoted(&self.tests),
+            "cd {}\nexport {variable}={}\nexec {} --format json\n",
+            quoted(&judging.workspace.to_string_lossy()),
+            quoted(&value),
+            quoted(&self.tests.to_string_lossy()),
         );
-        let mut verdicts = BTreeMap::new();
-        let mut figures = Vec::new();
+        let (mut reader, mut verdicts) = (Reader::default(), BTreeMap::new());
         guest.run(&script, |line| {
-            if let Some(compared) = line.strip_prefix(COMPARED) {
-                figures.push(compared.to_owned());
-            } else if let Some((test, verdict)) = verdict(line) {
-                let figures = mem::take(&mut figures);
-                let verdict = match verdict {
-                    Verdict::Good(_) => Verdict::Good(figures),
-                    bad => bad,
-                };
-                on_verdict(&test, &verdict);
-                verdicts.insert(test, verdict);
+            if let Said::Ended(ended) = reader.read(line) {
+                on_verdict(&ended);
+                verdicts.insert(ended.name, ended.verdict);
             }
             Ok(())
         })?;
@@ -115,57 +87,11 @@ impl Judges {
     }
 }
 
-/// What a judge says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// As expected: what was compared with what.
-    Good(Vec<String>),
-    /// Not so: why.
-    Bad(String),
-    /// An earlier judge said no.
-    NotRun,
-}
-
-/// A line of libtest-mimic's JSON.
-#[derive(Deserialize)]
-struct Event {
-    #[serde(rename = "type")]
-    kind: String,
-    event: String,
-    name: Option<String>,
-    stdout: Option<String>,
-}
-
-/// What stands before the figures that a judge has compared.
-const COMPARED: &str = "compared: ";
-
-/// What the guest tests say of a test that comes after one that has failed.
-const NOT_RUN: &str = "not run";
-
-fn verdict(line: &str) -> Option<(String, Verdict)> {
-    let event: Event = serde_json::from_str(line).ok()?;
-    if event.kind != "test" {
-        return None;
-    }
-    let verdict = match event.event.as_str() {
-        "ok" => Verdict::Good(Vec::new()),
-        "failed" => {
-            let said = event.stdout.unwrap_or_default();
-            let said = said.trim().trim_start_matches("Error: ");
-            let said = said.strip_prefix('"').and_then(|s| s.strip_suffix('"')).unwrap_or(said);
-            if said == NOT_RUN { Verdict::NotRun } else { Verdict::Bad(said.to_owned()) }
-        }
-        _ => return None,
-    };
-    Some((event.name?, verdict))
-}
-
 /// Builds an attempt; where it does not compile, the error is the compiler's message.
 pub fn build_attempt(room: &Room, package: &str) -> Result<Result<PathBuf, String>> {
     let room = room.prepare(Some(package))?;
     for directory in &room.left_out {
-        let directory = directory.display();
-        eprintln!("lesson: {directory} is left out: cargo cannot read its Cargo.toml");
+        say!("{} is left out: cargo cannot read its Cargo.toml", directory.display());
     }
     Ok(match room.build(package, true, false)? {
         Built::Program(file) => Ok(file),
@@ -174,8 +100,8 @@ pub fn build_attempt(room: &Room, package: &str) -> Result<Result<PathBuf, Strin
 }
 
 /// Builds a package of the workshop.
-pub fn build(root: &Path, target: &Path, package: &str) -> Result<PathBuf> {
-    let output = room::cargo(root)
+pub fn build(root: &Path, package: &str) -> Result<()> {
+    let output = cargo(root)
         .args(["build", "--quiet", "--package", package])
         .stdin(Stdio::null())
         .output()
@@ -183,22 +109,31 @@ pub fn build(root: &Path, target: &Path, package: &str) -> Result<PathBuf> {
     if !output.status.success() {
         bail!("{}", explain::compiler(&String::from_utf8_lossy(&output.stderr)));
     }
-    Ok(target.join(package))
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+    use crate::{exercise::Exercise, workspace};
 
     #[test]
-    fn verdicts_are_read() {
-        let ok = r#"{ "type": "test", "name": "a", "event": "ok" }"#;
-        assert_eq!(verdict(ok), Some(("a".into(), Verdict::Good(Vec::new()))));
-        let bad = r#"{ "type": "test", "name": "b", "event": "failed", "stdout": "Error: \"0 lines,\n500\"\n" }"#;
-        assert_eq!(verdict(bad), Some(("b".into(), Verdict::Bad("0 lines,\n500".into()))));
-        let not = r#"{ "type": "test", "name": "c", "event": "failed", "stdout": "Error: \"not run\"\n" }"#;
-        assert_eq!(verdict(not), Some(("c".into(), Verdict::NotRun)));
-        assert_eq!(verdict(r#"{ "type": "test", "name": "a", "event": "started" }"#), None);
-        assert_eq!(verdict("kernel 6.1.0-50-amd64"), None);
+    fn every_judge_is_a_guest_test() {
+        let root = workspace();
+        let exercises = Exercise::all(&root).unwrap();
+        let judges: Vec<String> =
+            exercises.into_iter().flat_map(|e| e.judges).map(|judge| judge.test).collect();
+        let Judges { judging, tests } = Judges::build(&root).unwrap();
+        // It refuses a name that is none.
+        let list = |judges: Vec<String>| {
+            let judging = Judging { judges, ..judging.clone() };
+            let mut list = Command::new(&tests);
+            list.arg("--list").envs([judging.to_env().unwrap()]).output().unwrap()
+        };
+        let (listed, unknown) = (list(judges), list(vec!["no_such_test".to_owned()]));
+        assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+        assert!(!unknown.status.success());
     }
 }

@@ -13,7 +13,7 @@ mod prove;
 
 use std::{
     collections::BTreeMap,
-    fmt, fs,
+    fs,
     io::{BufRead, IsTerminal, Write},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
@@ -23,42 +23,22 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use room::Room;
+use host::{
+    events::{Ended, Verdict},
+    fail::{USAGE, fail},
+    room::Room,
+    say,
+};
 
 use crate::{
     desk::{Desk, STATE, Started},
-    exercise::{Exercise, HINTS},
+    exercise::{Exercise, HINTS, Judge},
     guest::Guest,
-    judges::{Judges, Verdict},
+    judges::Judges,
 };
 
 /// Not yet: a judge said no, or the attempt does not compile.
 const NOT_YET: u8 = 1;
-/// Wrong usage.
-const USAGE: u8 = 2;
-/// The guest died.
-const GUEST_DIED: u8 = 125;
-
-/// An error with an exit code.
-#[derive(Debug)]
-struct Fail {
-    code: u8,
-    message: String,
-}
-
-impl fmt::Display for Fail {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Fail {}
-
-/// An error that ends this program with `code`.
-fn fail(code: u8, message: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Fail { code, message: message.into() })
-}
-
 /// Exercises that a machine checks. Without a command: where you are, and what to do next.
 ///
 /// Exit codes: 0 done, 1 not yet, 2 wrong usage, 125 the virtual machine died.
@@ -130,8 +110,8 @@ fn main() -> ExitCode {
     match run(cli) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("lesson: {error:#}");
-            ExitCode::from(error.downcast_ref::<Fail>().map_or(1, |fail| fail.code))
+            say!("{error:#}");
+            ExitCode::from(host::fail::code(&error) as u8)
         }
     }
 }
@@ -189,7 +169,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             if !anyhow && !desk.known(exercise).done {
                 let message = "your attempt has not passed yet; `cargo lesson solution --anyhow` \
                                shows the answer nevertheless";
-                return Err(fail(NOT_YET, message));
+                return Err(fail(NOT_YET.into(), message));
             }
             let (mine, answer) = (exercise.directory().join("src"), exercise.solution.join("src"));
             println!("diff -u {} {}", mine.display(), answer.display());
@@ -375,24 +355,14 @@ impl Check {
         let log = root.join(STATE).join("log");
         fs::write(&log, "")?;
         let tests: Vec<&str> = exercise.judges.iter().map(|judge| judge.test.as_str()).collect();
-        let said =
-            judges.run(&guest, &exercise.judged_as(), &program, &tests, |test, verdict| {
-                let judge = exercise.judges.iter().find(|judge| judge.test == test);
-                let Some(judge) = judge else { return };
-                match verdict {
-                    Verdict::Good(figures) => {
-                        println!("  ✓ {}", judge.title);
-                        figures.iter().for_each(|compared| println!("      {compared}"));
-                    }
-                    Verdict::NotRun => println!("  – {} (not run)", judge.title),
-                    Verdict::Bad(why) => {
-                        println!("  ✗ {}", judge.title);
-                        let why = events_last(why);
-                        println!("{}", failure(&judge.expected, &why));
-                        fs::write(&log, why).ok();
-                    }
-                }
-            })?;
+        let said = judges.run(&guest, &exercise.judged_as(), &program, &tests, |ended| {
+            let judge = exercise.judges.iter().find(|judge| judge.test == ended.name);
+            let Some(judge) = judge else { return };
+            println!("{}", shown(judge, ended));
+            if let Verdict::Failed(why) = &ended.verdict {
+                fs::write(&log, events_last(why)).ok();
+            }
+        })?;
         self.conclude(desk, exercise, &said)
     }
 
@@ -402,14 +372,37 @@ impl Check {
         exercise: &Exercise,
         said: &BTreeMap<String, Verdict>,
     ) -> Result<bool> {
-        let good = said.values().filter(|v| matches!(v, Verdict::Good(_))).count();
+        let good = said.values().filter(|verdict| **verdict == Verdict::Passed).count();
         if good == exercise.judges.len() {
             desk.done(exercise)?;
             return Ok(true);
         }
+        if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_))) {
+            println!(
+                "\nNo judge refuses your program, but not every judge works on this kernel. \
+                 `cargo lesson check --kernel LINE` checks on another one."
+            );
+            return Ok(false);
+        }
         println!("\nAll that the judge said: {STATE}/log");
         println!("Read: {}   Stuck? cargo lesson hint", exercise.read);
         Ok(false)
+    }
+}
+
+/// What a learner sees of a judge.
+fn shown(judge: &Judge, ended: &Ended) -> String {
+    let title = &judge.title;
+    match &ended.verdict {
+        Verdict::Passed => {
+            let compared = ended.compared.iter().map(|figures| format!("\n      {figures}"));
+            format!("  ✓ {title}{}", compared.collect::<String>())
+        }
+        Verdict::NotJudged(why) => format!("  – {title} (not judged: {why})"),
+        Verdict::NotRun => format!("  – {title} (not run)"),
+        Verdict::Failed(why) => {
+            format!("  ✗ {title}\n{}", failure(&judge.expected, &events_last(why)))
+        }
     }
 }
 

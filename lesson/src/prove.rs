@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use room::Room;
+use host::{events::Verdict, room::Room};
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -26,7 +26,7 @@ use crate::{
     exercise::{Exercise, Judge},
     explain,
     guest::Guest,
-    judges::{self, Judges, Verdict},
+    judges::{self, Judges},
     stages,
 };
 
@@ -212,7 +212,7 @@ pub fn prove(
                         let all = wrong_built.get_or_init(|| {
                             build_wrong(root, &wrong).map_err(|error| format!("{error:#}"))
                         });
-                        let built = all.as_ref().map(|()| Ok(judges.target.join(&program.name)));
+                        let built = all.as_ref().map(|()| Ok(judges.program(&program.name)));
                         built.map_err(|error| anyhow!("{error}"))
                     }
                     _ => {
@@ -286,7 +286,7 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
         let tests: Vec<String> =
             exercise.judges.iter().map(|Judge { test, .. }| test.clone()).collect();
         let start = match stage_of(&exercise.start) {
-            Some(stage) => Program::Built(judges.target.join(stage)),
+            Some(stage) => Program::Built(judges.program(&stage)),
             None => Program::Start(exercise.start.clone(), exercise.clone()),
         };
         claims.push(Claim {
@@ -315,8 +315,12 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
         }
         let answer = stage_of(&exercise.solution);
         let program = match &answer {
-            Some(stage) => judges.target.join(stage),
-            None => judges::build(root, &judges.target, &format!("solution-{}", exercise.id))?,
+            Some(stage) => judges.program(stage),
+            None => {
+                let package = format!("solution-{}", exercise.id);
+                judges::build(root, &package)?;
+                judges.program(&package)
+            }
         };
         // `cargo vm test` runs a stage's own judges, but not those of attempts.
         let of_attempts = |test: &String| test.starts_with("exercise_") && test != STARTS;
@@ -543,19 +547,23 @@ fn check(
         (_, Ok(program)) => program,
     };
     let tests: Vec<&str> = claim.tests.iter().map(String::as_str).collect();
-    let said = judges.run(guest, &claim.judged_as, program, &tests, |_, _| {})?;
+    let said = judges.run(guest, &claim.judged_as, program, &tests, |_| {})?;
     let bad = said.iter().find_map(|(test, verdict)| match verdict {
-        Verdict::Bad(why) => Some((test, why)),
+        Verdict::Failed(why) => Some((test, why)),
         _ => None,
     });
     match (&claim.expected, bad) {
         (Expected::Pass, Some((test, why))) => bail!("{test}: {why}"),
         (Expected::Pass, None) => {
             ensure!(said.len() == tests.len(), "{} of {} judges ran", said.len(), tests.len());
+            let passed = said.values().any(|verdict| *verdict == Verdict::Passed);
+            ensure!(passed, "no judge could judge on this kernel: {said:?}");
             Ok(())
         }
         (Expected::Refused(lines), Some((_, why))) => has_lines(why, lines, claim),
-        (Expected::NotCompiled(_), _) | (_, None) => bail!("{} passes", tests.join(", ")),
+        (Expected::NotCompiled(_), _) | (_, None) => {
+            bail!("no judge refuses it: {said:?}")
+        }
         // A judge that says no because the program does not start has not judged it.
         (Expected::Fail, Some((test, why))) => {
             let starts = !explain::is_refused(why);

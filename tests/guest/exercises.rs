@@ -37,7 +37,7 @@ pub const EXERCISE: &str = "exercise";
 
 /// After Ctrl-C, the attempt exits with 0, and nothing of it is left in the kernel.
 fn exercise_leaves_nothing() -> Result<()> {
-    let (subject, _) = subject().context("VM_SUBJECT names no program: NAME=FILE")?;
+    let (subject, _) = subject().context("there is no attempt to judge")?;
     let before = loaded()?;
     // Some exercises need something to filter by: a disk, a file.
     let arguments = [&[][..], &["vda"], &["/proc/self/exe"]];
@@ -65,7 +65,7 @@ fn read(disk: &str, count: u64) -> Result<()> {
 /// Every bio is measured, split, dropped or in flight, and counted once. That an address is taken
 /// happens in earnest where a completion was not seen; here the judge takes it.
 fn exercise_accounts() -> Result<()> {
-    let (subject, _) = subject().context("VM_SUBJECT names no program: NAME=FILE")?;
+    let (subject, _) = subject().context("there is no attempt to judge")?;
     // First: to find it, a bio is made that is never submitted.
     let virtio = disks::virtio()?;
     let mixed = Mixed::new("test")?;
@@ -129,7 +129,7 @@ fn exercise_accounts() -> Result<()> {
 
 /// Two reads at once, and a map for one.
 fn exercise_in_flight() -> Result<()> {
-    let (subject, _) = subject().context("VM_SUBJECT names no program: NAME=FILE")?;
+    let (subject, _) = subject().context("there is no attempt to judge")?;
     let disk = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "300000000")])?;
     let running = Running::stage(&subject, &["--quiet", "--in-flight", "1"])?;
     fio(&format!(

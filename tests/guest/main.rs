@@ -36,13 +36,14 @@ mod requests;
 mod run;
 
 use std::{
-    env, fs,
+    fs,
     path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use anyhow::Result;
+use host::{events::NOT_RUN, judging::Judging};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::run::NotJudged;
@@ -109,17 +110,15 @@ fn main() {
     for name in ONCE.iter().chain(EVERYWHERE) {
         assert!(tests.iter().any(|(test, _)| test == name), "no test {name}");
     }
-    let of = |name: &str| part(&env::var(name).unwrap_or_default()).unwrap_or((0, 1));
-    let ((part, parts), (share, shares)) = (of("VM_TESTS_PART"), of("VM_TESTS_SHARE"));
-    let all = env::var_os("VM_TESTS_WITHOUT_ONCE").is_none();
+    let Judging { part, share, without_once, judges, .. } = run::judging();
     let trial = |(name, test): Test| Trial::ignorable_test(name, move || verdict(test()));
-    let trials = match env::var("VM_JUDGES") {
-        Ok(judges) => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), &judges),
-        Err(_) => {
-            let tests = tests.into_iter().filter(|(name, _)| all || !ONCE.contains(name));
-            let own = |number: usize, name| number % shares == share || EVERYWHERE.contains(&name);
+    let trials = match judges.is_empty() {
+        false => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), judges),
+        true => {
+            let tests = tests.into_iter().filter(|(name, _)| !without_once || !ONCE.contains(name));
+            let own = |n: usize, name| n % share.of == share.number || EVERYWHERE.contains(&name);
             let tests = tests.enumerate().filter(|(number, (name, _))| own(*number, *name));
-            tests.skip(part).step_by(parts).map(|(_, test)| trial(test)).collect()
+            tests.skip(part.number).step_by(part.of).map(|(_, test)| trial(test)).collect()
         }
     };
     if !arguments.list {
@@ -143,16 +142,16 @@ fn verdict(test: Result<()>) -> Result<Completion, Failed> {
 
 /// The tests of these names, in their order, for `cargo lesson`. After one that fails, the others do
 /// not run.
-fn judges(tests: &[Test], names: &str) -> Vec<Trial> {
+fn judges(tests: &[Test], names: &'static [String]) -> Vec<Trial> {
     static FAILED: AtomicBool = AtomicBool::new(false);
-    let judges = names.split(',').map(|name| {
-        let found = tests.iter().find(|(test, _)| *test == name);
+    let judges = names.iter().map(|name| {
+        let found = tests.iter().find(|(test, _)| test == name);
         (name, found.unwrap_or_else(|| panic!("no test {name}")).1)
     });
-    let trial = |(name, test): (&str, fn() -> Result<()>)| {
+    let trial = |(name, test): (&String, fn() -> Result<()>)| {
         Trial::ignorable_test(name, move || {
             if FAILED.load(Ordering::Relaxed) {
-                return Err(Failed::from("not run"));
+                return Err(Failed::from(NOT_RUN));
             }
             let judged = verdict(test());
             FAILED.store(judged.is_err(), Ordering::Relaxed);
@@ -160,13 +159,6 @@ fn judges(tests: &[Test], names: &str) -> Vec<Trial> {
         })
     };
     judges.map(trial).collect()
-}
-
-/// `1/2`: every second test from the second one on.
-fn part(text: &str) -> Option<(usize, usize)> {
-    let (part, parts) = text.split_once('/')?;
-    let (part, parts) = (part.parse().ok()?, parts.parse().ok()?);
-    (part < parts).then_some((part, parts))
 }
 
 /// Exists once the guest is prepared.

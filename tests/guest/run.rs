@@ -1,17 +1,21 @@
 //! Starting and ending the programs under test.
 
 use std::{
-    env, fmt, fs,
+    fmt, fs,
     io::{BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    sync::{
+        LazyLock,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use host::judging::Judging;
 use rustix::{
     fs::{CWD, FileType, Mode, mknodat},
     process::{Pid, Signal, kill_process, kill_process_group},
@@ -25,11 +29,17 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 /// The directory of the programs under test, in memory.
 const PROGRAMS: &str = "/run/programs";
 
+/// What this run is told.
+pub fn judging() -> &'static Judging {
+    static JUDGING: LazyLock<Judging> =
+        LazyLock::new(|| Judging::from_env().unwrap_or_else(|error| panic!("{error:#}")));
+    &JUDGING
+}
+
 /// The program in whose place an attempt runs, and that attempt: only where `cargo lesson` judges one.
-pub fn subject() -> Option<(String, String)> {
-    let subject = env::var("VM_SUBJECT").ok()?;
-    let (name, attempt) = subject.split_once('=')?;
-    Some((name.to_owned(), attempt.to_owned()))
+pub fn subject() -> Option<(String, PathBuf)> {
+    let subject = judging().subject.as_ref()?;
+    Some((subject.name.clone(), subject.file.clone()))
 }
 
 /// Whether this program is to be judged: only the attempt where there is one.
@@ -68,7 +78,7 @@ pub fn ms(ns: u64) -> String {
 /// program started from it takes twice as long.
 pub fn program(name: &str) -> PathBuf {
     let from = subject().filter(|(subject, _)| subject == name);
-    let from = from.map_or_else(|| built().join(name), |(_, attempt)| attempt.into());
+    let from = from.map_or_else(|| built().join(name), |(_, attempt)| attempt);
     let to = Path::new(PROGRAMS).join(name);
     copy(&from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
     to
@@ -88,12 +98,12 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
 
 /// The directory in which the programs were built.
 pub fn built() -> PathBuf {
-    env::var_os("VM_TARGET_DIR").map_or_else(|| "target/debug".into(), PathBuf::from)
+    judging().programs.clone()
 }
 
 /// The workspace's root.
 pub fn workspace() -> PathBuf {
-    env::var_os("VM_WORKSPACE").map_or_else(|| ".".into(), PathBuf::from)
+    judging().workspace.clone()
 }
 
 /// The directories of the stages there, `stage00_tracex3` first.

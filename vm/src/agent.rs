@@ -15,12 +15,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use host::fail::{MACHINE, fail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
-use crate::error::{MACHINE, fail};
 use crate::proto::{CHUNK, Frame, Kind, Request, Size, read_frame, size_of_arguments, write_frame};
 
 /// The file that exists only in the guest.

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use host::fail::{MACHINE, fail};
+use host::say;
 
 use crate::cache::{self, find_tool};
-use crate::error::{MACHINE, fail};
-use crate::say;
 
 /// What fetches with apt's settings, proxies and all.
 pub const APT_HELPER: &str = "/usr/lib/apt/apt-helper";

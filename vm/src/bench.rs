@@ -18,13 +18,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use host::fail::{MACHINE, fail};
+use host::say;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::Cache;
 use crate::cleanup::OWN_FILE;
-use crate::error::{MACHINE, fail};
 use crate::kernels::Table;
-use crate::say;
 use crate::setup;
 use crate::test::follow;
 use crate::workspace;

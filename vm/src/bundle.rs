@@ -5,11 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use host::fail::{USAGE, fail};
+use host::say;
 
 use crate::cache::{self, Cache};
-use crate::error::{USAGE, fail};
 use crate::kernels::{Kernel, Table};
-use crate::say;
 use crate::workspace;
 
 /// Free megabytes that the crates take while they are collected.

@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
+use host::fail::{MACHINE, fail};
 use rustix::fs::FlockOperation;
 
-use crate::error::{MACHINE, fail};
 use crate::workspace;
 
 /// How old a snapshot's file must be to have no owner.
@@ -61,7 +61,7 @@ impl Cache {
         let file =
             File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            crate::say!("another set-up is at work, waiting for it");
+            host::say!("another set-up is at work, waiting for it");
             rustix::fs::flock(&file, FlockOperation::LockExclusive)
                 .context("cannot lock the cache")?;
         }
@@ -226,7 +226,7 @@ pub fn run(name: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Fail;
+    use host::fail::Fail;
 
     #[test]
     fn no_space_says_so() {

@@ -71,7 +71,7 @@ pub fn exit(code: i32, message: Option<&str>) -> ! {
     }
     clean_up();
     if let Some(message) = message {
-        crate::say!("{message}");
+        host::say!("{message}");
     }
     std::process::exit(code);
 }

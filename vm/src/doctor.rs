@@ -3,10 +3,10 @@
 use std::io::Write;
 
 use anyhow::Result;
+use host::fail::MACHINE;
 
 use crate::apt;
 use crate::cache::Cache;
-use crate::error::MACHINE;
 use crate::kernels::{State, Table};
 use crate::launch::{self, Options, Program};
 use crate::qemu;

@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use host::fail::{MACHINE, fail};
+use host::say;
 use sha2::{Digest, Sha256};
 
 use crate::cache::{self, Cache};
-use crate::error::{MACHINE, fail};
 use crate::kernels::{Kernel, hex};
-use crate::say;
 
 const INIT: &str = include_str!("../init.sh");
 

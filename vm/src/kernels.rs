@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use host::fail::{USAGE, fail};
+use host::say;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::apt;
 use crate::cache::{self, Cache};
-use crate::error::fail;
-use crate::say;
 
 /// The file to edit when a pinned package is gone.
 const TABLE_FILE: &str = "vm/kernels.toml";
@@ -78,7 +78,7 @@ impl Table {
         self.lines.iter().find(|line| line.name == name).ok_or_else(|| {
             let names: Vec<&str> = self.lines.iter().map(|l| l.name.as_str()).collect();
             fail(
-                2,
+                USAGE,
                 format!(
                     "there is no kernel line {name}: the lines are {}. `{HOST}` is this machine's \
                      own kernel, and a directory works too: {LAYOUT}",
@@ -342,7 +342,7 @@ pub struct Kernel {
 impl Kernel {
     /// The newest kernel in a directory where packages were unpacked.
     pub fn at(dir: &Path) -> Result<Kernel> {
-        let usage = |what: String| fail(2, format!("{what}; {LAYOUT}"));
+        let usage = |what: String| fail(USAGE, format!("{what}; {LAYOUT}"));
         let dir = dir.canonicalize().map_err(|error| {
             usage(format!("cannot use the kernel in {}: {error}", dir.display()))
         })?;
@@ -510,7 +510,7 @@ mod tests {
         let table = Table::load().unwrap();
         for name in ["4.4", "/nonexistent", dir.path().to_str().unwrap()] {
             let error = table.names(Some(name), &cache).unwrap_err();
-            assert_eq!(error.downcast_ref::<crate::error::Fail>().unwrap().code, 2, "{error}");
+            assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, 2, "{error}");
             assert!(error.to_string().contains("lib/modules/RELEASE"), "{error}");
         }
     }

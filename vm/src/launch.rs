@@ -9,16 +9,16 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use host::fail::{GUEST_DIED, USAGE, fail};
+use host::say;
 
 use crate::cache::Cache;
 use crate::cleanup;
-use crate::error::{GUEST_DIED, USAGE, fail};
 use crate::initramfs;
 use crate::kernels::{Kernel, Table};
 use crate::proto::Request;
 use crate::qemu::{self, Accel, Disk, Machine};
 use crate::rundir::{self, Info, RunDir};
-use crate::say;
 use crate::session::{self, Terminals};
 use crate::setup;
 use crate::workspace;
@@ -51,7 +51,7 @@ pub struct Options {
     /// The memory, as QEMU's `-m` takes it.
     pub memory: String,
     /// Variables for the program, in addition to those of this process.
-    pub env: Vec<(&'static str, PathBuf)>,
+    pub env: Vec<(&'static str, String)>,
     /// Other terminals may join.
     pub shell: bool,
     /// The guest's clock counts instructions; one CPU.
@@ -338,7 +338,7 @@ const HOST_ONLY: [&str; 9] = [
 fn request(
     program: &Program,
     workload: Option<PathBuf>,
-    more: &[(&str, PathBuf)],
+    more: &[(&str, String)],
 ) -> Result<Request> {
     let mut env: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| {

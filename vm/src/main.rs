@@ -9,7 +9,6 @@ mod bundle;
 mod cache;
 mod cleanup;
 mod doctor;
-mod error;
 mod initramfs;
 mod kernels;
 mod launch;
@@ -29,8 +28,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use host::fail::{MACHINE, USAGE, fail};
+use host::judging::Judging;
+use host::say;
 
-use crate::error::{Fail, MACHINE, USAGE, fail};
 use crate::launch::{Options, Program};
 use crate::qemu::Disk;
 
@@ -197,10 +198,7 @@ fn main() {
     cleanup::restore_on_panic();
     match dispatch(Cli::parse().command) {
         Ok(status) => cleanup::exit(status, None),
-        Err(error) => {
-            let code = error.downcast_ref::<Fail>().map_or(1, |fail| fail.code);
-            cleanup::exit(code, Some(&format!("{error:#}")));
-        }
+        Err(error) => cleanup::exit(host::fail::code(&error), Some(&format!("{error:#}"))),
     }
 }
 
@@ -338,7 +336,7 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
         launch::prepare(&options)?;
         workspace::build_all(&root)?;
         options.disks = test::DISKS.to_vec();
-        options.env = test::environment(&file, &root);
+        options.env = vec![Judging::by(&file, &root).to_env()?];
         return Ok(launch::run(&options, &Program::built(file, args, None))?.status);
     }
     let known = programs.iter().find(|program| name == program.name.as_str());

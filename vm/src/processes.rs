@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::say;
+use host::say;
 
 /// How long a process may take to end after SIGTERM, before it gets SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use host::fail::{GUEST_DIED, MACHINE, USAGE, fail};
+use host::say;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{self, Cache, tool};
 use crate::cleanup;
-use crate::error::{GUEST_DIED, MACHINE, USAGE, fail};
 use crate::initramfs;
 use crate::kernels::Kernel;
 use crate::rundir::{PORTS, read_shared, shared, socket};
-use crate::say;
 use crate::virtiofs;
 
 /// How long init may take to report under KVM before the guest is started without KVM.
@@ -588,7 +588,7 @@ mod tests {
     fn more_disks_than_slots_are_refused() {
         assert!(check_disks(&[Disk::Nvme; MAX_DISKS]).is_ok());
         let error = check_disks(&[Disk::Scsi; MAX_DISKS + 1]).unwrap_err();
-        assert_eq!(error.downcast_ref::<crate::error::Fail>().unwrap().code, USAGE);
+        assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, USAGE);
         assert_eq!(error.to_string(), "too many disks: 25 times --disk, the guest takes 24");
     }
 }

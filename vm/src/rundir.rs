@@ -13,10 +13,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use host::fail::{GUEST_DIED, fail};
 use rustix::fs::{FlockOperation, OFlags};
 use serde::{Deserialize, Serialize};
-
-use crate::error::{GUEST_DIED, fail};
 
 /// How many sessions a guest can have in its life.
 pub const PORTS: u32 = 16;
@@ -180,7 +179,7 @@ pub fn socket(dir: &Path, port: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Fail;
+    use host::fail::Fail;
 
     fn info() -> Info {
         Info { workspace: "/w".into(), kernel: "6.1".into(), shell: true }

@@ -11,12 +11,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use host::fail::{GUEST_DIED, fail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{isatty, tcgetwinsize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
 use crate::cleanup;
-use crate::error::{GUEST_DIED, fail};
 use crate::proto::{CHUNK, Kind, Request, STDIN_WINDOW, Size, read_frame, write_frame};
 use crate::qemu;
 
@@ -299,7 +299,7 @@ impl Output {
                 }
                 Err(e) => {
                     if e.kind() != ErrorKind::BrokenPipe {
-                        crate::say!("cannot write the program's output: {e}");
+                        host::say!("cannot write the program's output: {e}");
                     }
                     self.file = None;
                     return Err(e);

@@ -5,12 +5,12 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use host::fail::{MACHINE, fail};
+use host::say;
 
 use crate::apt::{self, APT_HELPER};
 use crate::cache::{self, Cache, find_tool};
-use crate::error::{MACHINE, fail};
 use crate::initramfs::static_busybox;
-use crate::say;
 
 /// Size of the data disk.
 const DATA_MB: u64 = 1024;

@@ -17,16 +17,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
+use host::fail::{USAGE, fail};
+use host::judging::{Judging, Part};
+use host::say;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
 use crate::bench;
 use crate::cache::Cache;
 use crate::cleanup::OWN_FILE;
-use crate::error::fail;
 use crate::kernels::Table;
 use crate::qemu::Disk;
-use crate::say;
 use crate::setup;
 use crate::workspace;
 
@@ -47,14 +48,6 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 /// The disks that the guest tests find beside the data disk.
 pub const DISKS: [Disk; 3] = [Disk::Virtio, Disk::Nvme, Disk::Scsi];
 
-/// What the guest tests find in their environment: where the programs are that they test,
-/// and the workspace.
-pub fn environment(guest: &Path, root: &Path) -> Vec<(&'static str, PathBuf)> {
-    // deps/guest-0123 lies beside the programs.
-    let target = guest.ancestors().nth(2).unwrap_or(root);
-    vec![("VM_TARGET_DIR", target.to_owned()), ("VM_WORKSPACE", root.to_owned())]
-}
-
 /// Runs the tests whose names contain `filter`, on the given kernel or on `all`, and prints
 /// the sum in the last line. The kernels in `share` divide the guest tests among them. `bless` writes
 /// the table of docs/kernels.md. Returns the exit code.
@@ -66,7 +59,7 @@ pub fn main(
 ) -> Result<i32> {
     if bless && (kernel != Some("all") || filter.is_some()) {
         return Err(fail(
-            2,
+            USAGE,
             "--bless writes a table of all kernels: it needs --kernel all and no filter",
         ));
     }
@@ -87,7 +80,7 @@ pub fn main(
                 "no test has {filter:?} in its name. `cargo test --workspace -- --list` lists the \
                  host's tests, tests/guest holds the guest tests"
             );
-            return Err(fail(2, message));
+            return Err(fail(USAGE, message));
         }
         Ok(programs) => run(&root, &programs, kernels.split_at(whole), filter, bless),
         Err(error) => {
@@ -179,8 +172,8 @@ fn has_tests(file: &Path, dir: &Path, filter: Option<&str>) -> Result<bool> {
 enum Job<'a> {
     /// The host's tests.
     Host,
-    /// The guest tests on a kernel, and which part of them: 0 of 2 is every second one.
-    Guest { guest: &'a Path, number: usize, part: usize, parts: usize },
+    /// The guest tests on a kernel, and which part of them.
+    Guest { guest: &'a Path, number: usize, part: Part },
     /// What the programs cost, on the default kernel.
     Bench(&'a str),
 }
@@ -207,11 +200,12 @@ fn run(
         // The longest first.
         let order = (judge..=judge).chain((0..whole.len()).filter(|number| *number != judge));
         for number in order {
-            jobs.extend((0..parts).map(|part| Job::Guest { guest, number, part, parts }));
+            let part = |part| Part { number: part, of: parts };
+            jobs.extend((0..parts).map(|n| Job::Guest { guest, number, part: part(n) }));
         }
-        let (first, parts) = (whole.len(), share.len());
-        let one = |part| Job::Guest { guest, number: first + part, part, parts };
-        jobs.extend((0..parts).map(one));
+        let (first, of) = (whole.len(), share.len());
+        let one = |number| Job::Guest { guest, number: first + number, part: Part { number, of } };
+        jobs.extend((0..of).map(one));
     }
     jobs.extend(programs.bench.then_some(Job::Bench(&programs.default)));
 
@@ -237,11 +231,11 @@ fn run(
                         Job::Bench(kernel) => {
                             (Report::new(&format!("{kernel} (bench)"), alone), &host, "the bench")
                         }
-                        Job::Guest { number, part, parts, .. } => {
+                        Job::Guest { number, part, .. } => {
                             let kernel = &kernels[number];
-                            let label = match parts {
+                            let label = match part.of {
                                 1 => kernel.clone(),
-                                _ => format!("{kernel} ({}/{parts})", part + 1),
+                                of => format!("{kernel} ({}/{of})", part.number + 1),
                             };
                             (Report::new(&label, alone), &guests[number], "the guest tests")
                         }
@@ -252,12 +246,15 @@ fn run(
                             programs.host.iter().try_for_each(|p| p.run(filter, alone, &mut report))
                         }
                         Job::Bench(kernel) => run_bench(root, kernel, &mut report),
-                        Job::Guest { guest, number, part, parts } => {
-                            let what = if number < whole.len() { "PART" } else { "SHARE" };
-                            let part = (format!("VM_TESTS_{what}"), format!("{part}/{parts}"));
-                            let once = filter.is_some() || number == judge;
-                            let kernel = &kernels[number];
-                            run_guest(root, guest, kernel, part, once, filter, &mut report)
+                        Job::Guest { guest, number, part } => {
+                            let mut judging = Judging::by(guest, root);
+                            judging.without_once = filter.is_none() && number != judge;
+                            if number < whole.len() {
+                                judging.part = part;
+                            } else {
+                                judging.share = part;
+                            }
+                            run_guest(guest, &kernels[number], &judging, filter, &mut report)
                         }
                     };
                     if let Err(error) = done {
@@ -318,14 +315,11 @@ impl HostTests {
     }
 }
 
-/// Boots a guest that runs some of the guest tests: `part` is the variable that says which, and its
-/// value. Unless `once`, those that judge user space alone are left out.
+/// Boots a guest that runs some of the guest tests.
 fn run_guest(
-    root: &Path,
     guest: &Path,
     kernel: &str,
-    part: (String, String),
-    once: bool,
+    judging: &Judging,
     filter: Option<&str>,
     report: &mut Report,
 ) -> Result<()> {
@@ -334,11 +328,8 @@ fn run_guest(
     let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
     let mut command = Command::new(OWN_FILE);
     command.args(["run", "--kernel", kernel, "--idle", "--cpus", "2"]).args(disks).arg(guest);
-    command.args(["--format", "json"]).args(filter).current_dir(root);
-    command.envs(environment(guest, root)).env(part.0, part.1);
-    if !once {
-        command.env("VM_TESTS_WITHOUT_ONCE", "1");
-    }
+    command.args(["--format", "json"]).args(filter).current_dir(&judging.workspace);
+    command.envs([judging.to_env()?]);
     let start = Instant::now();
     let mut limit = START_LIMIT;
     let (success, how) = follow(command, limit, |line| {

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
+use host::fail::{MACHINE, fail};
 use rustix::process::Signal;
 
 use crate::cache::find_tool;
-use crate::error::{MACHINE, fail};
 
 /// Where distributions keep virtiofsd: it is no program that a user starts.
 const PLACES: [&str; 3] =

@@ -4,19 +4,17 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use cargo_metadata::{Artifact, Message, Metadata, MetadataCommand};
-use room::{Built, Room};
+use cargo_metadata::{Artifact, Metadata, MetadataCommand};
+use host::room::{Built, Room};
+use host::say;
 use serde::Deserialize;
 
-use crate::say;
-
-pub use room::{cargo, is_cargos};
+pub use host::cargo::{cargo, is_cargos};
 
 /// The directory that holds the root Cargo.toml.
 ///
@@ -100,14 +98,7 @@ pub struct BenchForms {
 
 /// The programs of the workshop, sorted by name. Needs no network.
 pub fn programs(root: &Path) -> Result<Vec<Program>> {
-    let output = cargo(root)
-        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo cannot read the workspace, see above");
-    let json = std::str::from_utf8(&output.stdout).context("cargo metadata: not UTF-8")?;
-    programs_of(&MetadataCommand::parse(json).context("cargo metadata: unexpected output")?)
+    programs_of(&host::cargo::metadata(root)?)
 }
 
 /// The learner's attempts at exercises. They are no part of the workspace.
@@ -222,66 +213,19 @@ pub fn build_all(root: &Path) -> Result<()> {
 /// Runs a cargo command that builds and returns the executable of the target `name`.
 /// `args` begins with cargo's subcommand.
 pub fn build(root: &Path, args: &[&str], name: &str) -> Result<PathBuf> {
-    artifacts(root, args)?
-        .into_iter()
-        .filter(|artifact| artifact.target.name == name)
-        .filter_map(|artifact| artifact.executable)
-        .next_back()
-        .map(Into::into)
-        .with_context(|| format!("cargo built {name} but named no executable of that name"))
+    host::cargo::executable(&artifacts(root, args)?, name)
 }
 
 /// Runs a cargo command that builds and returns what it has made. `args` begins with cargo's
 /// subcommand.
 pub fn artifacts(root: &Path, args: &[&str]) -> Result<Vec<Artifact>> {
-    let mut command = cargo(root);
-    command
-        .args(args)
-        .args(quiet())
-        .arg("--message-format=json-render-diagnostics")
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit());
     let what = format!("building: cargo {}", args.join(" "));
-    let output = announced(what, || command.output()).context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo {} failed, see above", args.join(" "));
-    Ok(artifacts_of(&output.stdout))
-}
-
-fn artifacts_of(messages: &[u8]) -> Vec<Artifact> {
-    Message::parse_stream(messages)
-        .filter_map(|message| match message {
-            Ok(Message::CompilerArtifact(artifact)) => Some(artifact),
-            _ => None,
-        })
-        .collect()
+    announced(what, || host::cargo::artifacts(root, args, quiet().is_some()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn artifacts_are_found_among_the_messages() {
-        let artifact = |name: &str, kind: &str, executable: &str| {
-            format!(
-                r#"{{"reason":"compiler-artifact","package_id":"p","manifest_path":"/w/Cargo.toml",
-                "target":{{"name":"{name}","kind":["{kind}"],"crate_types":["{kind}"],
-                "src_path":"/w/a.rs","edition":"2024","doctest":false,"test":true}},
-                "profile":{{"opt_level":"0","debuginfo":0,"debug_assertions":true,
-                "overflow_checks":true,"test":false}},"features":[],"filenames":[],
-                "executable":{executable},"fresh":true}}"#
-            )
-            .replace('\n', "")
-        };
-        let messages = [
-            artifact("common", "lib", "null"),
-            artifact("stage06", "bin", r#""/t/debug/stage06""#),
-            r#"{"reason":"build-finished","success":true}"#.to_owned(),
-        ];
-        let artifacts = artifacts_of(messages.join("\n").as_bytes());
-        let found: Vec<_> = artifacts.iter().map(|a| a.executable.as_deref()).collect();
-        assert_eq!(found, [None, Some("/t/debug/stage06".into())]);
-    }
 
     #[test]
     fn clangd_finds_the_headers() {

@@ -6,11 +6,7 @@
 //! made from those of the workshop; so it shares what is built in the target directory, and needs
 //! no network where the workshop needs none.
 
-#![cfg_attr(test, allow(clippy::unwrap_used))]
-
 use std::{
-    env,
-    ffi::OsStr,
     fs,
     io::{BufReader, IsTerminal, Read, Write},
     path::{Path, PathBuf},
@@ -18,37 +14,12 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use cargo_metadata::{CompilerMessage, Message, MetadataCommand};
+use cargo_metadata::{CompilerMessage, Message};
+
+use crate::cargo::{cargo, metadata};
 
 /// The directory of the learner's attempts, relative to the workshop's root.
 pub const MINE: &str = "mine";
-
-/// A `cargo` command at the workshop's root, without what an outer `cargo run` has set for the
-/// package that it runs.
-pub fn cargo(root: &Path) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
-    command.current_dir(root);
-    for (name, value) in env::vars_os() {
-        if is_cargos(&name) {
-            command.env_remove(name);
-        } else if name == "CARGO_TARGET_DIR" || name == "CARGO_BUILD_TARGET_DIR" {
-            // Relative to where the outer cargo was started, which may be another directory.
-            if let Ok(absolute) = std::path::absolute(value) {
-                command.env(name, absolute);
-            }
-        }
-    }
-    command
-}
-
-/// Whether `cargo run` set this variable to describe the package that it runs.
-pub fn is_cargos(name: &OsStr) -> bool {
-    let name = name.to_string_lossy();
-    name.starts_with("CARGO_PKG_")
-        || name.starts_with("CARGO_MANIFEST_")
-        || name.starts_with("CARGO_BIN_")
-        || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*name)
-}
 
 /// A package of the learner's.
 #[derive(Clone, Debug, PartialEq)]
@@ -179,14 +150,7 @@ impl Room {
 
     /// The target directory of the workshop: also where the user has configured another one.
     fn target(&self) -> Result<PathBuf> {
-        let mut command = cargo(&self.root);
-        command.args(["metadata", "--no-deps", "--offline", "--format-version=1"]);
-        let output = command.output().context("cannot start cargo")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        anyhow::ensure!(output.status.success(), "cargo cannot read the workspace: {said}");
-        let json = String::from_utf8(output.stdout).context("cargo metadata: not UTF-8")?;
-        let metadata = MetadataCommand::parse(json).context("cargo metadata")?;
-        Ok(metadata.target_directory.into())
+        Ok(metadata(&self.root)?.target_directory.into())
     }
 
     /// A cargo command in the room. It runs at the workshop's root, where cargo finds the
