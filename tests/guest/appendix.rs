@@ -20,25 +20,24 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use crate::{
-    Test,
     commands::{loaded, wait_until_unloaded},
     disks::{self, Mapped, NullBlk, ScsiDebug},
     readme::block,
     run::{Running, count, ensure_none, fio, program, shell, stage, wait_until, workspace},
 };
 
-pub const TESTS: &[Test] = &[
-    ("appendix_programs_behave_as_stages", appendix_programs_behave_as_stages),
-    ("hello_world_shows_every_exec", hello_world_shows_every_exec),
-    ("hello_world_names_a_file_as_the_kernel_does", hello_world_names_a_file_as_the_kernel_does),
-    ("bigreads_shows_what_strace_shows", bigreads_shows_what_strace_shows),
-    ("bigreads_names_the_protocol_of_a_socket", bigreads_names_the_protocol_of_a_socket),
-    ("bigreads_sees_the_reads_of_64_threads", bigreads_sees_the_reads_of_64_threads),
-    ("bigreads_counts_lost_lines", bigreads_counts_lost_lines),
-    ("bitehist_adds_up_to_the_disks_counters", bitehist_adds_up_to_the_disks_counters),
-    ("bitehist_counts_a_requeued_request_once", bitehist_counts_a_requeued_request_once),
-    ("kmalloc_callers_counts_a_modules_calls", kmalloc_callers_counts_a_modules_calls),
-    ("kmalloc_callers_adds_up_to_the_tracepoint", kmalloc_callers_adds_up_to_the_tracepoint),
+tests![
+    appendix_programs_behave_as_stages,
+    hello_world_shows_every_exec,
+    hello_world_names_a_file_as_the_kernel_does,
+    bigreads_shows_what_strace_shows,
+    bigreads_names_the_protocol_of_a_socket,
+    bigreads_sees_the_reads_of_64_threads,
+    bigreads_counts_lost_lines,
+    bitehist_adds_up_to_the_disks_counters,
+    bitehist_counts_a_requeued_request_once,
+    kmalloc_callers_counts_a_modules_calls,
+    kmalloc_callers_adds_up_to_the_tracepoint,
 ];
 
 const ALL: [&str; 4] = ["hello_world", "bigreads", "bitehist", "kmalloc_callers"];

@@ -9,39 +9,38 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    Test,
     disks::{self, Mapped, Mounted, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
     maps::Maps,
     mixed::{Mixed, calls, same_calls},
     run::{
         BIO, REQUEST, Running, between, cases, compared, count, durations, ensure_none,
-        entries_left, fio, is_judged, load, may_skip, ms, now, shell, skipped_some, slowest,
-        subject, submitted, summary, times, wait_until,
+        entries_left, fio, is_judged, judged_weakly, load, may_skip, ms, not_judged, now, shell,
+        skipped_some, slowest, subject, submitted, summary, times, wait_until,
     },
 };
 
-pub const TESTS: &[Test] = &[
-    ("stage01_has_a_line_for_every_bio", stage01_has_a_line_for_every_bio),
-    ("stage02_shows_both_ends", stage02_shows_both_ends),
-    ("stage02_sees_every_completion", stage02_sees_every_completion),
-    ("stage03_lines_add_up", stage03_lines_add_up),
-    ("stage03_measures_every_bio", stage03_measures_every_bio),
-    ("stage03_counts_checksummed_bios", stage03_counts_checksummed_bios),
-    ("stage03_counts_what_was_never_queued", stage03_counts_what_was_never_queued),
-    ("stage03_counts_passthrough_as_unmatched", stage03_counts_passthrough_as_unmatched),
-    ("stage03_drops_what_is_submitted_twice", stage03_drops_what_is_submitted_twice),
-    ("stage04_finds_the_delayed_bio", stage04_finds_the_delayed_bio),
-    ("stage04_reads_the_records_of_all_cpus", stage04_reads_the_records_of_all_cpus),
-    ("stage05_measures_every_split_bio", stage05_measures_every_split_bio),
-    ("stage05_is_right_about_split_bios", stage05_is_right_about_split_bios),
-    ("stage05_ends_with_the_last_part", stage05_ends_with_the_last_part),
-    ("stage05_follows_a_long_chain", stage05_follows_a_long_chain),
-    ("stage05_waits_for_checksums", stage05_waits_for_checksums),
-    ("stage05_names_disk_and_sector", stage05_names_disk_and_sector),
-    ("stage05_a_flush_has_no_sector", stage05_a_flush_has_no_sector),
-    ("stage06_shows_the_stack", stage06_shows_the_stack),
-    ("stage06_has_the_stack_of_that_bio", stage06_has_the_stack_of_that_bio),
+tests![
+    stage01_has_a_line_for_every_bio,
+    stage02_shows_both_ends,
+    stage02_sees_every_completion,
+    stage03_lines_add_up,
+    stage03_measures_every_bio,
+    stage03_counts_checksummed_bios,
+    stage03_counts_what_was_never_queued,
+    stage03_counts_passthrough_as_unmatched,
+    stage03_drops_what_is_submitted_twice,
+    stage04_finds_the_delayed_bio,
+    stage04_reads_the_records_of_all_cpus,
+    stage05_measures_every_split_bio,
+    stage05_is_right_about_split_bios,
+    stage05_ends_with_the_last_part,
+    stage05_follows_a_long_chain,
+    stage05_waits_for_checksums,
+    stage05_names_disk_and_sector,
+    stage05_a_flush_has_no_sector,
+    stage06_shows_the_stack,
+    stage06_has_the_stack_of_that_bio,
 ];
 
 fn dd(device: &str, skip: u64, blocks: u64) -> Result<()> {
@@ -103,8 +102,7 @@ fn stage02_shows_both_ends() -> Result<()> {
 /// in threads, it may.
 fn stage02_sees_every_completion() -> Result<()> {
     if may_skip()? {
-        println!("completions are in threads on this kernel: nothing to judge");
-        return Ok(());
+        return not_judged("completions are in threads on this kernel, and may be skipped");
     }
     let disk = disks::virtio()?;
     let running = Running::stage("stage02", &[])?;
@@ -239,13 +237,21 @@ fn stage05_measures_every_split_bio() -> Result<()> {
         reads.submitted += of_disk.submitted;
         reads.parts += of_disk.parts;
     }
-    let left = entries_left()?;
+    let (left, mut in_flight) = (entries_left()?, 0);
     for (output, stage) in Running::interrupt_all(running)?.iter().zip(stages) {
         let output = summary(output);
-        ensure!(left == 0, "{left} entries are left in the maps: {output}");
+        let of = |what| count(output, what);
+        let (completed, unmatched) = (of("bios completed")?, of("unmatched")?);
+        // Two parts may complete at one instant on two CPUs: the Limits of stage 05. It is rare, though
+        // QEMU leaves a CPU for the other one whenever a disk completes.
+        let (lost, skipped) = (of("in flight")? + of("dropped")?, of("skipped")?);
+        in_flight += of("in flight")?;
+        if stage >= "stage05" && lost > 0 {
+            ensure!(lost <= 4 && completed + lost == reads.submitted, "{stage}: {output}");
+            judged_weakly(&format!("{stage} lost {lost} bios, and was skipped {skipped} times"));
+            continue;
+        }
         ensure_none(output, &["in flight", "dropped"]).context(stage)?;
-        let (completed, unmatched) =
-            (count(output, "bios completed")?, count(output, "unmatched")?);
         if stage >= "stage05" {
             ensure!(completed == reads.submitted, "{stage}: {} bios: {output}", reads.submitted);
             ensure!(unmatched == 0, "{stage}: {output}");
@@ -265,6 +271,7 @@ fn stage05_measures_every_split_bio() -> Result<()> {
         let printed = stage == "stage04" && completed > 0;
         ensure!(output.contains(&max) == printed, "{stage}: no {max:?}: {output}");
     }
+    ensure!(left == in_flight, "{left} entries are left in the maps, {in_flight} bios in flight");
     Ok(())
 }
 
@@ -661,8 +668,7 @@ fn stage05_names_disk_and_sector() -> Result<()> {
         shell(&format!(
             "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{disk}; partx -u /dev/{disk} || true"
         ))?;
-        let partition =
-            if disk.starts_with("nvme") { format!("{disk}p1") } else { format!("{disk}1") };
+        let partition = disks::partition(&disk);
         reads.push((format!("/dev/{disk}"), disk.clone(), 8000, disk.clone()));
         reads.push((format!("/dev/{partition}"), partition, 12_096, disk));
     }
@@ -835,8 +841,8 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
     let before = disks::bios(&mounted.disk)?;
     wait_until("the load", || Ok(disks::bios(&mounted.disk)? > before + 100))?;
     let ftrace = Ftrace::new(&[Hook::Stack("submit_bio"), Hook::Function("bio_endio")])?;
-    let (mut kinds, mut collisions) = (HashSet::new(), 0);
     for _ in 0..rounds {
+        let (mut judged, mut collisions) = (0, 0);
         // Five runs that begin and end at times of their own.
         let running = ["500ms", "700ms", "900ms", "1100ms", "1300ms"]
             .map(|time| Running::stage("stage06", &["--quiet", "--duration", time]));
@@ -852,10 +858,15 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
                 collisions += 1;
                 continue;
             }
-            kinds.extend(judged_stack(&ended.stdout, BIO, &events)?);
+            judged += u64::from(judged_stack(&ended.stdout, BIO, &events)?.is_some());
         }
-        ensure!(!kinds.is_empty(), "ftrace has the stack of none of the five");
-        ensure!(collisions <= 1, "{collisions} stacks without a slot in a map of 16,384");
+        ensure!(
+            judged >= 4,
+            "ftrace has the stacks of {judged} of the five, {collisions} had no slot"
+        );
+        if judged < 5 {
+            judged_weakly(&format!("{judged} stacks of five"));
+        }
         let starts = events.iter().filter(|event| event.name == "submit_bio");
         let kinds: HashSet<_> = starts.map(|event| &event.stack).collect();
         ensure!(kinds.len() >= 5, "only {} kinds of stacks were submitted", kinds.len());
@@ -928,8 +939,7 @@ fn stage03_drops_what_is_submitted_twice() -> Result<()> {
     let mut version = release.split('.').map_while(|number| number.parse::<u32>().ok());
     let twice = (version.next(), version.next()) <= (Some(6), Some(3));
     if !twice || shell("modprobe btrfs").is_err() {
-        println!("no bio is submitted twice, or this kernel has no btrfs: nothing to judge");
-        return Ok(());
+        return not_judged("this kernel submits no bio twice, or has no btrfs");
     }
     let disk = NullBlk::new(&[("irqmode", "1"), ("memory_backed", "1")])?;
     let cgroup = "/sys/fs/cgroup/punted";

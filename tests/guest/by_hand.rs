@@ -9,22 +9,19 @@ use rustix::{
     thread::{CpuSet, sched_setaffinity},
 };
 
-use crate::{
-    Test,
-    run::{Running, between, count, program, shell, stage},
-};
+use crate::run::{Running, between, count, program, shell, stage};
 
-pub const TESTS: &[Test] = &[
-    ("by_hand_programs_are_as_written", by_hand_programs_are_as_written),
-    ("by_hand_counts_what_strace_counts", by_hand_counts_what_strace_counts),
-    ("by_hand_counts_on_every_cpu", by_hand_counts_on_every_cpu),
-    ("by_hand_says_hello", by_hand_says_hello),
-    ("by_hand_measures_a_sleep", by_hand_measures_a_sleep),
-    ("by_hand_counts_what_is_lost", by_hand_counts_what_is_lost),
-    ("by_hand_counts_calls_that_return_twice", by_hand_counts_calls_that_return_twice),
-    ("by_hand_counts_calls_that_never_return", by_hand_counts_calls_that_never_return),
-    ("by_hand_leaves_nothing", by_hand_leaves_nothing),
-    ("by_hand_refusals", by_hand_refusals),
+tests![
+    by_hand_programs_are_as_written,
+    by_hand_counts_what_strace_counts,
+    by_hand_counts_on_every_cpu,
+    by_hand_says_hello,
+    by_hand_measures_a_sleep,
+    by_hand_counts_what_is_lost,
+    by_hand_counts_calls_that_return_twice,
+    by_hand_counts_calls_that_never_return,
+    by_hand_leaves_nothing,
+    by_hand_refusals,
 ];
 
 /// What each program is meant to do, as bpftool writes it. Behind `goto`: the instruction there.

@@ -21,17 +21,16 @@ use rustix::{
 use serde_json::Value;
 
 use crate::{
-    Test,
     disks::Mounted,
     pagecache::{Watched, new_file},
     run::{Running, count, program, shell, stage, wait_until},
 };
 
-pub const TESTS: &[Test] = &[
-    ("cachetop_reads_as_mincore_sees_them", cachetop_reads_as_mincore_sees_them),
-    ("cachetop_counts_dirtied_pages", cachetop_counts_dirtied_pages),
-    ("cachetop_prints_tables", cachetop_prints_tables),
-    ("cachetop_leaves_the_terminal_and_comes_back", cachetop_leaves_the_terminal_and_comes_back),
+tests![
+    cachetop_reads_as_mincore_sees_them,
+    cachetop_counts_dirtied_pages,
+    cachetop_prints_tables,
+    cachetop_leaves_the_terminal_and_comes_back,
 ];
 
 const PAGE: u64 = 4096;

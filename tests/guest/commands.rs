@@ -6,36 +6,32 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use crate::{
-    Test,
     disks::{self, Mounted, NullBlk, requests},
     run::{
         Ended, Running, count, fio_command, program, shell, stage, submitted, wait_until, workspace,
     },
 };
 
-pub const TESTS: &[Test] = &[
-    ("help_needs_no_root", help_needs_no_root),
-    ("wrong_usage_is_2", wrong_usage_is_2),
-    ("without_root_is_3", without_root_is_3),
-    ("without_btf_is_3", without_btf_is_3),
-    ("without_tracefs_is_3", without_tracefs_is_3),
-    ("without_capabilities_is_3", without_capabilities_is_3),
-    ("a_vanished_hook_is_3", a_vanished_hook_is_3),
-    ("a_detach_waits_for_programs", a_detach_waits_for_programs),
-    ("a_refused_program_names_its_line", a_refused_program_names_its_line),
-    ("a_value_that_is_too_small_is_named", a_value_that_is_too_small_is_named),
-    ("a_program_that_is_not_attached_is_named", a_program_that_is_not_attached_is_named),
-    ("a_signal_leaves_nothing", a_signal_leaves_nothing),
-    (
-        "a_killed_run_leaves_an_instance_until_the_next",
-        a_killed_run_leaves_an_instance_until_the_next,
-    ),
-    ("a_reader_may_go", a_reader_may_go),
-    ("a_full_disk_is_1", a_full_disk_is_1),
-    ("one_file_takes_both_streams", one_file_takes_both_streams),
-    ("a_pipe_of_both_streams_may_close", a_pipe_of_both_streams_may_close),
-    ("two_stages_at_once_see_every_line", two_stages_at_once_see_every_line),
-    ("lost_lines_are_counted", lost_lines_are_counted),
+tests![
+    help_needs_no_root,
+    wrong_usage_is_2,
+    without_root_is_3,
+    without_btf_is_3,
+    without_tracefs_is_3,
+    without_capabilities_is_3,
+    a_vanished_hook_is_3,
+    a_detach_waits_for_programs,
+    a_refused_program_names_its_line,
+    a_value_that_is_too_small_is_named,
+    a_program_that_is_not_attached_is_named,
+    a_signal_leaves_nothing,
+    a_killed_run_leaves_an_instance_until_the_next,
+    a_reader_may_go,
+    a_full_disk_is_1,
+    one_file_takes_both_streams,
+    a_pipe_of_both_streams_may_close,
+    two_stages_at_once_see_every_line,
+    lost_lines_are_counted,
 ];
 
 const ALL: &[&str] = &[

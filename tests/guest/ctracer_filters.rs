@@ -9,19 +9,18 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::{
-    Test,
     ctracer::{lines, number},
     disks::{self, Mapped, NullBlk},
     run::{Gate, Running, fio, program, shell, stage, wait_until},
 };
 
-pub const TESTS: &[Test] = &[
-    ("stage10_follows_one_disk", follows_one_disk),
-    ("stage10_follows_one_process", follows_one_process),
-    ("stage10_samples_lives_of_one_address", samples_lives_of_one_address),
-    ("stage10_takes_only_a_process", takes_only_a_process),
-    ("stage10_filters_by_field", filters_by_field),
-    ("stage10_shows_lives_with_errors", shows_lives_with_errors),
+tests![
+    stage10_follows_one_disk,
+    stage10_follows_one_process,
+    stage10_samples_lives_of_one_address,
+    stage10_takes_only_a_process,
+    stage10_filters_by_field,
+    stage10_shows_lives_with_errors,
 ];
 
 /// Where functions are attached one by one (6.1), all of them take too long.
@@ -55,7 +54,7 @@ fn submitted_once(submits: &[Value]) -> Result<()> {
 }
 
 /// The reads of one disk out of four loads, on three disks, whose bios share their memory.
-fn follows_one_disk() -> Result<()> {
+fn stage10_follows_one_disk() -> Result<()> {
     let (wanted, data, nvme) = (disks::virtio()?, disks::data()?, disks::nvme()?);
     let dev = format!("--dev={}", disks::numbers(&wanted)?);
     for functions in sets()? {
@@ -91,7 +90,7 @@ fn follows_one_disk() -> Result<()> {
 }
 
 /// The reads of one process, while others read the same disk, before, meanwhile and after.
-fn follows_one_process() -> Result<()> {
+fn stage10_follows_one_process() -> Result<()> {
     let disk = disks::virtio()?;
     let read = format!(
         "fio --thread --name=t --filename=/dev/{disk} --direct=1 --rw=randread --bs=4k \
@@ -129,7 +128,7 @@ fn follows_one_process() -> Result<()> {
 }
 
 /// One I/O in ten, of one thread that uses the same memory for all of them.
-fn samples_lives_of_one_address() -> Result<()> {
+fn stage10_samples_lives_of_one_address() -> Result<()> {
     let disk = NullBlk::new(&[])?;
     for functions in sets()? {
         let running = Running::stage("stage10", &[functions, &["--json", "--sample=10"]].concat())?;
@@ -165,7 +164,7 @@ fn samples_lives_of_one_address() -> Result<()> {
 
 /// A part of a sequential read by its sectors, and of a mixed load the writes, which the disk counts
 /// itself.
-fn filters_by_field() -> Result<()> {
+fn stage10_filters_by_field() -> Result<()> {
     let disk = NullBlk::new(&[("memory_backed", "0")])?;
     let io = |options: &str| {
         fio(&format!("--filename=/dev/{} --direct=1 --bs=4k --number_ios=400 {options}", disk.name))
@@ -223,7 +222,7 @@ fn filters_by_field() -> Result<()> {
 }
 
 /// A disk of which one half answers every read with an error.
-fn shows_lives_with_errors() -> Result<()> {
+fn stage10_shows_lives_with_errors() -> Result<()> {
     let disk = NullBlk::new(&[])?;
     let table = format!("0 8192 linear /dev/{} 0;8192 8192 error", disk.name);
     let bad = Mapped::new("bad", &table)?;
@@ -261,7 +260,7 @@ fn shows_lives_with_errors() -> Result<()> {
 }
 
 /// What --pid says of a number that is no process.
-fn takes_only_a_process() -> Result<()> {
+fn stage10_takes_only_a_process() -> Result<()> {
     let mut gone = Command::new("true").spawn()?;
     gone.wait()?;
     let gone = gone.id().to_string();

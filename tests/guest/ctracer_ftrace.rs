@@ -10,17 +10,16 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::{
-    Test,
     ctracer::{balanced, lines, number},
-    disks,
+    disks::NullBlk,
     ftrace::{Ftrace, Hook, TRACEFS},
     run::{Running, now, shell, stage},
 };
 
-pub const TESTS: &[Test] = &[
-    ("stage10_nests_as_ftrace_says", nests_as_ftrace_says),
-    ("stage10_has_ftraces_arguments_and_values", has_ftraces_arguments_and_values),
-    ("stage10_names_errors", names_errors),
+tests![
+    stage10_nests_as_ftrace_says,
+    stage10_has_ftraces_arguments_and_values,
+    stage10_names_errors,
 ];
 
 /// The function graph tracer, for some functions. There is one for all: it has no instance.
@@ -156,33 +155,26 @@ fn steps<'a>(events: impl Iterator<Item = &'a Value>) -> Result<Threads> {
 }
 
 /// What stage 10 records while `judged` runs a load, without what comes before and after; and what
-/// the judge says. Where the kernel has skipped hits, which the ledger tells, it is run again.
+/// the judge says.
 fn beside<T>(
     arguments: &[&str],
-    mut judged: impl FnMut() -> Result<T>,
+    judged: impl FnOnce() -> Result<T>,
     compare: impl Fn(&[&Value], T) -> Result<()>,
 ) -> Result<()> {
-    let mut result = Ok(());
-    for _ in 0..5 {
-        let running = Running::stage("stage10", &[arguments, &["--json"]].concat())?;
-        let start = now();
-        let judge = judged()?;
-        let end = now();
-        let output = running.interrupt()?;
-        let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
-        let ledger = lines(&all, "ledger").next().context("no ledger")?;
-        let mut events = Vec::new();
-        for event in lines(&all, "event") {
-            if (start..end).contains(&number(&event["time"])?) {
-                events.push(event);
-            }
-        }
-        result = compare(&events, judge);
-        if result.is_ok() || number(&ledger["recursion"])? + number(&ledger["instances"])? == 0 {
-            break;
+    let running = Running::stage("stage10", &[arguments, &["--json"]].concat())?;
+    let start = now();
+    let judge = judged()?;
+    let end = now();
+    let output = running.interrupt()?;
+    let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let ledger = lines(&all, "ledger").next().context("no ledger")?;
+    let mut events = Vec::new();
+    for event in lines(&all, "event") {
+        if (start..end).contains(&number(&event["time"])?) {
+            events.push(event);
         }
     }
-    result
+    compare(&events, judge).with_context(|| ledger.to_string())
 }
 
 /// The functions that stage 10 traces, and what they return: `int`, `struct bio *`.
@@ -200,10 +192,10 @@ fn functions() -> Result<BTreeMap<String, String>> {
 
 /// A direct read by one thread, from the call to the completion in an interrupt: every call and every
 /// return, of all functions, in the same order and as deep.
-fn nests_as_ftrace_says() -> Result<()> {
-    let disk = disks::virtio()?;
+fn stage10_nests_as_ftrace_says() -> Result<()> {
+    let disk = NullBlk::slow()?;
     let functions: Vec<String> = functions()?.into_keys().collect();
-    let read = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=2 iflag=direct 2>&1");
+    let read = format!("dd if=/dev/{} of=/dev/null bs=64k count=2 iflag=direct 2>&1", disk.name);
     let judged = || {
         let graph = Graph::start(&functions)?;
         shell(&read)?;
@@ -277,8 +269,8 @@ fn in_ftraces_words(returned: &str) -> Option<&'static str> {
 }
 
 /// The same objects in the same positions, the same other arguments and values, as probes of ftrace see.
-fn has_ftraces_arguments_and_values() -> Result<()> {
-    let (disk, known) = (disks::virtio()?, functions()?);
+fn stage10_has_ftraces_arguments_and_values() -> Result<()> {
+    let (disk, known) = (NullBlk::slow()?, functions()?);
     let probed = PROBED.iter().filter_map(|(name, position)| {
         known.get(*name).map(|returns| (*name, *position, in_ftraces_words(returns)))
     });
@@ -292,7 +284,7 @@ fn has_ftraces_arguments_and_values() -> Result<()> {
         let others = OTHERS.iter().filter(|(of, ..)| of == name);
         hooks.extend(others.map(|(of, number, kind, _)| Hook::Other(of, *number, kind)));
     }
-    let read = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=3 iflag=direct 2>&1");
+    let read = format!("dd if=/dev/{} of=/dev/null bs=64k count=3 iflag=direct 2>&1", disk.name);
     let judged = || {
         let ftrace = Ftrace::new(&hooks)?;
         shell(&read)?;
@@ -347,7 +339,7 @@ fn has_ftraces_arguments_and_values() -> Result<()> {
 
 /// A path that does not exist: the system call says ENOENT, and so do the functions below it, one with
 /// a pointer and one with an int.
-fn names_errors() -> Result<()> {
+fn stage10_names_errors() -> Result<()> {
     let functions = ["--only=do_filp_open", "--only=do_file_open", "--only=filename_lookup"];
     let arguments = [&functions[..], &["--type=filename"]].concat();
     let load = || shell("! cat /no/such/file 2>/dev/null; ! test -e /no/such/file");

@@ -6,20 +6,16 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::{
-    Test,
     ctracer::{lines, number},
     disks::{self, NullBlk},
     run::{Running, count, fio, may_skip},
 };
 
-pub const TESTS: &[Test] = &[
-    ("stage10_gives_each_request_a_life", gives_each_request_a_life),
-    ("stage10_sees_the_ends_that_probes_miss", sees_the_ends_that_probes_miss),
-];
+tests![stage10_gives_each_request_a_life, stage10_sees_the_ends_that_probes_miss,];
 
 /// As many lives as fio has read blocks, and all of them end, though many completions interrupt
 /// somebody's probe, which the ledger tells.
-fn sees_the_ends_that_probes_miss() -> Result<()> {
+fn stage10_sees_the_ends_that_probes_miss() -> Result<()> {
     let disk = disks::virtio()?;
     let functions = ["--only=submit_bio*", "--only=bio_*", "--only=blk*"];
     let running = Running::stage("stage10", &[&functions[..], &["--quiet"]].concat())?;
@@ -60,7 +56,7 @@ const FUNCTIONS: &[&str] = &[
 
 /// So many reads of each disk are so many lives, and all of them end. Where the kernel has skipped a
 /// hit, which the ledger tells, an end may be missing.
-fn gives_each_request_a_life() -> Result<()> {
+fn stage10_gives_each_request_a_life() -> Result<()> {
     const READS: u64 = 200;
     let null = NullBlk::new(&[])?;
     for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?, null.name.clone()] {
@@ -82,7 +78,9 @@ fn gives_each_request_a_life() -> Result<()> {
 fn lives_of(output: &str, requests: u64) -> Result<()> {
     let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
     let ledger = lines(&all, "ledger").next().context("no ledger")?;
-    let missed = number(&ledger["recursion"])? + number(&ledger["instances"])?;
+    let all_missed = number(&ledger["recursion"])? + number(&ledger["instances"])?;
+    // Most of them are in the middle of a life.
+    let missed = all_missed.min(requests / 50);
     ensure!(number(&ledger["lost"])? == 0, "{ledger}");
     let mut starts = BTreeMap::<u64, u64>::new();
     for event in lines(&all, "event") {
@@ -102,7 +100,7 @@ fn lives_of(output: &str, requests: u64) -> Result<()> {
     let started = |life: &&&Value| life["life"].as_u64().is_some_and(|n| starts.contains_key(&n));
     let (count, ends) = (lives.len() as u64, lives.iter().filter(ended).count() as u64);
     let of_started = lives.iter().filter(started).filter(ended).count();
-    println!("{requests} requests: {count} lives, {ends} of them ended, {missed} hits missed");
+    println!("{requests} requests: {count} lives, {ends} of them ended, {all_missed} hits missed");
     ensure!(ends + missed >= count, "{ends} of {count} lives ended: {ledger}");
     ensure!(of_started as u64 + missed >= requests, "{of_started} ended: {ledger}");
     // What comes before the start, and after the end, is no life of its own.

@@ -45,6 +45,12 @@ pub fn scsi() -> Result<String> {
     Ok("sda".into())
 }
 
+/// The first partition of a disk: `vda1`, `nvme0n1p1`.
+pub fn partition(disk: &str) -> String {
+    let p = if disk.ends_with(|c: char| c.is_ascii_digit()) { "p" } else { "" };
+    format!("{disk}{p}1")
+}
+
 /// The ext4 file system of the data disk at /mnt/data, as long as it is needed.
 pub struct Mounted {
     pub disk: String,
@@ -111,6 +117,17 @@ impl NullBlk {
     /// `settings`: attributes of configfs, as in Documentation/block/null_blk.rst.
     pub fn new(settings: &[(&str, &str)]) -> Result<NullBlk> {
         NullBlk::named("test", settings)
+    }
+
+    /// One whose timer ends an I/O 100 ms later: then the task that has submitted it sleeps, and the end
+    /// interrupts no call of the submission, whose probes would miss it.
+    pub fn slow() -> Result<NullBlk> {
+        NullBlk::new(&[
+            ("irqmode", "2"),
+            ("completion_nsec", "100000000"),
+            ("memory_backed", "1"),
+            ("size", "64"),
+        ])
     }
 
     /// The same, beside others: each has a directory of its own in configfs.

@@ -7,30 +7,29 @@ use anyhow::{Context, Result, ensure};
 use libbpf_rs::MapCore;
 
 use crate::{
-    Test,
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, NullBlk},
     maps::{Maps, insert},
     mixed::{self, Direct, Mixed, Ram, split_out_of_order},
     pagecache,
     run::{
-        Running, compared, count, durations, ensure_none, fio, shell, skipped_some, stage, subject,
-        summary,
+        Running, compared, count, durations, ensure_none, fio, not_judged, shell, skipped_some,
+        stage, subject, summary,
     },
 };
 
-pub const TESTS: &[Test] = &[
-    ("exercise_leaves_nothing", exercise_leaves_nothing),
-    ("exercise_accounts", exercise_accounts),
-    ("exercise_in_flight", exercise_in_flight),
-    ("exercise_disk", exercise_disk),
-    ("exercise_disk_refuses", exercise_disk_refuses),
-    ("exercise_inode", pagecache::exercise_inode),
-    ("exercise_io_uring", pagecache::exercise_io_uring),
-    ("exercise_may_ask_again", pagecache::exercise_may_ask_again),
-    ("exercise_histogram", exercise_histogram),
-    ("exercise_histogram_of_two_cpus", exercise_histogram_of_two_cpus),
-    ("exercise_bytes", exercise_bytes),
+tests![
+    exercise_leaves_nothing,
+    exercise_accounts,
+    exercise_in_flight,
+    exercise_disk,
+    exercise_disk_refuses,
+    exercise_inode => pagecache::exercise_inode,
+    exercise_io_uring => pagecache::exercise_io_uring,
+    exercise_may_ask_again => pagecache::exercise_may_ask_again,
+    exercise_histogram,
+    exercise_histogram_of_two_cpus,
+    exercise_bytes,
 ];
 
 /// The name of a program that takes the place of no stage.
@@ -98,7 +97,7 @@ fn exercise_accounts() -> Result<()> {
     }
     let output = running.interrupt()?;
     if skipped_some(&output)? {
-        return Ok(());
+        return not_judged("programs were skipped, as they may be on a real-time kernel");
     }
     let bios = (did.submitted.len() + split_up.submitted.len()) as u64 + reads;
     let of = |what| count(&output, what);
@@ -166,7 +165,7 @@ fn exercise_disk() -> Result<()> {
     read(&data, 30)?;
     let outputs = Running::interrupt_all(running)?;
     if skipped_some(&outputs[0])? || skipped_some(&outputs[1])? {
-        return Ok(());
+        return not_judged("programs were skipped, as they may be on a real-time kernel");
     }
     let mut measured = 0;
     for (output, disk, bios, split, parts) in [
@@ -233,7 +232,7 @@ fn exercise_histogram() -> Result<()> {
     read(&other.disk.name, 40)?;
     let output = running.interrupt()?;
     if skipped_some(&output)? {
-        return Ok(());
+        return not_judged("programs were skipped, as they may be on a real-time kernel");
     }
     let disks = histograms(&output)?;
     for (disk, bios, slow) in [

@@ -13,7 +13,6 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use crate::{
-    Test,
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, Mapped, NullBlk},
     pagecache,
@@ -23,22 +22,22 @@ use crate::{
     },
 };
 
-pub const TESTS: &[Test] = &[
-    ("killed_at_any_moment_leaves_nothing", killed_at_any_moment_leaves_nothing),
-    ("tracefs_may_be_unmounted", tracefs_may_be_unmounted),
-    ("stage03_survives_the_disk", || the_disk_may_go("stage03", "bios")),
-    ("stage07_survives_the_disk", || the_disk_may_go("stage07", "requests")),
-    ("stage04_waits_for_a_suspended_disk", stage04_waits_for_a_suspended_disk),
-    ("stage03_sees_what_hangs_from_the_start", stage03_sees_what_hangs_from_the_start),
-    ("the_clock_may_be_set", the_clock_may_be_set),
-    ("a_cpu_may_go_and_come", a_cpu_may_go_and_come),
-    ("a_million_ios", a_million_ios),
-    ("ends_in_tasks_are_measured_or_counted", ends_in_tasks_are_measured_or_counted),
-    ("stage00_counts_what_does_not_fit", || what_does_not_fit("stage00", "requests")),
-    ("stage04_counts_what_does_not_fit", || what_does_not_fit("stage04", "bios")),
-    ("stage07_counts_what_does_not_fit", || what_does_not_fit("stage07", "requests")),
-    ("stage08_counts_refused_reads", || counts_refused_reads("stage08")),
-    ("stage09_counts_refused_reads", || counts_refused_reads("stage09")),
+tests![
+    killed_at_any_moment_leaves_nothing,
+    tracefs_may_be_unmounted,
+    stage03_survives_the_disk => || the_disk_may_go("stage03", "bios"),
+    stage07_survives_the_disk => || the_disk_may_go("stage07", "requests"),
+    stage04_waits_for_a_suspended_disk,
+    stage03_sees_what_hangs_from_the_start,
+    the_clock_may_be_set,
+    a_cpu_may_go_and_come,
+    a_million_ios,
+    ends_in_tasks_are_measured_or_counted,
+    stage00_counts_what_does_not_fit => || what_does_not_fit("stage00", "requests"),
+    stage04_counts_what_does_not_fit => || what_does_not_fit("stage04", "bios"),
+    stage07_counts_what_does_not_fit => || what_does_not_fit("stage07", "requests"),
+    stage08_counts_refused_reads => || counts_refused_reads("stage08"),
+    stage09_counts_refused_reads => || counts_refused_reads("stage09"),
 ];
 
 /// SIGKILL, 10 times: all along the way to the hooks, and in the second after they are in place.

@@ -5,7 +5,6 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    Test,
     disks::{self, Mapped, NullBlk},
     ftrace::{Ftrace, Hook},
     run::{
@@ -14,18 +13,12 @@ use crate::{
     },
 };
 
-pub const TESTS: &[Test] = &[
-    ("stages_measure_all_of_64_threads", stages_measure_all_of_64_threads),
-    (
-        "stages_measure_all_of_eight_threads_on_one_cpu",
-        stages_measure_all_of_eight_threads_on_one_cpu,
-    ),
-    (
-        "stages_have_exact_sums_when_detached_under_load",
-        stages_have_exact_sums_when_detached_under_load,
-    ),
-    ("stage06_misses_no_end_in_a_task", stage06_misses_no_end_in_a_task),
-    ("stage06_misses_no_end_of_btrfs", stage06_misses_no_end_of_btrfs),
+tests![
+    stages_measure_all_of_64_threads,
+    stages_measure_all_of_eight_threads_on_one_cpu,
+    stages_have_exact_sums_when_detached_under_load,
+    stage06_misses_no_end_in_a_task,
+    stage06_misses_no_end_of_btrfs,
 ];
 
 const STAGES: [&str; 6] = ["stage00", "stage03", "stage04", "stage05", "stage06", "stage07"];

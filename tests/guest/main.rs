@@ -3,6 +3,15 @@
 //! Runs as root in the VM (`cargo vm test`), one test after the other: the block layer's counters
 //! are everybody's. Takes libtest's arguments: a filter, `--list`, `--exact`.
 
+/// The tests of a module, by the names of their functions, in this order. Or `name => function`.
+macro_rules! tests {
+    ($($name:ident $(=> $test:expr)?),* $(,)?) => {
+        pub const TESTS: &[crate::Test] = &[$((stringify!($name), tests!(@ $name $($test)?))),*];
+    };
+    (@ $name:ident) => { $name };
+    (@ $name:ident $test:expr) => { $test };
+}
+
 mod appendix;
 mod bios;
 mod by_hand;
@@ -35,7 +44,9 @@ use std::{
 
 use anyhow::Result;
 use host::{events::NOT_RUN, judging::Judging};
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+use crate::run::NotJudged;
 
 /// A test's name, and the test.
 type Test = (&'static str, fn() -> Result<()>);
@@ -96,10 +107,11 @@ fn main() {
         ctracer_types::TESTS,
     ]
     .concat();
+    for name in ONCE.iter().chain(EVERYWHERE) {
+        assert!(tests.iter().any(|(test, _)| test == name), "no test {name}");
+    }
     let Judging { part, share, without_once, judges, .. } = run::judging();
-    let trial = |(name, test): Test| {
-        Trial::test(name, move || test().map_err(|e| Failed::from(format!("{e:#}"))))
-    };
+    let trial = |(name, test): Test| Trial::ignorable_test(name, move || verdict(test()));
     let trials = match judges.is_empty() {
         false => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), judges),
         true => {
@@ -115,6 +127,19 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit()
 }
 
+/// A test that could not judge says why, in a line of its own: the runner shows it.
+fn verdict(test: Result<()>) -> Result<Completion, Failed> {
+    match test.map_err(|error| (error.downcast_ref::<NotJudged>().is_some(), format!("{error:#}")))
+    {
+        Ok(()) => Ok(Completion::Completed),
+        Err((true, reason)) => {
+            println!("not judged: {reason}");
+            Ok(Completion::ignored_with(reason))
+        }
+        Err((false, error)) => Err(Failed::from(error)),
+    }
+}
+
 /// The tests of these names, in their order, for `cargo lesson`. After one that fails, the others do
 /// not run.
 fn judges(tests: &[Test], names: &'static [String]) -> Vec<Trial> {
@@ -124,11 +149,11 @@ fn judges(tests: &[Test], names: &'static [String]) -> Vec<Trial> {
         (name, found.unwrap_or_else(|| panic!("no test {name}")).1)
     });
     let trial = |(name, test): (&String, fn() -> Result<()>)| {
-        Trial::test(name, move || {
+        Trial::ignorable_test(name, move || {
             if FAILED.load(Ordering::Relaxed) {
                 return Err(Failed::from(NOT_RUN));
             }
-            let judged = test().map_err(|e| Failed::from(format!("{e:#}")));
+            let judged = verdict(test());
             FAILED.store(judged.is_err(), Ordering::Relaxed);
             judged
         })

@@ -62,8 +62,7 @@ impl Mixed {
             "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{name}; \
              partx -u /dev/{name} || true"
         ))?;
-        let p = if name.ends_with(|c: char| c.is_ascii_digit()) { "p" } else { "" };
-        let partition = format!("{name}{p}1");
+        let partition = disks::partition(name);
         ensure!(Path::new("/dev").join(&partition).exists(), "{name} has no partition");
         Ok(Mixed { disk, partition })
     }

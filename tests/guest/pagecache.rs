@@ -15,43 +15,43 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::{
-    Test,
     disks::{self, Mapped, Mounted, NullBlk},
     exercises::EXERCISE,
     run::{
         Gate, LIMIT, Running, between, cases, compared, count, ensure_none, fio_command,
-        fio_report, may_skip, program, shell, skipped_some, stage, subject, wait_until,
+        fio_report, judged_weakly, may_skip, program, shell, skipped_some, stage, subject,
+        wait_until,
     },
 };
 
-pub const TESTS: &[Test] = &[
-    ("stage08_sequential_reads", || sequential_reads("stage08")),
-    ("stage08_random_reads", || random_reads("stage08")),
-    ("stage08_odd_ranges", || odd_ranges("stage08")),
-    ("stage08_pages_on_their_way_are_misses", stage08_pages_on_their_way_are_misses),
-    ("stage08_judges_no_asynchronous_read", || judges_no_asynchronous_read("stage08")),
-    ("stage08_block_device", || block_device("stage08")),
-    ("stage08_threads", || threads("stage08")),
-    ("stage08_counts_every_read_of_64_threads", stage08_counts_every_read_of_64_threads),
-    ("stage08_prints_every_read_of_64_threads", stage08_prints_every_read_of_64_threads),
-    ("stage08_an_application_may_ask_again", stage08_an_application_may_ask_again),
-    ("stage08_the_rest_of_a_direct_read", stage08_the_rest_of_a_direct_read),
-    ("stage08_sees_what_is_in_flight", stage08_sees_what_is_in_flight),
-    ("stage08_counts_what_does_not_fit", || what_does_not_fit("stage08")),
-    ("stage08_other_ways_to_data_are_no_reads", stage08_other_ways_to_data_are_no_reads),
-    ("stage09_sequential_reads", || sequential_reads("stage09")),
-    ("stage09_random_reads", || random_reads("stage09")),
-    ("stage09_odd_ranges", || odd_ranges("stage09")),
-    ("stage09_judges_no_asynchronous_read", || judges_no_asynchronous_read("stage09")),
-    ("stage09_block_device", || block_device("stage09")),
-    ("stage09_threads", || threads("stage09")),
-    ("stage09_counts_what_does_not_fit", || what_does_not_fit("stage09")),
-    ("stage09_prints_every_read_of_one_cpu", stage09_prints_every_read_of_one_cpu),
-    ("stage09_leaves_other_processes_out", stage09_leaves_other_processes_out),
-    ("stage09_keeps_the_counts_of_an_ended_process", stage09_keeps_the_counts_of_an_ended_process),
-    ("stage09_knows_pid_namespaces", stage09_knows_pid_namespaces),
-    ("stage09_without_a_process_is_stage08", stage09_without_a_process_is_stage08),
-    ("stage09_takes_only_a_process", stage09_takes_only_a_process),
+tests![
+    stage08_sequential_reads => || sequential_reads("stage08"),
+    stage08_random_reads => || random_reads("stage08"),
+    stage08_odd_ranges => || odd_ranges("stage08"),
+    stage08_pages_on_their_way_are_misses,
+    stage08_judges_no_asynchronous_read => || judges_no_asynchronous_read("stage08"),
+    stage08_block_device => || block_device("stage08"),
+    stage08_threads => || threads("stage08"),
+    stage08_counts_every_read_of_64_threads,
+    stage08_prints_every_read_of_64_threads,
+    stage08_an_application_may_ask_again,
+    stage08_the_rest_of_a_direct_read,
+    stage08_sees_what_is_in_flight,
+    stage08_counts_what_does_not_fit => || what_does_not_fit("stage08"),
+    stage08_other_ways_to_data_are_no_reads,
+    stage09_sequential_reads => || sequential_reads("stage09"),
+    stage09_random_reads => || random_reads("stage09"),
+    stage09_odd_ranges => || odd_ranges("stage09"),
+    stage09_judges_no_asynchronous_read => || judges_no_asynchronous_read("stage09"),
+    stage09_block_device => || block_device("stage09"),
+    stage09_threads => || threads("stage09"),
+    stage09_counts_what_does_not_fit => || what_does_not_fit("stage09"),
+    stage09_prints_every_read_of_one_cpu,
+    stage09_leaves_other_processes_out,
+    stage09_keeps_the_counts_of_an_ended_process,
+    stage09_knows_pid_namespaces,
+    stage09_without_a_process_is_stage08,
+    stage09_takes_only_a_process,
 ];
 
 const PAGE: u64 = 4096;
@@ -583,7 +583,11 @@ fn counts_all(output: &str, reads: u64) -> Result<bool> {
     let returns = completed + unmatched + skipped(output, "filemap_read_exit")?;
     ensure!((entries, returns) == (reads, reads), "{reads} reads: {output}");
     if may_skip()? {
-        return Ok(completed == reads && skipped(output, "page_added")? == 0);
+        let saw_all = completed == reads && skipped(output, "page_added")? == 0;
+        if !saw_all {
+            judged_weakly(&format!("{completed} of {reads} reads were seen whole"));
+        }
+        return Ok(saw_all);
     }
     ensure_none(output, &["in flight", "dropped", "unmatched"])?;
     Ok(true)

@@ -12,7 +12,6 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    Test,
     disks::{self, Mounted},
     pagecache,
     run::{
@@ -21,10 +20,7 @@ use crate::{
     },
 };
 
-pub const TESTS: &[Test] = &[
-    ("readmes_show_real_output", readmes_show_real_output),
-    ("readmes_name_what_exists", readmes_name_what_exists),
-];
+tests![readmes_show_real_output, readmes_name_what_exists,];
 
 /// What stands in backticks in a page like a name of C or Rust, and is none of this kernel or of the
 /// sources: programs, words of their output, names in other kernels. Sorted.

@@ -6,7 +6,6 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use crate::{
-    Test,
     bios::{check_modules, check_stack},
     disks::{self, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
@@ -16,17 +15,17 @@ use crate::{
     },
 };
 
-pub const TESTS: &[Test] = &[
-    ("stage00_counts_every_request_in_its_column", stage00_counts_every_request_in_its_column),
-    ("stage00_has_ftraces_percentiles", stage00_has_ftraces_percentiles),
-    ("stage00_counts_virtio_and_nvme", stage00_counts_virtio_and_nvme),
-    ("stage07_measures_every_request", stage07_measures_every_request),
-    ("stage07_is_never_shorter_than_the_device", stage07_is_never_shorter_than_the_device),
-    ("stage07_finds_the_slow_request", stage07_finds_the_slow_request),
-    ("stage07_says_that_a_flush_has_no_sector", stage07_says_that_a_flush_has_no_sector),
-    ("stage07_waits_for_the_last_part", stage07_waits_for_the_last_part),
-    ("stage07_counts_a_second_try", stage07_counts_a_second_try),
-    ("stage07_is_within_stage03", stage07_is_within_stage03),
+tests![
+    stage00_counts_every_request_in_its_column,
+    stage00_has_ftraces_percentiles,
+    stage00_counts_virtio_and_nvme,
+    stage07_measures_every_request,
+    stage07_is_never_shorter_than_the_device,
+    stage07_finds_the_slow_request,
+    stage07_says_that_a_flush_has_no_sector,
+    stage07_waits_for_the_last_part,
+    stage07_counts_a_second_try,
+    stage07_is_within_stage03,
 ];
 
 /// Bounds of the latencies of requests, by the kernel's own tracer. A stage reads the clock twice
