@@ -102,7 +102,10 @@ impl Reader {
         let (what, rest) = line.split_once(": ").unwrap_or((line, ""));
         match what {
             "compared" => self.compared.push(rest.to_owned()),
-            "judged weakly" => self.weakly = Some(rest.to_owned()),
+            "judged weakly" => {
+                let before = self.weakly.take().map(|why| why + "; ");
+                self.weakly = Some(before.unwrap_or_default() + rest);
+            }
             "not judged" => self.not_judged = Some(rest.to_owned()),
             _ => {
                 if let Some(program) = what.strip_prefix("unsupported ") {
@@ -133,6 +136,7 @@ mod tests {
         assert_eq!(read("a line"), Said::Text);
         assert_eq!(read("compared: 1 with 2: equal"), Said::Noted);
         assert_eq!(read("judged weakly: skips"), Said::Noted);
+        assert_eq!(read("judged weakly: one CPU"), Said::Noted);
         let ended = |name: &str, verdict| Ended {
             name: name.into(),
             verdict,
@@ -141,7 +145,11 @@ mod tests {
         };
         let ok = r#"{ "type": "test", "name": "a", "event": "ok" }"#;
         let compared = vec!["1 with 2: equal".to_owned()];
-        let first = Ended { compared, weakly: Some("skips".into()), ..ended("a", Verdict::Passed) };
+        let first = Ended {
+            compared,
+            weakly: Some("skips; one CPU".into()),
+            ..ended("a", Verdict::Passed)
+        };
         assert_eq!(read(ok), Said::Ended(first));
         assert_eq!(read(ok), Said::Ended(ended("a", Verdict::Passed)));
         let bad = r#"{ "type": "test", "name": "b", "event": "failed", "stdout": "Error: \"0 lines,\n500\"\n" }"#;

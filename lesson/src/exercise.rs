@@ -125,7 +125,9 @@ impl Exercise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{stages, workspace};
+    use host::stages;
+
+    use crate::workspace;
 
     #[test]
     fn every_exercise_is_complete() {

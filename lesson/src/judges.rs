@@ -13,10 +13,10 @@ use host::{
     events::{Ended, Reader, Said, Verdict},
     judging::{Judging, Subject},
     room::{Built, Room},
-    say,
+    say, stages,
 };
 
-use crate::{explain, guest::Guest, stages};
+use crate::{explain, guest::Guest};
 
 /// What the judges consist of: programs that were built.
 pub struct Judges {

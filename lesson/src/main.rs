@@ -25,7 +25,7 @@ use host::{
     events::{Ended, Verdict},
     fail::{USAGE, fail},
     room::Room,
-    say,
+    say, stages,
 };
 
 use crate::{
@@ -200,17 +200,6 @@ fn run(cli: Cli) -> Result<ExitCode> {
         },
     }
     Ok(done)
-}
-
-/// The directories of the stages, in order.
-fn stages(root: &Path) -> Result<Vec<String>> {
-    let mut stages = Vec::new();
-    for entry in fs::read_dir(root)? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        stages.extend(name.starts_with("stage").then_some(name));
-    }
-    stages.sort();
-    Ok(stages)
 }
 
 /// Asks on the terminal; without one, nobody can agree.

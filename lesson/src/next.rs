@@ -54,7 +54,9 @@ fn begins(exercise: &Exercise) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{stages, workspace};
+    use host::stages;
+
+    use crate::workspace;
 
     fn after_id(id: &str, done: &[&str]) -> String {
         let root = workspace();

@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use host::{events::Verdict, room::Room};
+use host::{events::Verdict, room::Room, stages};
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -27,7 +27,6 @@ use crate::{
     explain,
     guest::Guest,
     judges::{self, Judges},
-    stages,
 };
 
 /// The judge that starts a program, which is all that an error of the verifier needs.

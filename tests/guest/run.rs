@@ -108,11 +108,7 @@ pub fn workspace() -> PathBuf {
 
 /// The directories of the stages there, `stage00_tracex3` first.
 pub fn stages() -> Result<Vec<String>> {
-    let entries = fs::read_dir(workspace())?.collect::<Result<Vec<_>, _>>()?;
-    let names = entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut stages: Vec<String> = names.filter(|name| name.starts_with("stage")).collect();
-    stages.sort();
-    Ok(stages)
+    Ok(host::stages(&workspace())?)
 }
 
 /// A program that runs beside the test.
