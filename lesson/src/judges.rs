@@ -125,10 +125,12 @@ mod tests {
         let exercises = Exercise::all(&root).unwrap();
         let judges: Vec<String> =
             exercises.into_iter().flat_map(|e| e.judges).map(|judge| judge.test).collect();
-        let Judges { judging, tests } = Judges::build(&root).unwrap();
+        // As `cargo vm test` builds it, which runs this test: it is there already.
+        let built = artifacts(&root, &["test", "--workspace", "--no-run"], true).unwrap();
+        let tests = executable(&built, "guest").unwrap();
         // It refuses a name that is none.
         let list = |judges: Vec<String>| {
-            let judging = Judging { judges, ..judging.clone() };
+            let judging = Judging { judges, ..Judging::by(&tests, &root) };
             let mut list = Command::new(&tests);
             list.arg("--list").envs([judging.to_env().unwrap()]).output().unwrap()
         };
