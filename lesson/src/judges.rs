@@ -81,20 +81,16 @@ impl Judges {
         tests: &[&str],
         mut on_verdict: impl FnMut(&str, &Verdict),
     ) -> Result<BTreeMap<String, Verdict>> {
-        let quoted =
-            |path: &Path| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
-        let script = format!(
-            "cd {root}\nexport VM_WORKSPACE={root} VM_TARGET_DIR={target} VM_JUDGES={tests}\n\
-             export VM_SUBJECT={judged_as}={program}\nexec {guest} --format json\n",
-            root = quoted(&self.root),
-            target = quoted(&self.target),
-            tests = tests.join(","),
-            program = quoted(program),
-            guest = quoted(&self.tests),
-        );
+        let text = |path: &Path| path.display().to_string();
+        let variables = [
+            ("VM_WORKSPACE", text(&self.root)),
+            ("VM_TARGET_DIR", text(&self.target)),
+            ("VM_JUDGES", tests.join(",")),
+            ("VM_SUBJECT", format!("{judged_as}={}", program.display())),
+        ];
         let mut verdicts = BTreeMap::new();
         let mut figures = Vec::new();
-        guest.run(&script, |line| {
+        guest.run(&[&text(&self.tests), "--format", "json"], &variables, |line| {
             if let Some(compared) = line.strip_prefix(COMPARED) {
                 figures.push(compared.to_owned());
             } else if let Some((test, verdict)) = verdict(line) {
@@ -106,10 +102,9 @@ impl Judges {
                 on_verdict(&test, &verdict);
                 verdicts.insert(test, verdict);
             }
-            Ok(())
         })?;
         if verdicts.is_empty() {
-            bail!("the judges did not begin; see {} and errors beside it", guest.log().display());
+            bail!("the judges did not begin; see {}", guest.errors().display());
         }
         Ok(verdicts)
     }
