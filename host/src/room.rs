@@ -287,9 +287,6 @@ fn manifest(root: &str, depth: usize, members: &[&str]) -> Result<String> {
     let mut manifest: toml::Table = toml::from_str(root)?;
     let workspace = manifest.get_mut("workspace").and_then(toml::Value::as_table_mut);
     let workspace = workspace.context("no [workspace]")?;
-    for name in ["members", "exclude", "default-members"] {
-        workspace.remove(name);
-    }
     let members: Vec<toml::Value> = members.iter().map(|&member| member.into()).collect();
     workspace.insert("members".into(), members.into());
     let mut manifest = toml::Value::Table(manifest);
@@ -336,7 +333,6 @@ mod tests {
 [workspace]
 resolver = "3"
 members = []
-exclude = ["mine"]
 
 [workspace.package]
 version = "1.2.3"
@@ -376,7 +372,6 @@ opt-level = 1
         let table: toml::Table = toml::from_str(&text).unwrap();
         let workspace = table["workspace"].as_table().unwrap();
         assert_eq!(workspace["members"].as_array().unwrap(), &["04".into()]);
-        assert!(!workspace.contains_key("exclude"), "{text}");
         assert_eq!(workspace["package"]["version"].as_str(), Some("1.2.3"));
         assert_eq!(workspace["dependencies"]["anyhow"].as_str(), Some("1"));
         assert_eq!(workspace["dependencies"]["common"]["path"].as_str(), Some("../../common"));

@@ -375,18 +375,4 @@ mod tests {
         fs::remove_dir_all(root.join("mine/03")).unwrap();
         assert_unharmed(root, "the removal of all attempts");
     }
-
-    /// Attempts were members of the workshop's own workspace once.
-    #[test]
-    fn an_attempt_without_a_room_gets_one() {
-        let (dir, mut desk, exercises) = desk();
-        desk.start(&exercises[1]).unwrap();
-        for name in ["Cargo.toml", "Cargo.lock", ".cargo/config.toml"] {
-            fs::remove_file(dir.path().join("mine").join(name)).ok();
-        }
-        assert_eq!(desk.start(&exercises[1]).unwrap(), Started::Continued);
-        for name in ["Cargo.toml", ".cargo/config.toml"] {
-            assert!(dir.path().join("mine").join(name).is_file(), "{name}");
-        }
-    }
 }

@@ -64,24 +64,17 @@ impl Judges {
             subject: Some(Subject { name: judged_as.to_owned(), file: program.to_owned() }),
             ..self.judging.clone()
         };
-        let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
         let (variable, value) = judging.to_env()?;
-        let script = format!(
-            "cd {}\nexport {variable}={}\nexec {} --format json\n",
-            quoted(&judging.workspace.to_string_lossy()),
-            quoted(&value),
-            quoted(&self.tests.to_string_lossy()),
-        );
         let (mut reader, mut verdicts) = (Reader::default(), BTreeMap::new());
-        guest.run(&script, |line| {
+        let tests = self.tests.to_string_lossy();
+        guest.run(&[&tests, "--format", "json"], &[(variable, value)], |line| {
             if let Said::Ended(ended) = reader.read(line) {
                 on_verdict(&ended);
                 verdicts.insert(ended.name, ended.verdict);
             }
-            Ok(())
         })?;
         if verdicts.is_empty() {
-            bail!("the judges did not begin; see {} and errors beside it", guest.log().display());
+            bail!("the judges did not begin; see {}", guest.errors().display());
         }
         Ok(verdicts)
     }

@@ -335,7 +335,7 @@ impl Check {
             }
         };
         let guest = Guest::of(root, self.kernel.as_deref());
-        guest.start(root)?;
+        guest.start()?;
         let number = exercise.judges.len();
         let s = if number == 1 { "" } else { "s" };
         println!("exercise {}, {number} judge{s}, {}", exercise.id, guest.kernel());

@@ -156,12 +156,13 @@ pub fn prove(
         [] => vec![None],
         named => named.iter().map(|kernel| Some(&**kernel)).collect(),
     };
-    let guests: Vec<Guest> = kernels.iter().map(|kernel| Guest::of_proof(root, *kernel)).collect();
+    let guests = kernels.iter().map(|kernel| Guest::of_proof(root, *kernel));
+    let guests: Arc<Vec<Guest>> = Arc::new(guests.collect());
     let clean = {
         let (root, guests) = (root.to_owned(), guests.clone());
         move || {
-            for guest in &guests {
-                guest.kill();
+            for guest in guests.iter() {
+                guest.stop().ok();
             }
             remove_room(&root);
         }
@@ -230,7 +231,7 @@ pub fn prove(
                 if claims.is_empty() {
                     continue;
                 }
-                match guest.start(root) {
+                match guest.start() {
                     Ok(()) => wrong.extend(on(guest, &judges, &claims)),
                     Err(error) => {
                         println!("✗ {}: {error:#}", guest.kernel());

@@ -140,10 +140,20 @@ fn verdict(test: Result<()>) -> Result<Completion, Failed> {
     }
 }
 
+/// Whether a judge has failed, or the check was interrupted.
+static FAILED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupted(_: libc::c_int) {
+    FAILED.store(true, Ordering::Relaxed);
+}
+
 /// The tests of these names, in their order, for `cargo lesson`. After one that fails, the others do
-/// not run.
+/// not run; nor after a Ctrl-C, when the one that runs still removes its disks: the guest stays.
 fn judges(tests: &[Test], names: &'static [String]) -> Vec<Trial> {
-    static FAILED: AtomicBool = AtomicBool::new(false);
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler sets a flag, and nothing else.
+        unsafe { libc::signal(signal, interrupted as *const () as libc::sighandler_t) };
+    }
     let judges = names.iter().map(|name| {
         let found = tests.iter().find(|(test, _)| test == name);
         (name, found.unwrap_or_else(|| panic!("no test {name}")).1)

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use host::fail::{GUEST_DIED, USAGE, fail};
 use host::say;
+use rustix::fs::{FlockOperation, flock};
 
 use crate::cleanup;
 use crate::guest::initramfs;
@@ -29,6 +30,9 @@ const STAGE_DURATION: &str = "10s";
 /// The variable with which a program of the workshop only checks its command line: it exits with 0
 /// where that is right, else with its usual message and status.
 const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
+
+/// How often it is looked whether a guest that stays is in use.
+const STEP: Duration = Duration::from_millis(200);
 
 /// Where the guest mounts the data disk.
 const DATA: &str = "/mnt/data";
@@ -52,8 +56,10 @@ pub struct Options {
     pub memory: String,
     /// Variables for the program, in addition to those of this process.
     pub env: Vec<(&'static str, String)>,
-    /// Other terminals may join.
-    pub shell: bool,
+    /// What others find it by, to join it.
+    pub name: Option<String>,
+    /// It runs the programs of those who join, instead of one, until there was none for this time.
+    pub stays: Option<Duration>,
     /// The guest's clock counts instructions; one CPU.
     pub icount: bool,
 }
@@ -68,7 +74,8 @@ impl Default for Options {
             cpus: 2,
             memory: "2G".into(),
             env: Vec::new(),
-            shell: false,
+            name: None,
+            stays: None,
             icount: false,
         }
     }
@@ -156,14 +163,15 @@ pub struct Outcome {
     pub boot: Duration,
 }
 
-/// Boots a guest, runs the program there, and takes the guest down.
+/// Boots a guest, runs the program there, or keeps it for others, and takes the guest down.
 pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     let root = workspace::root()?;
     let cache = Cache::open()?;
     let machine = machine(options, &root, &cache)?;
     let workload = (program.stage && !options.idle).then(|| root.join("vm/workload.sh"));
 
-    let info = Info { workspace: root, kernel: kernel_name(options)?, shell: options.shell };
+    let (kernel, pid) = (kernel_name(options)?, std::process::id());
+    let info = Info { workspace: root, kernel, name: options.name.clone(), pid };
     let run_dir = RunDir::create(&info)?;
     let dir = run_dir.dir().to_owned();
     cleanup::own_run_dir(&dir);
@@ -190,7 +198,7 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     }
 
     let start = Instant::now();
-    let socket = rundir::next_port(&dir)?;
+    let (socket, _port) = rundir::next_port(&dir)?;
     let accel = qemu::boot(&machine, &cache, &dir)?;
     let died = || fail(GUEST_DIED, qemu::death(&dir));
     let stream = session::open(&socket, &dir)?.ok_or_else(died)?;
@@ -198,6 +206,11 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     machine.remember_boot(accel, boot, &cache);
     fs::write(dir.join("ready"), "").context("cannot write to the run directory")?;
 
+    if let Some(idle) = options.stays {
+        stay(&dir, idle)?;
+        cleanup::clean_up();
+        return Ok(Outcome { status: 0, accel, boot });
+    }
     if let Some(workload) = &workload {
         let shown = workload.strip_prefix(&info.workspace).unwrap_or(workload).display();
         say!("running {shown} on {DATA} as the workload (--idle: none)");
@@ -219,12 +232,29 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     Ok(Outcome { status: exit.status, accel, boot })
 }
 
+/// Keeps the guest until it has run nothing for `idle`.
+fn stay(dir: &Path, idle: Duration) -> Result<()> {
+    // Whoever started this may have been interrupted, and read nothing more.
+    let _ = writeln!(std::io::stdout(), "ready");
+    let in_use = rundir::in_use(dir)?;
+    let mut used = Instant::now();
+    while cleanup::qemu_ended().is_none() {
+        match flock(&in_use, FlockOperation::NonBlockingLockShared) {
+            Err(_) => used = Instant::now(),
+            // With the lock: from now on, no program starts.
+            Ok(()) if used.elapsed() > idle => return Ok(()),
+            Ok(()) => flock(&in_use, FlockOperation::Unlock)?,
+        }
+        std::thread::sleep(STEP);
+    }
+    Err(fail(GUEST_DIED, qemu::death(dir)))
+}
+
 /// Opens another terminal in the running guest of `cargo vm shell`. `None`: no such guest runs.
 pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
     let root = workspace::root()?;
-    let Some(dir) = rundir::running_shell(&root, options.kernel.as_deref())? else {
-        return Ok(None);
-    };
+    let running = rundir::running(&root, rundir::SHELL, options.kernel.as_deref())?;
+    let Some((dir, _)) = running else { return Ok(None) };
     let new = Options::default();
     if (&options.disks, options.cpus, &options.memory) == (&new.disks, new.cpus, &new.memory) {
         say!("joining the running guest");
@@ -237,19 +267,32 @@ pub fn join(options: &Options, program: &Program) -> Result<Option<i32>> {
     if !dir.join("ready").exists() {
         say!("the guest is still booting");
     }
+    cleanup::start_guard(None)?;
+    let died = || fail(GUEST_DIED, "the guest has ended; the terminal that started it shows why");
+    let exit = enter(&dir, program, true, None)?.ok_or_else(died)?;
+    cleanup::clean_up();
+    Ok(Some(exit.status))
+}
+
+/// Runs a program in the running guest of this directory, connected to this process's standard
+/// descriptors, without `stdin` to the others. `patience`: how long its next output may take, or else
+/// the guest counts as dead. `None`: the guest has died.
+pub fn enter(
+    dir: &Path,
+    program: &Program,
+    stdin: bool,
+    patience: Option<Duration>,
+) -> Result<Option<session::Exit>> {
     while !dir.join("ready").exists() {
         if !dir.exists() {
             return Err(fail(GUEST_DIED, "the guest ended before it was ready"));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    cleanup::start_guard(None)?;
-    let died = || fail(GUEST_DIED, "the guest has ended; the terminal that started it shows why");
-    let stream = session::open(&rundir::next_port(&dir)?, &dir)?.ok_or_else(died)?;
-    let request = request(program, None, &options.env)?;
-    let exit = session::talk(stream, &request, true)?.ok_or_else(died)?;
-    cleanup::clean_up();
-    Ok(Some(exit.status))
+    let (socket, _port) = rundir::next_port(dir)?;
+    let Some(stream) = session::open(&socket, dir)? else { return Ok(None) };
+    stream.set_read_timeout(patience)?;
+    session::talk(stream, &request(program, None, &[])?, stdin)
 }
 
 /// Checks the options and fetches the kernel, before anything is built.
@@ -261,7 +304,7 @@ pub fn prepare(options: &Options) -> Result<()> {
 }
 
 /// The kernel as the user names it.
-fn kernel_name(options: &Options) -> Result<String> {
+pub fn kernel_name(options: &Options) -> Result<String> {
     Ok(match &options.kernel {
         Some(name) => name.clone(),
         None => Table::load()?.default_name(&Cache::open()?),

@@ -4,6 +4,7 @@ mod bench;
 mod cleanup;
 mod follow;
 mod guest;
+mod kept;
 mod launch;
 mod processes;
 mod setup;
@@ -16,12 +17,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use host::fail::{MACHINE, USAGE, fail};
+use host::fail::{GUEST_DIED, MACHINE, USAGE, fail};
 use host::judging::Judging;
 use host::say;
 
 use crate::guest::qemu::Disk;
-use crate::guest::{agent, initramfs, session};
+use crate::guest::{agent, initramfs, rundir, session};
 use crate::launch::{Options, Program};
 use crate::setup::{bundle, cache, doctor, kernels, packages};
 
@@ -53,6 +54,14 @@ enum Cmd {
     /// Started by `cargo run` and `cargo test` for a program of the workspace
     #[command(hide = true)]
     Runner(Runner),
+    /// A guest that stays, for `cargo lesson`
+    #[command(hide = true)]
+    Kept {
+        /// Its name: there is one of each in a workspace
+        name: String,
+        #[command(subcommand)]
+        what: Kept,
+    },
     /// Runs in the guest and starts programs there
     #[command(hide = true)]
     Agent,
@@ -62,6 +71,34 @@ enum Cmd {
         /// The run directory to remove
         run_dir: Option<PathBuf>,
     },
+}
+
+/// What to do with a guest that stays.
+#[derive(Subcommand)]
+enum Kept {
+    /// Boot it, print a line when it is ready, and keep it
+    Boot {
+        #[command(flatten)]
+        guest: Guest,
+        /// End it after this time without a program
+        #[arg(long, value_parser = duration, default_value = "15m")]
+        idle: Duration,
+    },
+    /// Exit with 0 where it runs or boots, on this kernel, else with 1
+    Runs {
+        #[arg(long)]
+        kernel: Option<String>,
+    },
+    /// Run a program in it, when those before have ended. Exits with 125 where the guest has ended
+    Run {
+        /// End the guest after this time without output
+        #[arg(long, value_parser = duration, default_value = "10m")]
+        patience: Duration,
+        #[arg(required = true, trailing_var_arg = true)]
+        program: Vec<OsString>,
+    },
+    /// End it; exit with 1 where it does not run
+    Stop,
 }
 
 /// The help of --kernel, where it may be `all`.
@@ -221,6 +258,7 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Bench(options) => bench::main(&options),
         Cmd::Doctor(guest) => doctor::main(&guest.options()),
         Cmd::Runner(runner) => cmd_runner(runner),
+        Cmd::Kept { name, what } => cmd_kept(name, what),
         Cmd::Agent => agent::main().map(|()| 0),
         Cmd::Guard { run_dir } => cleanup::guard(run_dir.as_deref()).map(|()| 0),
     }
@@ -335,13 +373,35 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
 
 fn cmd_shell(guest: Guest) -> Result<i32> {
     let mut options = guest.options();
-    options.shell = true;
+    options.name = Some(rundir::SHELL.to_owned());
     packages::need(false)?;
     let shell = Program::other(vec!["bash".into()]);
     if let Some(status) = launch::join(&options, &shell)? {
         return Ok(status);
     }
     Ok(launch::run(&options, &shell)?.status)
+}
+
+fn cmd_kept(name: String, what: Kept) -> Result<i32> {
+    let find = |kernel| rundir::running(&workspace::root()?, &name, kernel);
+    match what {
+        Kept::Boot { guest, idle } => {
+            let options = Options { name: Some(name), stays: Some(idle), ..guest.options() };
+            Ok(launch::run(&options, &Program::other(Vec::new()))?.status)
+        }
+        Kept::Runs { kernel } => {
+            let options = Options { kernel: named(kernel), ..Options::default() };
+            Ok(i32::from(find(Some(&launch::kernel_name(&options)?))?.is_none()))
+        }
+        Kept::Run { patience, program } => match find(None)? {
+            Some((dir, info)) => kept::run(&dir, &info, patience, &Program::other(program)),
+            None => Ok(GUEST_DIED),
+        },
+        Kept::Stop => match find(None)? {
+            Some((dir, info)) => kept::stop(&dir, &info).map(|()| 0),
+            None => Ok(1),
+        },
+    }
 }
 
 fn cmd_setup(setup: Setup) -> Result<i32> {

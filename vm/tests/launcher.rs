@@ -517,6 +517,98 @@ fn sessions_of_a_shell() {
     assert_clean(&place);
 }
 
+/// What `cargo lesson` uses: a guest that runs one program after another, more than it has ports.
+#[test]
+fn a_guest_that_stays() {
+    let place = place();
+    let kept = |args: &[&str]| vm(&place, &[&["kept", "test"], args].concat());
+    let status = |args: &[&str]| {
+        let mut command = kept(args);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().unwrap().code().unwrap()
+    };
+    assert_eq!([status(&["runs"]), status(&["stop"]), status(&["run", "true"])], [1, 1, 125]);
+    let mut boot = Running::on_pipes(kept(&["boot"]));
+    // What comes while it boots waits for it.
+    wait_for("the guest", || status(&["runs"]) == 0);
+    assert_eq!(status(&["run", "true"]), 0);
+    boot.expect("ready\n");
+    assert_eq!(status(&["runs", "--kernel", "7.2"]), 1);
+    let (code, _, errors) = Running::on_pipes(kept(&["boot"])).end();
+    assert!(code == 1 && errors.contains("another command is starting this guest"), "{errors}");
+
+    let script = |text: &str| Running::on_pipes(kept(&["run", "sh", "-c", text]));
+    for n in 0..20 {
+        let (code, out, errors) = script(&format!("echo out {n}; echo err >&2; exit {n}")).end();
+        assert_eq!((code, out, &*errors), (n, format!("out {n}\n"), "err\n"));
+    }
+    assert_eq!(status(&["run", "no-such-program"]), 127);
+
+    // A signal ends the program, and not the guest. Meanwhile, another program waits.
+    let mut first = script("echo ready; sleep 1000; true");
+    first.expect("ready\n");
+    let second = script("echo second");
+    let waits = second.errors.recv_timeout(LIMIT).unwrap();
+    assert_eq!(String::from_utf8_lossy(&waits), "vm: waiting for an earlier check to end\n");
+    first.signal(Signal::INT);
+    assert_eq!(first.end().0, 130);
+    assert_eq!((second.end().0, status(&["run", "pgrep", "sleep"])), (0, 1));
+
+    // So does the end of the reader, and that of the launcher, whatever the program still says.
+    let mut third = script("exec yes");
+    third.expect("y\ny\n");
+    third.stop_reading();
+    assert_eq!(third.end().0, 141);
+    let mut fourth = script("exec yes");
+    fourth.expect("y\ny\n");
+    fourth.signal(Signal::KILL);
+    assert_eq!(fourth.end().0, -9);
+    for n in 0..18 {
+        let (code, out, errors) =
+            script("until ! pgrep -x yes; do sleep 0.1; done; echo all").end();
+        assert!(code == 0 && out.ends_with("all\n"), "{n}: {code} {out} {errors}");
+    }
+
+    // A guest that hangs is noticed, and ended.
+    let mut last = Running::on_pipes(kept(&[
+        "run",
+        "--patience",
+        "3s",
+        "sh",
+        "-c",
+        "echo ready; while :; do sleep 1; echo; done",
+    ]));
+    last.expect("ready\n\n\n\n\n\n");
+    kill_process(qemus(place.path())[0], Signal::STOP).unwrap();
+    let (code, _, errors) = last.end();
+    assert_eq!(code, 125, "{errors}");
+    assert!(errors.contains("vm: the guest has stopped responding, and was stopped"), "{errors}");
+    assert_eq!(boot.end().0, 143);
+    assert_clean(&place);
+}
+
+#[test]
+fn a_guest_that_stays_ends() {
+    let place = place();
+    let kept = |args: &[&str]| Running::on_pipes(vm(&place, &[&["kept", "test"], args].concat()));
+    // After some time without a program; one that takes longer than that keeps it.
+    let mut boot = kept(&["boot", "--idle", "2s"]);
+    boot.expect("ready\n");
+    let (code, out, errors) = kept(&["run", "sh", "-c", "sleep 5; echo done"]).end();
+    assert_eq!((code, &*out), (0, "done\n"), "{errors}");
+    assert_eq!(boot.end().0, 0);
+    assert_clean(&place);
+
+    // And when its launcher is killed.
+    let mut boot = kept(&["boot"]);
+    boot.expect("ready\n");
+    let mut run = kept(&["run", "sh", "-c", "echo ready; sleep 1000"]);
+    run.expect("ready\n");
+    boot.signal(Signal::KILL);
+    assert_eq!(run.end().0, 125);
+    assert_clean(&place);
+}
+
 /// The files that the launcher uses are out of reach of the guest's root, or read with care.
 #[test]
 fn the_guest_cannot_touch_the_hosts_files() {

@@ -1,7 +1,7 @@
 //! The agent: the guest's end of the sessions.
 //!
-//! It serves the virtio-serial ports: one session and one thread for each. A write to a port
-//! blocks until the host has opened its end, so no port has to be polled.
+//! It serves the virtio-serial ports: one thread for each, one session after another. A write to a
+//! port blocks until the host has opened its end, so no port has to be polled.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -83,20 +83,37 @@ fn send(port: &Port, kind: Kind, data: &[u8]) {
     let _ = write_frame(&mut *lock(port), kind, data);
 }
 
-/// One session, from the host's connection to the program's end.
+/// The sessions of a port. Port 0 has one: the guest ends with it.
 fn serve(number: u32, path: &Path) -> Result<()> {
     let file = File::options().read(true).write(true).open(path);
-    let mut reader = file.with_context(|| format!("cannot open {}", path.display()))?;
-    let port: Port = Arc::new(Mutex::new(reader.try_clone()?));
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    loop {
+        session(number, &file)?;
+        if number == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// One session, from the host's connection to the program's end; where the host can connect again,
+/// to the end of the connection.
+fn session(number: u32, file: &File) -> Result<()> {
+    let mut reader = file.try_clone()?;
+    let port: Port = Arc::new(Mutex::new(file.try_clone()?));
     // Returns when the host has connected.
     write_frame(&mut *lock(&port), Kind::Hello, &[])?;
-    let Some(frame) = read_frame(&mut reader)? else {
-        return Ok(());
+    let frame = loop {
+        match read_frame(&mut reader) {
+            Ok(Some(frame)) if frame.kind == Kind::Request => break frame,
+            Ok(Some(_)) => {} // for a program that has ended, or did not start
+            _ => return Ok(()),
+        }
     };
     OPEN.fetch_add(1, Ordering::SeqCst);
+    let (connected, gone) = mpsc::channel();
     let status = Request::from_frame(&frame)
         .context("cannot read the request")
-        .and_then(|request| run(number, &request, reader, &port))
+        .and_then(|request| run(number, &request, reader, &port, connected))
         .unwrap_or_else(|error| {
             send(&port, Kind::Stderr, format!("vm: {error:#}\n").as_bytes());
             126
@@ -105,11 +122,21 @@ fn serve(number: u32, path: &Path) -> Result<()> {
     let mut exit = status.to_le_bytes().to_vec();
     exit.extend_from_slice(&others.to_le_bytes());
     send(&port, Kind::Exit, &exit);
+    if number != 0 {
+        // An error: the thread that reads the port has ended, and with it its `connected`.
+        let _ = gone.recv();
+    }
     Ok(())
 }
 
 /// Runs the program to its end and returns the status to exit with.
-fn run(number: u32, request: &Request, reader: File, port: &Port) -> Result<i32> {
+fn run(
+    number: u32,
+    request: &Request,
+    reader: File,
+    port: &Port,
+    connected: mpsc::Sender<()>,
+) -> Result<i32> {
     let Some((program, args)) = request.argv.split_first() else {
         anyhow::bail!("no program");
     };
@@ -160,7 +187,7 @@ fn run(number: u32, request: &Request, reader: File, port: &Port) -> Result<i32>
     let input =
         Input { stdin, on_terminal: request.stdin_tty, master, pid, alive: Arc::clone(&alive) };
     let (for_reader, reader_port) = (Arc::clone(&outputs), Arc::clone(port));
-    std::thread::spawn(move || input.serve(reader, &reader_port, &for_reader));
+    std::thread::spawn(move || input.serve(reader, &reader_port, &for_reader, connected));
     let workload = request.workload.as_ref().and_then(|file| start_workload(file, request, &group));
 
     let status = child.wait().context("cannot wait for the program")?;
@@ -429,7 +456,13 @@ struct Input {
 
 impl Input {
     /// Serves the host's frames until the connection ends. Never waits for the program.
-    fn serve(mut self, mut reader: File, port: &Port, outputs: &Outputs) {
+    fn serve(
+        mut self,
+        mut reader: File,
+        port: &Port,
+        outputs: &Outputs,
+        connected: mpsc::Sender<()>,
+    ) {
         let (sender, data) = mpsc::channel::<Vec<u8>>();
         let mut sender = Some(sender);
         let (stdin, on_terminal, stdin_port) =
@@ -457,6 +490,7 @@ impl Input {
                 _ => {}
             }
         }
+        drop(connected);
         // The host has gone: do what happens when a terminal is closed.
         outputs.close(Kind::Stdout);
         outputs.close(Kind::Stderr);

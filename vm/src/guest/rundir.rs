@@ -17,7 +17,7 @@ use host::fail::{GUEST_DIED, fail};
 use rustix::fs::{FlockOperation, OFlags};
 use serde::{Deserialize, Serialize};
 
-/// How many sessions a guest can have in its life.
+/// How many sessions a guest can have at once.
 pub const PORTS: u32 = 16;
 /// The longest file that is read from the directory which the guest can write to.
 const SHARED_LIMIT: u64 = 64 * 1024;
@@ -29,9 +29,14 @@ pub struct Info {
     pub workspace: PathBuf,
     /// The kernel as it was named on the command line.
     pub kernel: String,
-    /// Whether `cargo vm shell` started it, so that another one may join.
-    pub shell: bool,
+    /// What others find it by, to join it: [`SHELL`], or the name of a guest that stays.
+    pub name: Option<String>,
+    /// The launcher.
+    pub pid: u32,
 }
+
+/// The name of the guests of `cargo vm shell`. Of any other name there is one guest in a workspace.
+pub const SHELL: &str = "shell";
 
 /// A run directory that this process owns.
 #[derive(Debug)]
@@ -71,7 +76,8 @@ fn parent_lock(parent: &Path) -> Result<File> {
     Ok(file)
 }
 
-fn is_alive(dir: &Path) -> bool {
+/// Whether the launcher of this run directory lives.
+pub fn is_alive(dir: &Path) -> bool {
     let Ok(lock) = File::open(dir.join("lock")) else {
         return false;
     };
@@ -97,6 +103,11 @@ impl RunDir {
         let _guard = parent_lock(parent)?;
         for dir in directories(parent).filter(|dir| !is_alive(dir)) {
             let _ = fs::remove_dir_all(dir);
+        }
+        if let Some(name) = info.name.as_deref().filter(|name| *name != SHELL)
+            && find(parent, &info.workspace, name, None).is_some()
+        {
+            bail!("another command is starting this guest: try again");
         }
         let dir = tempfile::Builder::new()
             .prefix("c")
@@ -137,22 +148,41 @@ pub fn read_shared(dir: &Path, name: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The run directory of a running `cargo vm shell` guest of this user and workspace, with the
-/// given kernel where one is named.
-pub fn running_shell(workspace: &Path, kernel: Option<&str>) -> Result<Option<PathBuf>> {
+/// The run directory of a running guest of this user, workspace and name, with the given kernel where
+/// one is named, and what is known about it.
+pub fn running(
+    workspace: &Path,
+    name: &str,
+    kernel: Option<&str>,
+) -> Result<Option<(PathBuf, Info)>> {
     let parent = parent()?;
     let _guard = parent_lock(&parent)?;
-    Ok(directories(&parent).filter(|dir| is_alive(dir)).find(|dir| {
-        let info = fs::read(dir.join("info.json")).ok();
-        let info: Option<Info> = info.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        info.is_some_and(|info| {
-            info.shell && info.workspace == workspace && kernel.is_none_or(|k| k == info.kernel)
-        })
-    }))
+    Ok(find(&parent, workspace, name, kernel))
 }
 
-/// The socket of the next port that no session has used yet. Port 0 belongs to the launcher.
-pub fn next_port(dir: &Path) -> Result<PathBuf> {
+fn find(
+    parent: &Path,
+    workspace: &Path,
+    name: &str,
+    kernel: Option<&str>,
+) -> Option<(PathBuf, Info)> {
+    directories(parent).filter(|dir| is_alive(dir)).find_map(|dir| {
+        let info: Info = serde_json::from_slice(&fs::read(dir.join("info.json")).ok()?).ok()?;
+        let is_it = info.name.as_deref() == Some(name)
+            && info.workspace == workspace
+            && kernel.is_none_or(|kernel| kernel == info.kernel);
+        is_it.then_some((dir, info))
+    })
+}
+
+/// The file in the run directory of a guest that stays, which is locked while a program runs there.
+pub fn in_use(dir: &Path) -> Result<File> {
+    File::create(dir.join("in-use")).context("cannot write to the run directory")
+}
+
+/// The socket of a port that no session uses, and a lock to hold while one does. Port 0 belongs to
+/// the launcher. The others take turns: the guest may still be ending the last session of a port.
+pub fn next_port(dir: &Path) -> Result<(PathBuf, File)> {
     let gone = |e| {
         let dir = dir.display();
         fail(GUEST_DIED, format!("cannot use {dir}: {e}; the guest may have just ended"))
@@ -161,14 +191,14 @@ pub fn next_port(dir: &Path) -> Result<PathBuf> {
     rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
     let file = dir.join("ports");
     let next = fs::read_to_string(&file).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-    if next >= PORTS {
-        bail!(
-            "this guest cannot have another terminal: it has had all {PORTS}. Leave its shells and \
-             start a new one"
-        );
+    for port in (next..next + PORTS).map(|port| port % PORTS) {
+        let lock = File::create(dir.join(format!("s{port}.lock"))).map_err(gone)?;
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            fs::write(&file, (port + 1).to_string()).map_err(gone)?;
+            return Ok((socket(dir, port), lock));
+        }
     }
-    fs::write(&file, (next + 1).to_string()).map_err(gone)?;
-    Ok(socket(dir, next))
+    bail!("this guest cannot have another terminal: all {PORTS} are in use. Leave one of them")
 }
 
 /// The socket of a port.
@@ -182,7 +212,7 @@ mod tests {
     use host::fail::Fail;
 
     fn info() -> Info {
-        Info { workspace: "/w".into(), kernel: "6.1".into(), shell: true }
+        Info { workspace: "/w".into(), kernel: "6.1".into(), name: Some("n".into()), pid: 1 }
     }
 
     #[test]
@@ -192,12 +222,35 @@ mod tests {
         let dead = parent.path().join("dead");
         fs::create_dir(&dead).unwrap();
         fs::write(dead.join("lock"), "").unwrap();
-        let second = RunDir::create_in(parent.path(), &info()).unwrap();
+        let other = Info { name: Some(SHELL.into()), ..info() };
+        let second = RunDir::create_in(parent.path(), &other).unwrap();
         assert!(first.dir().is_dir() && second.dir().is_dir() && !dead.exists());
         assert!(is_alive(first.dir()));
         let gone = first.dir().to_owned();
         drop(first);
         assert!(!is_alive(&gone));
+    }
+
+    #[test]
+    fn a_guest_is_found_by_workspace_name_and_kernel() {
+        let parent = tempfile::tempdir().unwrap();
+        let find = |workspace: &str, name, kernel| {
+            let found = find(parent.path(), Path::new(workspace), name, kernel);
+            found.map(|(dir, info)| (dir, info.pid))
+        };
+        let dir = RunDir::create_in(parent.path(), &info()).unwrap();
+        let it = Some((dir.dir().to_owned(), 1));
+        assert_eq!((find("/w", "n", None), find("/w", "n", Some("6.1"))), (it.clone(), it));
+        for (workspace, name, kernel) in
+            [("/v", "n", None), ("/w", SHELL, None), ("/w", "n", Some("7.2"))]
+        {
+            assert_eq!(find(workspace, name, kernel), None);
+        }
+        let second = RunDir::create_in(parent.path(), &info()).unwrap_err();
+        assert!(second.to_string().contains("try again"), "{second}");
+        drop(dir);
+        assert_eq!(find("/w", "n", None), None);
+        RunDir::create_in(parent.path(), &info()).unwrap();
     }
 
     /// The guest's root may put anything there.
@@ -223,12 +276,23 @@ mod tests {
     }
 
     #[test]
-    fn each_session_takes_a_port_of_its_own_until_there_are_none() {
+    fn sessions_take_turns_with_the_ports_that_are_free() {
         let dir = tempfile::tempdir().unwrap();
+        let mut open = Vec::new();
         for n in 0..PORTS {
-            assert_eq!(next_port(dir.path()).unwrap(), socket(dir.path(), n));
+            let (port, lock) = next_port(dir.path()).unwrap();
+            assert_eq!(port, socket(dir.path(), n));
+            open.push(lock);
         }
         assert!(next_port(dir.path()).unwrap_err().to_string().contains("all 16"));
+        for n in [7, 3] {
+            drop(open.remove(n));
+        }
+        let (three, _lock) = next_port(dir.path()).unwrap();
+        let (seven, lock) = next_port(dir.path()).unwrap();
+        drop(lock);
+        let (again, _lock) = next_port(dir.path()).unwrap();
+        assert_eq!([three, seven, again], [3, 7, 7].map(|n| socket(dir.path(), n)));
         let gone = next_port(&dir.path().join("gone")).unwrap_err();
         assert_eq!(gone.downcast_ref::<Fail>().unwrap().code, GUEST_DIED);
     }

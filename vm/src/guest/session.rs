@@ -221,8 +221,15 @@ pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
         }
     };
     stream.set_read_timeout(Some(AGENT_PATIENCE))?;
-    match read_frame(&mut stream) {
-        Ok(Some(frame)) if frame.kind == Kind::Hello => {}
+    let hello = loop {
+        match read_frame(&mut stream) {
+            // What a session of this port has left, whose launcher was killed.
+            Ok(Some(frame)) if frame.kind != Kind::Hello => {}
+            other => break other,
+        }
+    };
+    match hello {
+        Ok(Some(_)) => {}
         Err(e) if e.kind() == ErrorKind::WouldBlock => {
             let (limit, tail) = (AGENT_PATIENCE.as_secs(), qemu::tail(dir));
             let message =
