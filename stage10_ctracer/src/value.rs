@@ -41,7 +41,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// The largest error number: the addresses of the last page are none.
+/// The largest error number: no pointer leads to the last page of addresses.
 const MAX_ERRNO: i64 = 4095;
 
 /// What a register holds, an argument or a result, by the kernel's description of its type. Beyond the

@@ -50,7 +50,7 @@ fn writes_one_trace_in_all_forms() -> Result<()> {
     folded(&fs::read_to_string("/run/folded")?, &calls).context("folded")
 }
 
-/// What the JSON lines tell of calls.
+/// What the JSON lines say about calls.
 struct Calls {
     /// Function and beginning, once for each object, and once more for the call.
     begins: Vec<(String, u64)>,
