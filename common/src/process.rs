@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::cli::{Cli, InFlight};
 
-/// The command line of a stage that can be told whom to see.
+/// The command line of a stage that can be limited to one process.
 pub type PidCli = Cli<Pid>;
 
 /// `[PID]` and `--quiet`.

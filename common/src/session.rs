@@ -31,8 +31,8 @@ use crate::{
 /// What lasts as long as a run: its hooks, and when it is to end.
 ///
 /// The steps are those of any libbpf program: [`open`](Session::open), set constants and the sizes of
-/// maps, [`load`](Session::load), [`attach`](Session::attach), [`trace`](Session::trace) until it is
-/// over, [`detach`](Session::detach). Dropped, a session leaves nothing behind.
+/// maps, [`load`](Session::load), [`attach`](Session::attach), [`trace`](Session::trace) until it
+/// ends, [`detach`](Session::detach). Dropped, a session leaves nothing behind.
 pub struct Session {
     program: Program,
     duration: Option<Duration>,
@@ -142,7 +142,7 @@ impl Session {
         Ok(())
     }
 
-    /// Begins the run, and prints the lines that the programs write, until the run is over.
+    /// Begins the run, and prints the lines that the programs write, until the run ends.
     pub fn trace(&mut self, pipe: &mut TracePipe) -> Result<()> {
         self.begin()?;
         while !self.is_over() {

@@ -59,7 +59,7 @@ impl Desk {
         let progress = match fs::read_to_string(&file) {
             Ok(text) => toml::from_str(&text).with_context(|| {
                 format!(
-                    "{} is damaged: mend or remove it; your attempts are in mine/",
+                    "{} is damaged: repair or remove it; your attempts are in mine/",
                     file.display()
                 )
             })?,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     /// A repository with what this workspace has, but for what git ignores, and with a stage that
-    /// is built in no time.
+    /// is built in a moment.
     fn clone() -> tempfile::TempDir {
         let (root, dir) = (workspace(), tempfile::tempdir().unwrap());
         let files = git(&root, "ls-files -z --cached --others --exclude-standard");

@@ -433,11 +433,11 @@ fn of_readme(stage: &str, readme: &str) -> Vec<Experiment> {
 /// The `sed` commands of a block, with their continuation lines.
 fn commands(block: &str) -> String {
     let mut commands = String::new();
-    let mut goes_on = false;
+    let mut continues = false;
     for line in block.lines() {
-        if goes_on || line.starts_with("sed -i") {
+        if continues || line.starts_with("sed -i") {
             commands += &format!("{line}\n");
-            goes_on = line.ends_with('\\');
+            continues = line.ends_with('\\');
         }
     }
     commands
@@ -495,7 +495,7 @@ fn build_wrong(root: &Path, wrong: &[&WrongProgram]) -> Result<()> {
         .map_err(|said| anyhow!("the wrong answers do not compile: {said}"))
 }
 
-/// The beginning of their `build.rs`: `main` goes on with a line for each.
+/// The beginning of their `build.rs`: `main` continues with a line for each.
 const BUILD_WRONG: &str = r#"//! Compiles the BPF program of each wrong answer.
 
 use std::{env, path::PathBuf};

@@ -71,7 +71,7 @@ impl Calls {
             self.calls[top].lives.push(event.life);
             return top;
         }
-        // The returns of deeper calls were not seen: those calls are over.
+        // The returns of deeper calls were not seen: those calls have ended.
         while stack.last().is_some_and(|&top| self.depth(trace, top) >= event.depth) {
             stack.pop().into_iter().for_each(|call| self.close(call));
         }
@@ -118,7 +118,7 @@ impl Calls {
         Some(top)
     }
 
-    /// Accounts a call that is over to the one that it was made in.
+    /// Accounts a call that has ended to the one that it was made in.
     fn close(&mut self, call: usize) {
         let Call { parent, begin, end, .. } = self.calls[call];
         if let Some(parent) = parent {

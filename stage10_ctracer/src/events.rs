@@ -107,7 +107,7 @@ pub struct Reader<'a> {
 }
 
 /// How many events are taken from the ring buffer at a time, at most, and how many bytes. Without a
-/// bound, a load that writes as fast as they are read would never let go of the reader, and fill the
+/// bound, a load that writes as fast as they are read would keep the reader busy for ever, and fill the
 /// memory.
 const BATCH: usize = 10_000;
 const BATCH_BYTES: usize = 8 << 20;
@@ -139,8 +139,8 @@ impl<'a> Reader<'a> {
 
     /// Returns the events that no older one can follow, in order; waits a moment where none have come.
     ///
-    /// The program wakes nobody up: that would cost more than the rest of the event, and make events
-    /// of its own where the struct is a task_struct.
+    /// The program does not wake up the reader: that would cost more than the rest of the event, and
+    /// make events of its own where the struct is a task_struct.
     pub fn poll(&self) -> Result<Vec<Raw>> {
         let before = self.waiting.borrow().len();
         if !self.consume()? {
@@ -212,7 +212,7 @@ impl Calls {
         (calls.len() as u32 - 1, calls.last().map_or(&[], |call| &call.objects))
     }
 
-    /// A return: its call, and the depth of it. The call is over when all its objects have returned.
+    /// A return: its call, and the depth of it. The call has ended when all its objects have returned.
     pub fn leave(&mut self, event: &Raw) -> Option<(Open, u32)> {
         let calls = self.threads.get_mut(&event.thread())?;
         let found = calls.iter().rposition(|call| call.is(event))?;

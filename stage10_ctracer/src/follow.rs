@@ -9,11 +9,13 @@ use crate::{
     decode::Layout,
     errors::Held,
     events::{Calls, Raw},
-    json,
     lives::{Lives, Rules},
     model::{Event, Kind, Ledger, Life, Trace},
-    summary::Summary,
-    text::{HEADING, Text},
+    outputs::{
+        json,
+        summary::Summary,
+        text::{HEADING, Text},
+    },
 };
 
 /// What the outputs at the end need for an event beside it, in bytes: a page holds it as JSON, and then

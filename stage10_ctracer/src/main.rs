@@ -21,17 +21,11 @@ mod errno;
 mod errors;
 mod events;
 mod filter;
-mod folded;
 mod follow;
-mod html;
-mod json;
 mod ledger;
 mod lives;
 mod model;
 mod outputs;
-mod perfetto;
-mod summary;
-mod text;
 mod value;
 mod trace {
     #![allow(missing_docs)]

@@ -186,6 +186,17 @@ pub struct Trace {
     pub ledger: Ledger,
 }
 
+impl Link {
+    /// `clone`, `split` or `chain`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Link::Clone => "clone",
+            Link::Split => "split",
+            Link::Chain => "chain",
+        }
+    }
+}
+
 impl Function {
     /// The arguments of a call that are no objects, as people read them; of a return, none.
     pub fn others(&self, event: &Event) -> Vec<(&Parameter, String)> {

@@ -1,4 +1,4 @@
-//! The files that are written at the end.
+//! What is written: with each event, a text or a line of JSON; at the end a summary, and files.
 
 use std::{
     fs::File,
@@ -8,7 +8,14 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{cli::Ctracer, decode::Layout, folded, html, model::Trace, perfetto};
+use crate::{cli::Ctracer, decode::Layout, model::Trace};
+
+mod folded;
+mod html;
+pub mod json;
+mod perfetto;
+pub mod summary;
+pub mod text;
 
 type WriteTrace = fn(&mut dyn Write, &Trace, &Layout) -> Result<()>;
 

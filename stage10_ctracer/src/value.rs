@@ -41,7 +41,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// The largest error number: the addresses of the last page are none.
+/// The largest error number: no pointer leads to the last page of addresses.
 const MAX_ERRNO: i64 = 4095;
 
 /// What a register holds, an argument or a result, by the kernel's description of its type. Beyond the
@@ -80,9 +80,9 @@ impl Scalar {
             }
             Scalar::Pointer => Value::Text(match self.error(register) {
                 Some(name) => format!("-{name}"),
-                None => format!("{register:#x}"),
+                None => hex(register),
             }),
-            Scalar::Raw => Value::Text(format!("{register:#x}")),
+            Scalar::Raw => Value::Text(hex(register)),
         })
     }
 
@@ -103,6 +103,11 @@ impl Scalar {
             None => self.value(register).map(|value| value.to_string()),
         }
     }
+}
+
+/// An address as a text: JSON's numbers are too small for it in many programs.
+pub fn hex(address: u64) -> String {
+    format!("{address:#x}")
 }
 
 fn unsigned(register: u64, bits: u32) -> u64 {

@@ -209,7 +209,7 @@ fn by_hand_measures_a_sleep() -> Result<()> {
     let own = own_times(&output, &sleeper)?;
     ensure!(own.len() == 25, "{} of 25 calls: {output}", own.len());
     ensure!(own.iter().all(|time| u128::from(*time) >= SLEEP.as_nanos()), "too short: {output}");
-    // The summary tells of all lines, of whichever process.
+    // The summary is about all lines, of whichever process.
     let lines = output.lines().filter_map(|line| line.split_once(" ns  process "));
     let all: Vec<u64> = lines.map(|(time, _)| time.trim().parse()).collect::<Result<_, _>>()?;
     let sum: u64 = all.iter().sum();

@@ -44,12 +44,12 @@ fn stage10_writes_one_trace_in_all_forms() -> Result<()> {
     let links = lines(&all, "life").filter(|life| !life["parent"].is_null()).count();
     ensure!(links >= 4, "{links} clones and parts: {output}");
     let calls = Calls::new(&all)?;
-    perfetto(&fs::read("/run/perfetto")?, &all, &calls).context("perfetto")?;
+    perfetto(&fs::read_to_string("/run/perfetto")?, &all, &calls).context("perfetto")?;
     html(&fs::read_to_string("/run/html")?, &all).context("html")?;
     folded(&fs::read_to_string("/run/folded")?, &calls).context("folded")
 }
 
-/// What the JSON lines tell of calls.
+/// What the JSON lines say about calls.
 struct Calls {
     /// Function and beginning, once for each object, and once more for the call.
     begins: Vec<(String, u64)>,
@@ -88,126 +88,79 @@ impl Calls {
     }
 }
 
-/// A field of a protobuf message.
-#[derive(Clone, Copy)]
-enum Field<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
-}
-
-/// The fields of a protobuf message, by their numbers: the encoding as its documentation has it.
-fn message(mut bytes: &[u8]) -> Result<Vec<(u64, Field<'_>)>> {
-    fn varint(bytes: &mut &[u8]) -> Result<u64> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let (byte, rest) = bytes.split_first().context("the message is cut")?;
-            *bytes = rest;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Ok(value);
-            }
-        }
-        bail!("a number of more than 64 bits")
-    }
-    fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Result<&'a [u8]> {
-        let (taken, rest) = bytes.split_at_checked(length).context("the message is cut")?;
-        *bytes = rest;
-        Ok(taken)
-    }
-    let mut fields = Vec::new();
-    while !bytes.is_empty() {
-        let tag = varint(&mut bytes)?;
-        let field = match tag & 7 {
-            0 => Field::Number(varint(&mut bytes)?),
-            1 => Field::Number(u64::from_le_bytes(take(&mut bytes, 8)?.try_into()?)),
-            2 => {
-                let length = varint(&mut bytes)? as usize;
-                Field::Bytes(take(&mut bytes, length)?)
-            }
-            kind => bail!("a field of kind {kind}"),
-        };
-        fields.push((tag >> 3, field));
-    }
-    Ok(fields)
-}
-
-fn numbers(fields: &[(u64, Field)], wanted: u64) -> Vec<u64> {
-    let of = |(number, field): &(u64, Field)| match field {
-        Field::Number(value) if *number == wanted => Some(*value),
-        _ => None,
+/// Chrome's trace event format: events of phase M name the tracks, X are slices, s and f the ends of an
+/// arrow. Times are in µs, here from `start` on. Slices of a track nest; an arrow joins the slices
+/// that are open on its tracks, where at the same time longer ones come first.
+fn perfetto(file: &str, all: &[Value], calls: &Calls) -> Result<()> {
+    let trace: Value = serde_json::from_str(file)?;
+    let start: u64 = trace["metadata"]["start"].as_str().context("no start")?.parse()?;
+    let events = trace["traceEvents"].as_array().context("no events")?;
+    let ns = |time: &Value| time.as_f64().map(|time| (time * 1000.0).round() as u64);
+    let track = |event: &Value| -> Result<(u64, u64)> {
+        Ok((number(&event["pid"])?, number(&event["tid"])?))
     };
-    fields.iter().filter_map(of).collect()
-}
-
-fn messages<'a>(fields: &[(u64, Field<'a>)], wanted: u64) -> Vec<&'a [u8]> {
-    let of = |(number, field): &(u64, Field<'a>)| match field {
-        Field::Bytes(bytes) if *number == wanted => Some(*bytes),
-        _ => None,
-    };
-    fields.iter().filter_map(of).collect()
-}
-
-/// Perfetto's numbers of fields, from `protos/perfetto/trace` in its sources: TracePacket has timestamp
-/// = 8, track_event = 11, interned_data = 12 with event_names = 2, track_descriptor = 60; TrackEvent
-/// has type = 9 (1 begins a slice, 2 ends it), name_iid = 10, track_uuid = 11, flow_ids = 47,
-/// terminating_flow_ids = 48.
-fn perfetto(file: &[u8], all: &[Value], calls: &Calls) -> Result<()> {
-    let mut names = HashMap::new();
-    let mut tracks = HashSet::new();
-    let mut open: HashMap<u64, Vec<(String, u64)>> = HashMap::new();
-    let (mut begins, mut slices, mut lives) = (Vec::new(), Vec::new(), 0);
-    let (mut last, mut leave, mut arrive) = (0, BTreeMap::new(), BTreeMap::new());
-    for (_, packet) in message(file)? {
-        let Field::Bytes(packet) = packet else { bail!("a packet is no message") };
-        let packet = message(packet)?;
-        for interned in messages(&packet, 12) {
-            for name in messages(&message(interned)?, 2) {
-                let name = message(name)?;
-                let text = messages(&name, 2).first().map(|text| String::from_utf8_lossy(text));
-                names.insert(numbers(&name, 1)[0], text.unwrap_or_default().into_owned());
-            }
+    let mut named: HashMap<&str, HashSet<(u64, u64)>> = HashMap::new();
+    let mut tracks: HashMap<(u64, u64), Vec<(u64, u64)>> = HashMap::new();
+    let (mut begins, mut slices, mut lives) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut leave, mut arrive) = (BTreeMap::new(), BTreeMap::new());
+    for event in events {
+        let (name, track) = (event["name"].as_str().context("no name")?, track(event)?);
+        if event["ph"] == "M" {
+            named.entry(name).or_default().insert(track);
+            continue;
         }
-        for track in messages(&packet, 60) {
-            tracks.insert(numbers(&message(track)?, 1)[0]);
-        }
-        for event in messages(&packet, 11) {
-            let event = message(event)?;
-            let time = *numbers(&packet, 8).first().context("an event without a time")?;
-            ensure!(time >= last, "{time} comes after {last}");
-            last = time;
-            let track = numbers(&event, 11)[0];
-            ensure!(tracks.contains(&track), "no track {track}");
-            leave.extend(numbers(&event, 47).into_iter().map(|flow| (flow, time)));
-            arrive.extend(numbers(&event, 48).into_iter().map(|flow| (flow, time)));
-            let open = open.entry(track).or_default();
-            match numbers(&event, 9)[..] {
-                [1] => open.push((names[&numbers(&event, 10)[0]].clone(), time)),
-                [2] => {
-                    let (name, begin) = open.pop().context("an end without a beginning")?;
-                    if name == "bio" {
-                        lives += 1;
-                    } else {
-                        begins.push((name.clone(), begin));
-                        slices.push((name, begin, time));
+        let begin = start + ns(&event["ts"]).context("no time")?;
+        match event["ph"].as_str() {
+            Some("X") => {
+                let end = begin + ns(&event["dur"]).context("no duration")?;
+                tracks.entry(track).or_default().push((begin, end));
+                match name {
+                    "bio" => lives.push((begin, end)),
+                    "clone" | "split" | "chain" => {}
+                    _ => {
+                        begins.push((name.to_owned(), begin));
+                        slices.push((name.to_owned(), begin, end));
                     }
                 }
-                _ => {}
             }
+            Some(phase @ ("s" | "f")) => {
+                let ends = if phase == "s" { &mut leave } else { &mut arrive };
+                ends.insert(number(&event["id"])?, begin);
+                let open = |(from, to): &(u64, u64)| (*from..=*to).contains(&begin);
+                let found = tracks.get(&track).is_some_and(|slices| slices.iter().any(open));
+                ensure!(found, "nothing is open where this ends: {event}");
+            }
+            _ => bail!("an odd phase: {event}"),
         }
     }
-    ensure!(open.values().all(Vec::is_empty), "no end: {open:?}");
+    for (track, slices) in &mut tracks {
+        ensure!(named["thread_name"].contains(track), "no name: {track:?}");
+        let process = named["process_name"].iter().any(|(pid, _)| *pid == track.0);
+        ensure!(process, "no name of a process: {track:?}");
+        slices.sort_by_key(|&(begin, end)| (begin, u64::MAX - end));
+        let mut open: Vec<u64> = Vec::new();
+        for (begin, end) in slices {
+            while open.last().is_some_and(|last| *last <= *begin) {
+                open.pop();
+            }
+            ensure!(open.last().is_none_or(|last| *end <= *last), "{track:?} at {begin}");
+            open.push(*end);
+        }
+    }
     begins.sort();
     ensure!(begins == calls.begins, "{} slices, {} calls", begins.len(), calls.begins.len());
     for call in &calls.whole {
         ensure!(slices.contains(call), "no slice for {call:?}");
     }
-    ensure!(lives == lines(all, "life").count(), "{lives} lives");
+    let last = lines(all, "event").map(|event| number(&event["time"])).last().context("none")??;
+    let expected = lines(all, "life")
+        .map(|life| Ok((number(&life["begin"])?, life["end"].as_u64().unwrap_or(last))));
+    ensure!(lives == expected.collect::<Result<Vec<_>>>()?, "{lives:?}");
     // An arrow for each life that came from another one.
-    let parents = lines(all, "life").filter(|life| !life["parent"].is_null()).count();
-    ensure!(leave.len() == parents && arrive.len() == parents, "{leave:?}, {arrive:?}");
-    for (flow, time) in &leave {
-        ensure!(arrive.get(flow).is_some_and(|end| end >= time), "{flow}: {leave:?}, {arrive:?}");
-    }
+    let parents = lines(all, "life").filter(|life| !life["parent"].is_null());
+    let expected = parents.map(|life| Ok((number(&life["life"])?, number(&life["begin"])?)));
+    let expected = expected.collect::<Result<BTreeMap<_, _>>>()?;
+    ensure!(leave == expected && arrive == expected, "{leave:?}, {arrive:?}: {expected:?}");
     Ok(())
 }
 

@@ -206,7 +206,7 @@ impl Mapped {
         format!("/dev/mapper/{}", self.name)
     }
 
-    /// Lets I/O wait, or go on.
+    /// Lets I/O wait, or continue.
     pub fn suspend(&self, on: bool) -> Result<()> {
         let verb = if on { "suspend --noflush --nolockfs" } else { "resume" };
         shell(&format!("DM_DISABLE_UDEV=1 dmsetup {verb} {}", self.name)).map(|_| ())

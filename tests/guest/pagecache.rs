@@ -117,7 +117,7 @@ impl Watched {
 
     /// Empties the cache of this file.
     fn chill(&self) -> Result<()> {
-        // A page that another CPU has just used is let go of later.
+        // A page that another CPU has just used is released later.
         wait_until("an empty cache", || {
             rustix::fs::sync();
             self.advise(libc::POSIX_FADV_DONTNEED, 0, 0)?;

@@ -278,7 +278,7 @@ fn stage07_finds_the_slow_request() -> Result<()> {
             stage.signal(Signal::INT)?;
         }
         let ended = too_short.map(Running::end);
-        // Else a CPU stood still until the read was over.
+        // Else a CPU stood still until the read had ended.
         if disks::in_flight(&slow.name)? == 1 {
             for ended in ended {
                 let ended = ended?;

@@ -315,7 +315,7 @@ impl Gate {
         Ok(Gate(fs::File::options().read(true).write(true).open(path).context(path)?))
     }
 
-    /// Lets the one process that waits, or will, go on. The gate must live until it has.
+    /// Lets the one process that waits, or will, continue. The gate must live until it has.
     pub fn open(&self) -> Result<()> {
         (&self.0).write_all(b"go\n").context("/run/gate")
     }
@@ -462,7 +462,7 @@ pub fn count(output: &str, what: &str) -> Result<u64> {
     number.parse().with_context(|| line.to_owned())
 }
 
-/// How many lines tell of a bio that was submitted.
+/// How many lines are about a bio that was submitted.
 pub fn submitted(output: &str) -> u64 {
     output.lines().filter(|line| line.contains("printk: submit_bio(bio=0x")).count() as u64
 }
@@ -498,7 +498,7 @@ pub struct Slowest<'a> {
 pub const BIO: [&str; 2] = ["From: submit_bio(bio=", "To  : bio_endio (bio="];
 pub const REQUEST: [&str; 2] = ["From: blk_mq_start_request(rq=", "To  : block_rq_complete (rq="];
 
-/// The block, whose lines must tell of one I/O and agree.
+/// The block, whose lines must be about one I/O and agree.
 pub fn slowest<'a>(output: &'a str, [from, to]: [&str; 2]) -> Result<Slowest<'a>> {
     let (io, from) = between(output, from, "\n")?.split_once(") ").context("odd From")?;
     let (same, to) = between(output, to, "\n")?.split_once(") ").context("odd To")?;

@@ -59,7 +59,7 @@ pub fn exit(code: i32, message: Option<&str>) -> ! {
     kill_qemu();
     let guard = state().guard.as_ref().map(|(guard, _)| guard.id() as i32);
     let mut quiet_since = Instant::now();
-    // The main thread may go on where a command failed, and start the next one.
+    // The main thread may continue where a command failed, and start the next one.
     loop {
         if processes::end_descendants(guard) {
             quiet_since = Instant::now();

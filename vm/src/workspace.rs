@@ -132,12 +132,9 @@ pub fn named_in<'p>(programs: &'p [Program], args: &[OsString]) -> Vec<&'p Progr
     named
 }
 
-/// Where the root's compile_flags.txt looks for libbpf's headers, so that clangd, the language server
-/// of editors, understands the BPF programs. Builds use headers of their own.
-const HEADERS: &str = "target/bpf/include/bpf";
-
-/// Copies libbpf's headers to [`HEADERS`], from the sources of the crate libbpf-sys, which cargo has
-/// fetched.
+/// Prepares the BPF programs for clangd, the language server of editors: copies libbpf's headers below
+/// the target directory, from the sources of the crate libbpf-sys, which cargo has fetched, and writes
+/// clangd's flags to `.clangd`. Builds use headers of their own.
 pub fn copy_headers(root: &Path) -> Result<()> {
     let mut command = MetadataCommand::new();
     // Of the other platforms' crates, a build has fetched none.
@@ -148,7 +145,8 @@ pub fn copy_headers(root: &Path) -> Result<()> {
     let sys = metadata.packages.iter().find(|package| package.name == "libbpf-sys");
     let manifest = &sys.context("no crate libbpf-sys among the dependencies")?.manifest_path;
     let source = manifest.with_file_name("libbpf").join("src");
-    let target = root.join(HEADERS);
+    let include = metadata.target_directory.as_std_path().join("bpf/include");
+    let target = include.join("bpf");
     fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
     for entry in fs::read_dir(&source).with_context(|| source.to_string())? {
         let name = entry?.file_name();
@@ -158,7 +156,20 @@ pub fn copy_headers(root: &Path) -> Result<()> {
                 .with_context(|| format!("cannot copy {text} to {}", target.display()))?;
         }
     }
-    Ok(())
+    // A list of texts in JSON is one in YAML.
+    let flags = serde_json::to_string(&clang_flags(root, &include))?;
+    let text = format!("# Written by `cargo vm setup`.\nCompileFlags:\n  Add: {flags}\n");
+    fs::write(root.join(".clangd"), text).context(".clangd")
+}
+
+/// The flags that the BPF programs are compiled with, where libbpf's headers are in `include`.
+fn clang_flags(root: &Path, include: &Path) -> Vec<String> {
+    let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "x86" };
+    let mut flags: Vec<String> =
+        ["-xc", "-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall"].map(str::to_owned).into();
+    flags.push(format!("-D__TARGET_ARCH_{arch}"));
+    flags.extend([&root.join("common/bpf"), include].map(|place| format!("-I{}", place.display())));
+    flags
 }
 
 fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
@@ -230,13 +241,14 @@ mod tests {
     #[test]
     fn clangd_finds_the_headers() {
         let root = root().unwrap();
-        let flags = fs::read_to_string(root.join("compile_flags.txt")).unwrap();
-        let include = Path::new(HEADERS).parent().unwrap().display();
-        assert!(flags.contains(&format!("-I\n{include}\n")), "{flags}");
         copy_headers(&root).unwrap();
-        for name in ["bpf_helpers.h", "bpf_helper_defs.h", "bpf_core_read.h", "bpf_tracing.h"] {
-            assert!(root.join(HEADERS).join(name).is_file(), "{name}");
-        }
+        let text = fs::read_to_string(root.join(".clangd")).unwrap();
+        let (_, flags) = text.split_once("CompileFlags:\n  Add: ").unwrap();
+        let flags: Vec<String> = serde_json::from_str(flags).unwrap();
+        let mut clang = std::process::Command::new("clang");
+        clang.args(flags).arg("-fsyntax-only").arg(root.join("stage06_stacktrace/src/trace.bpf.c"));
+        let output = clang.current_dir("/").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     #[test]

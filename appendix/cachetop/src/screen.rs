@@ -46,7 +46,7 @@ impl View {
         sort(&mut self.rows, self.sort, self.reverse);
     }
 
-    /// Does what a key means; whether to go on.
+    /// Does what a key means; whether to continue.
     pub fn key(&mut self, key: KeyEvent) -> bool {
         let columns = Column::ALL;
         let place = columns.iter().position(|&column| column == self.sort).unwrap_or_default();

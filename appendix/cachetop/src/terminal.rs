@@ -82,8 +82,8 @@ impl FullScreen {
         Ok(())
     }
 
-    /// Waits for a key, at most `limit`. Fails where the terminal is gone: crossterm would go on
-    /// reading the nothing that comes from it, and never return.
+    /// Waits for a key, at most `limit`. Fails where the terminal is gone: crossterm would
+    /// read from it again and again, get nothing, and never return.
     pub fn event(&self, limit: Duration) -> Result<Option<Event>> {
         let what = "the terminal could not be read";
         let mut tty = [PollFd::new(&self.tty, PollFlags::IN)];

@@ -8,7 +8,7 @@ use libbpf_rs::btf::{
     types::{Array, Composite, Enum, Enum64, Int, IntEncoding, MemberAttr},
 };
 
-use super::{Field, Names, Shape};
+use super::field::{Field, Names, Shape};
 
 /// Arrays of at most so many elements are listed element by element, longer ones as bytes.
 const MAX_ELEMENTS: usize = 16;

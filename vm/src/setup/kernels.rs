@@ -572,7 +572,7 @@ mod tests {
         line.unpack(&cache, &line.dir(&cache), &archives).unwrap();
         assert_eq!(line.get(&cache).unwrap().release, "1.0");
 
-        // Whatever happens to it in the cache is noticed, and unpacking it again mends it.
+        // Whatever happens to it in the cache is noticed, and unpacking it again repairs it.
         let image = line.dir(&cache).join("boot/vmlinuz-1.0");
         type Damage = fn(&Path) -> std::io::Result<()>;
         let damages: [(Damage, &str); 3] = [

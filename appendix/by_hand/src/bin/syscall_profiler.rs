@@ -84,7 +84,7 @@ enum Returns {
     Once,
     /// There, and in the new process or thread, with 0.
     Twice,
-    /// It ends the caller, or makes it go on elsewhere.
+    /// It ends the caller, or makes it continue elsewhere.
     Never,
 }
 
@@ -176,7 +176,7 @@ impl Totals {
     fn add(&mut self, records: Vec<Record>, quiet: bool) -> Result<()> {
         let mut out = BufWriter::new(stdout().lock());
         for record in records {
-            // Lost samples are counted where they are lost, also those that no record tells of.
+            // Lost samples are counted where they are lost, also those that no record mentions.
             let Record::Sample(sample) = record else { continue };
             let numbers: Vec<u64> = sample
                 .chunks_exact(8)

@@ -10,11 +10,12 @@ use anyhow::Result;
 use askama::Template;
 use serde_json::{Map, Value, json};
 
+use super::json::ledger_line;
 use crate::{
     calls::Calls,
     decode::Layout,
-    json::{hex, ledger_line, link_name},
     model::{Event, Function, Kind, Trace},
+    value::hex,
 };
 
 #[derive(Template)]
@@ -30,11 +31,11 @@ struct Page<'a> {
 pub fn write(w: &mut dyn Write, trace: &Trace, layout: &Layout) -> Result<()> {
     let page = Page {
         title: format!("struct {} on Linux {}", trace.type_name, trace.release),
-        style: include_str!("../templates/page.css"),
+        style: include_str!("../../templates/page.css"),
         script: concat!(
-            include_str!("../templates/data.js"),
-            include_str!("../templates/timeline.js"),
-            include_str!("../templates/page.js"),
+            include_str!("../../templates/data.js"),
+            include_str!("../../templates/timeline.js"),
+            include_str!("../../templates/page.js"),
         ),
         // `</script>` in a thread's name would end the script.
         data: data(trace, layout).to_string().replace('<', "\\u003c"),
@@ -97,7 +98,7 @@ fn data(trace: &Trace, layout: &Layout) -> Value {
             "address": trace.lives.iter().map(|life| hex(life.address)).collect::<Vec<_>>(),
             "generation": trace.lives.iter().map(|life| life.generation).collect::<Vec<_>>(),
             "parent": trace.lives.iter().map(|l| l.parent.map(|(parent, _)| parent)).collect::<Vec<_>>(),
-            "link": trace.lives.iter().map(|l| l.parent.map(|(_, link)| link_name(link))).collect::<Vec<_>>(),
+            "link": trace.lives.iter().map(|l| l.parent.map(|(_, link)| link.name())).collect::<Vec<_>>(),
             "begin": trace.lives.iter().map(|life| since(life.begin)).collect::<Vec<_>>(),
             "end": trace.lives.iter().map(|life| life.end.map(since)).collect::<Vec<_>>(),
         },

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     calls::tests::{Row, sample, trace},
     decode::tests::layout,
-    json,
+    outputs::json,
 };
 
 fn page(trace: &Trace) -> String {

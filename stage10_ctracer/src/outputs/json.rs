@@ -15,7 +15,8 @@ use serde_json::{Map, Value, json};
 use crate::calls::Calls;
 use crate::{
     decode::Layout,
-    model::{Event, Kind, Ledger, Life, Link, Parameter, Trace},
+    model::{Event, Kind, Ledger, Life, Parameter, Trace},
+    value::hex,
 };
 
 /// Writes a whole trace, as the program does event by event.
@@ -135,7 +136,7 @@ fn life_line(index: usize, life: &Life) -> Value {
         "address": hex(life.address),
         "generation": life.generation,
         "parent": life.parent.map(|(parent, _)| parent),
-        "link": life.parent.map(|(_, link)| link_name(link)),
+        "link": life.parent.map(|(_, link)| link.name()),
         "begin": life.begin,
         "end": life.end,
         "duration": life.end.map(|end| end - life.begin),
@@ -158,20 +159,6 @@ pub fn ledger_line(ledger: &Ledger) -> Value {
         "outside": ledger.outside,
         "objects_lost": ledger.objects_lost,
     })
-}
-
-/// `clone`, `split` or `chain`.
-pub fn link_name(link: Link) -> &'static str {
-    match link {
-        Link::Clone => "clone",
-        Link::Split => "split",
-        Link::Chain => "chain",
-    }
-}
-
-/// An address as a text: JSON's numbers are too small for it in many programs.
-pub fn hex(address: u64) -> String {
-    format!("{address:#x}")
 }
 
 #[cfg(test)]
