@@ -16,7 +16,10 @@ use std::{
 use anyhow::{Context, Result};
 use cargo_metadata::{CompilerMessage, Message};
 
-use crate::cargo::{cargo, metadata};
+use crate::{
+    cargo::{cargo, metadata},
+    write,
+};
 
 /// The directory of the learner's attempts, relative to the workshop's root.
 pub const MINE: &str = "mine";
@@ -309,20 +312,6 @@ fn move_paths(value: &mut toml::Value, up: &str) {
             _ => move_paths(value, up),
         }
     }
-}
-
-/// Writes a file whose content has changed, at once: another cargo may be reading it.
-fn write(file: &Path, text: &str) -> Result<()> {
-    if fs::read_to_string(file).is_ok_and(|old| old == text) {
-        return Ok(());
-    }
-    let write = || -> Result<()> {
-        let mut new = tempfile::NamedTempFile::new_in(file.parent().context("no directory")?)?;
-        new.write_all(text.as_bytes())?;
-        new.persist(file)?;
-        Ok(())
-    };
-    write().with_context(|| format!("cannot write {}", file.display()))
 }
 
 #[cfg(test)]

@@ -70,14 +70,9 @@ impl Desk {
     }
 
     fn save(&self) -> Result<()> {
-        let file = self.root.join(STATE).join("progress.toml");
-        let new = file.with_extension("new");
-        let write = || -> Result<()> {
-            fs::create_dir_all(self.root.join(STATE))?;
-            fs::write(&new, toml::to_string(&self.progress)?)?;
-            Ok(fs::rename(&new, &file)?)
-        };
-        write().with_context(|| format!("cannot write {}", file.display()))
+        let state = self.root.join(STATE);
+        fs::create_dir_all(&state).with_context(|| state.display().to_string())?;
+        host::write(&state.join("progress.toml"), &toml::to_string(&self.progress)?)
     }
 
     /// What is known of an exercise.

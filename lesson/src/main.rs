@@ -471,6 +471,20 @@ mod tests {
     }
 
     #[test]
+    fn a_judge_that_could_not_judge_is_not_a_good_one() {
+        let judge = Judge { test: "a".into(), title: "title".into(), expected: "x".into() };
+        let ended = |verdict| Ended {
+            name: "a".into(),
+            verdict,
+            compared: vec!["1 with 1".into()],
+            weakly: None,
+        };
+        assert_eq!(shown(&judge, &ended(Verdict::Passed)), "  ✓ title\n      1 with 1");
+        let why = Verdict::NotJudged("no fentry".into());
+        assert_eq!(shown(&judge, &ended(why)), "  – title (not judged: no fentry)");
+    }
+
+    #[test]
     fn a_summary_comes_before_events() {
         let event =
             "              dd-550     [001] ...21   229.544672: bpf_trace_printk: submit_bio(";

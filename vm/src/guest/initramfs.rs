@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use host::fail::{MACHINE, fail};
-use host::say;
 use sha2::{Digest, Sha256};
 
 use crate::setup::cache::{self, Cache};
@@ -51,20 +50,9 @@ pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
         hash.update(stamp(module)?);
     }
     let key = &hex(&hash.finalize())[..16];
-    let file = cache.path(format!("initramfs/{}-{key}.cpio", kernel.release));
-    if cache::is_sealed(&file) {
-        return Ok(file);
-    }
-    let _lock = cache.lock()?;
-    if !cache::is_sealed(&file) {
-        say!("making the initramfs of {}", kernel.release);
-        cache.need_space(64, "the initramfs")?;
-        let temp = cache.temp_dir()?;
-        let made = temp.path().join("initramfs");
-        cache::write(&made, &build(&modules, &busybox)?)?;
-        cache::put_sealed(&made, &file)?;
-    }
-    Ok(file)
+    let name = format!("initramfs/{}-{key}.cpio", kernel.release);
+    let what = format!("the initramfs of {}", kernel.release);
+    cache.sealed(&name, (&what, 64), |file| cache::write(file, &build(&modules, &busybox)?))
 }
 
 fn build(modules: &[PathBuf], busybox: &Path) -> Result<Vec<u8>> {

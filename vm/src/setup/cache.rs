@@ -10,6 +10,7 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, bail};
 use host::fail::{MACHINE, fail};
+use host::say;
 use rustix::fs::FlockOperation;
 
 use crate::workspace;
@@ -56,7 +57,7 @@ impl Cache {
         let file =
             File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            host::say!("another set-up is at work, waiting for it");
+            say!("another set-up is at work, waiting for it");
             rustix::fs::flock(&file, FlockOperation::LockExclusive)
                 .context("cannot lock the cache")?;
         }
@@ -82,6 +83,29 @@ impl Cache {
             .prefix("part-")
             .tempdir_in(self.path("tmp"))
             .context("cannot create a temporary directory in the cache")
+    }
+
+    /// A file of the cache: `make` writes it where it is missing, or is not as it was made.
+    pub fn sealed(
+        &self,
+        name: &str,
+        (what, megabytes): (&str, u64),
+        make: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let place = self.path(name);
+        if is_sealed(&place) {
+            return Ok(place);
+        }
+        let _lock = self.lock()?;
+        if !is_sealed(&place) {
+            say!("making {what}");
+            self.need_space(megabytes, what)?;
+            let temp = self.temp_dir()?;
+            let made = temp.path().join("made");
+            make(&made)?;
+            put_sealed(&made, &place)?;
+        }
+        Ok(place)
     }
 
     fn free_mb(&self) -> Result<u64> {
@@ -151,7 +175,7 @@ pub fn put(made: &Path, place: &Path) -> Result<()> {
 
 /// As [`put`] for a file, with a seal beside it: [`is_sealed`] tells whether it is still as it
 /// was put there.
-pub fn put_sealed(made: &Path, place: &Path) -> Result<()> {
+fn put_sealed(made: &Path, place: &Path) -> Result<()> {
     put(made, place)?;
     write(&seal_of(place), stamp(place)?.as_bytes())
 }

@@ -155,22 +155,12 @@ impl Line {
     /// files are damaged.
     pub fn get(&self, cache: &Cache) -> Result<Kernel> {
         let dir = self.dir(cache);
-        if let State::Here(kernel) = State::of(&dir) {
-            return Ok(kernel);
-        }
-        let _lock = cache.lock()?;
-        match State::of(&dir) {
-            State::Here(kernel) => return Ok(kernel),
-            State::Damaged(why) => {
-                say!("the cached kernel {} is damaged ({why}); fetching it again", self.name);
+        State::here(&dir, &self.name, cache, || {
+            if apt::mirror().is_none() {
+                apt::need_lists()?;
             }
-            State::Missing => {}
-        }
-        if apt::mirror().is_none() {
-            apt::need_lists()?;
-        }
-        self.unpack(cache, &dir, &apt::archives()?)?;
-        Kernel::at(&dir)
+            self.unpack(cache, &dir, &apt::archives()?)
+        })
     }
 
     /// Asks an archive for the suite of this line.
@@ -317,6 +307,28 @@ pub enum State {
 }
 
 impl State {
+    /// The kernel in `dir` of the cache; `fetch` puts it there where it is missing or damaged.
+    fn here(
+        dir: &Path,
+        name: &str,
+        cache: &Cache,
+        fetch: impl FnOnce() -> Result<()>,
+    ) -> Result<Kernel> {
+        if let State::Here(kernel) = State::of(dir) {
+            return Ok(kernel);
+        }
+        let _lock = cache.lock()?;
+        match State::of(dir) {
+            State::Here(kernel) => return Ok(kernel),
+            State::Damaged(why) => {
+                say!("the cached kernel {name} is damaged ({why}); fetching it again");
+            }
+            State::Missing => {}
+        }
+        fetch()?;
+        Kernel::at(dir)
+    }
+
     fn of(dir: &Path) -> State {
         if !dir.is_dir() {
             return State::Missing;
@@ -411,33 +423,27 @@ impl Kernel {
     /// The distribution's kernel in the cache, fetched where it is not there or damaged.
     fn fetched(cache: &Cache) -> Result<Kernel> {
         let place = cache.path("kernels/host");
-        if let State::Here(kernel) = State::of(&place) {
-            return Ok(kernel);
-        }
-        let _lock = cache.lock()?;
-        if let State::Here(kernel) = State::of(&place) {
-            return Ok(kernel);
-        }
-        ensure!(
-            cache::find_tool("apt-get").is_some(),
-            "this machine has no kernel that this user can read (/lib/modules/*/vmlinuz, \
-             /boot/vmlinuz-*), and no apt to fetch one with: install this distribution's kernel \
-             package, or set VM_MIRROR to the root of a Debian archive"
-        );
-        apt::need_lists()?;
-        cache.need_space(KERNEL_MB, "this distribution's kernel")?;
-        let temp = cache.temp_dir()?;
-        apt::download_kernel(temp.path())?;
-        let root = temp.path().join("root");
-        for entry in fs::read_dir(temp.path()).context("cannot read the cache")? {
-            let deb = entry.context("cannot read the cache")?.path();
-            if deb.extension().is_some_and(|extension| extension == "deb") {
-                say!("unpacking {}", deb.file_name().unwrap_or_default().to_string_lossy());
-                unpack_deb(&deb, &root)?;
+        State::here(&place, HOST, cache, || {
+            ensure!(
+                cache::find_tool("apt-get").is_some(),
+                "this machine has no kernel that this user can read (/lib/modules/*/vmlinuz, \
+                 /boot/vmlinuz-*), and no apt to fetch one with: install this distribution's kernel \
+                 package, or set VM_MIRROR to the root of a Debian archive"
+            );
+            apt::need_lists()?;
+            cache.need_space(KERNEL_MB, "this distribution's kernel")?;
+            let temp = cache.temp_dir()?;
+            apt::download_kernel(temp.path())?;
+            let root = temp.path().join("root");
+            for entry in fs::read_dir(temp.path()).context("cannot read the cache")? {
+                let deb = entry.context("cannot read the cache")?.path();
+                if deb.extension().is_some_and(|extension| extension == "deb") {
+                    say!("unpacking {}", deb.file_name().unwrap_or_default().to_string_lossy());
+                    unpack_deb(&deb, &root)?;
+                }
             }
-        }
-        finish(&root, &place)?;
-        Kernel::at(&place)
+            finish(&root, &place)
+        })
     }
 
     /// Writes the modules' dependencies, which no package carries.

@@ -194,24 +194,12 @@ fn image(
     megabytes: u64,
     fill: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
-    let place = cache.path(name);
-    if cache::is_sealed(&place) {
-        return Ok(place);
-    }
-    let _lock = cache.lock()?;
-    if cache::is_sealed(&place) {
-        return Ok(place);
-    }
-    say!("making the disk image {name}");
-    cache.need_space(100, "a disk image")?;
-    let temp = cache.temp_dir()?;
-    let made = temp.path().join("image");
-    File::create(&made)
-        .and_then(|file| file.set_len(megabytes << 20))
-        .with_context(|| format!("cannot create a disk image in {}", temp.path().display()))?;
-    fill(&made)?;
-    cache::put_sealed(&made, &place)?;
-    Ok(place)
+    cache.sealed(name, (&format!("the disk image {name}"), 100), |made| {
+        File::create(made)
+            .and_then(|file| file.set_len(megabytes << 20))
+            .with_context(|| format!("cannot create a disk image at {}", made.display()))?;
+        fill(made)
+    })
 }
 
 #[cfg(test)]
