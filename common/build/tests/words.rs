@@ -48,9 +48,9 @@ fn workspace() -> PathBuf {
 /// The workspace's own texts and sources: nothing hidden, nothing built, no learner's attempt, and not
 /// this list.
 fn files(directory: &Path, found: &mut Vec<PathBuf>) {
-    for entry in directory.read_dir().unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    for entry in directory.read_dir().expect("a directory of the workspace") {
+        let path = entry.expect("an entry of it").path();
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
         let extension = path.extension().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
             let is_other = ["target", "vendor", "mine", "mine.old"].contains(&name.as_str());
