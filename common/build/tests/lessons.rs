@@ -162,14 +162,15 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The Markdown that people read: every README, the pages of docs/ and of appendix/, and
-/// CONTRIBUTING.md.
+/// The Markdown that people read: every README, the pages of docs/ and of appendix/, CONTRIBUTING.md and
+/// CHANGELOG.md.
 fn pages() -> Vec<PathBuf> {
     let entries = |place: &str| {
         let directory = workspace().join(place).read_dir().unwrap();
         directory.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
     };
-    let mut pages = vec![workspace().join("README.md"), workspace().join("CONTRIBUTING.md")];
+    let mut pages: Vec<_> =
+        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|page| workspace().join(page)).into();
     let readmes = [".", "appendix"].into_iter().flat_map(entries);
     pages.extend(readmes.map(|path| path.join("README.md")).filter(|path| path.exists()));
     let flat = ["docs", "appendix"].into_iter().flat_map(entries);
