@@ -74,10 +74,13 @@ fn slices_are_those_of_the_calls() {
     // After a year, a floating point number of µs is no longer exact.
     let mut old = sample();
     let year = 365 * 86_400 * 1_000_000_000;
-    old.events.iter_mut().for_each(|event| event.time += year + 1);
-    for life in &mut old.lives {
-        life.begin += year + 1;
-        life.end = life.end.map(|end| end + year + 1);
+    for (index, event) in old.events.iter_mut().enumerate() {
+        event.time += year + index as u64;
+    }
+    for (index, life) in old.lives.iter_mut().enumerate() {
+        let of_life = old.events.iter().filter(|event| event.life == index);
+        let times: Vec<u64> = of_life.map(|event| event.time).collect();
+        (life.begin, life.end) = (times[0], times.last().copied());
     }
     check(&old, &layout);
 }
