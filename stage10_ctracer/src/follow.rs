@@ -96,7 +96,8 @@ impl<'a> Follower<'a> {
     pub fn take(&mut self, events: Vec<Raw>) -> Result<()> {
         for raw in events {
             if self.is_full() {
-                self.summary.beyond += 1;
+                // The end that an fentry program has seen is no event.
+                self.summary.beyond += u64::from(!raw.is_end);
                 self.summary.no_memory = self.has_no_memory();
                 continue;
             }
