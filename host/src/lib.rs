@@ -14,8 +14,10 @@ use anyhow::{Context, Result};
 pub fn stages(root: &Path) -> std::io::Result<Vec<String>> {
     let mut stages = Vec::new();
     for entry in root.read_dir()? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        stages.extend(name.starts_with("stage").then_some(name));
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_stage = name.starts_with("stage") && entry.path().is_dir();
+        stages.extend(is_stage.then_some(name));
     }
     stages.sort();
     Ok(stages)

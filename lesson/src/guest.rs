@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
 };
 
 use anyhow::{Context, Result};
@@ -110,13 +110,15 @@ impl Guest {
     }
 
     /// Runs a program in the guest, with these variables, and hands over each line of its standard
-    /// output.
+    /// output. Returns how it ended.
     pub fn run(
         &self,
         program: &[&str],
         variables: &[(&str, String)],
         mut on_line: impl FnMut(&str),
-    ) -> Result<()> {
+    ) -> Result<ExitStatus> {
+        // That of the program before.
+        fs::remove_file(self.errors()).ok();
         let mut run = self.kept("run")?;
         run.args(["sh", "-c", "exec \"$@\" 2>\"$0\""]).arg(self.errors()).args(program);
         run.envs(variables.iter().cloned()).stdout(Stdio::piped());
@@ -125,10 +127,11 @@ impl Guest {
         for line in BufReader::new(stdout).split(b'\n') {
             on_line(&String::from_utf8_lossy(&line?));
         }
-        match running.wait()?.code() {
-            Some(code) if code == GUEST_DIED => Err(self.ended()),
-            _ => Ok(()),
+        let status = running.wait()?;
+        if status.code() == Some(GUEST_DIED) {
+            return Err(self.ended());
         }
+        Ok(status)
     }
 
     /// Ends the guest, if it runs, and waits for its end. Whether it ran.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    env,
+    env, fs,
     path::{Path, PathBuf},
     process::Stdio,
 };
@@ -67,14 +67,16 @@ impl Judges {
         let (variable, value) = judging.to_env()?;
         let (mut reader, mut verdicts) = (Reader::default(), BTreeMap::new());
         let tests = self.tests.to_string_lossy();
-        guest.run(&[&tests, "--format", "json"], &[(variable, value)], |line| {
+        let status = guest.run(&[&tests, "--format", "json"], &[(variable, value)], |line| {
             if let Said::Ended(ended) = reader.read(line) {
                 on_verdict(&ended);
                 verdicts.insert(ended.name, ended.verdict);
             }
         })?;
-        if verdicts.is_empty() {
-            bail!("the judges did not begin; see {}", guest.errors().display());
+        if verdicts.len() < judging.judges.len() {
+            let errors = fs::read_to_string(guest.errors()).unwrap_or_default();
+            let (said, of) = (verdicts.len(), judging.judges.len());
+            bail!("the judges ended early, {status}: {said} of {of} have said something\n{errors}");
         }
         Ok(verdicts)
     }

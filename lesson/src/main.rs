@@ -364,7 +364,7 @@ impl Check {
             desk.done(exercise)?;
             return Ok(true);
         }
-        if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_))) {
+        if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_) | Verdict::NotRun)) {
             println!(
                 "\nNo judge refuses your program, but not every judge works on this kernel. \
                  `cargo lesson check --kernel LINE` checks on another one."

@@ -248,6 +248,7 @@ fn stage05_measures_every_split_bio() -> Result<()> {
         in_flight += of("in flight")?;
         if stage >= "stage05" && lost > 0 {
             ensure!(lost <= 4 && completed + lost == reads.submitted, "{stage}: {output}");
+            ensure!(unmatched == 0, "{stage}: {output}");
             judged_weakly(&format!("{stage} lost {lost} bios, and was skipped {skipped} times"));
             continue;
         }

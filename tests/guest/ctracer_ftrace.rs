@@ -103,7 +103,7 @@ fn parse(text: &str) -> Result<Threads> {
     let mut threads = Threads::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let columns: Vec<&str> = line.splitn(4, '|').collect();
-        // The other lines are about a switch to another thread, or of an interrupt.
+        // The other lines are about a switch to another thread, or about an interrupt.
         let [_, task, _, step] = columns[..] else { continue };
         let step = step.trim_end();
         let depth = (step.len() - step.trim_start().len()) / 2;

@@ -133,6 +133,8 @@ impl NullBlk {
     /// The same, beside others: each has a directory of its own in configfs.
     pub fn named(directory: &str, settings: &[(&str, &str)]) -> Result<NullBlk> {
         let path = format!("/sys/kernel/config/nullb/{directory}");
+        // Of a judge that was killed, in a guest that stays.
+        fs::remove_dir(&path).ok();
         fs::create_dir(&path).context("null_blk's configfs")?;
         let mut disk = NullBlk { name: String::new(), directory: path };
         let path = &disk.directory;

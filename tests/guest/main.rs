@@ -164,7 +164,7 @@ fn judges(tests: &[Test], names: &'static [String]) -> Vec<Trial> {
                 return Err(Failed::from(NOT_RUN));
             }
             let judged = verdict(test());
-            FAILED.store(judged.is_err(), Ordering::Relaxed);
+            FAILED.fetch_or(judged.is_err(), Ordering::Relaxed);
             judged
         })
     };

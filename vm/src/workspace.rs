@@ -132,6 +132,9 @@ pub fn named_in<'p>(programs: &'p [Program], args: &[OsString]) -> Vec<&'p Progr
     named
 }
 
+/// The first line of `.clangd`.
+const WRITTEN: &str = "# Written by `cargo vm setup`.";
+
 /// Prepares the BPF programs for clangd, the language server of editors: copies libbpf's headers below
 /// the target directory, from the sources of the crate libbpf-sys, which cargo has fetched, and writes
 /// clangd's flags to `.clangd`. Builds use headers of their own.
@@ -158,8 +161,11 @@ pub fn copy_headers(root: &Path) -> Result<()> {
     }
     // A list of texts in JSON is one in YAML.
     let flags = serde_json::to_string(&clang_flags(root, &include))?;
-    let text = format!("# Written by `cargo vm setup`.\nCompileFlags:\n  Add: {flags}\n");
-    fs::write(root.join(".clangd"), text).context(".clangd")
+    let file = root.join(".clangd");
+    if fs::read_to_string(&file).is_ok_and(|old| !old.starts_with(WRITTEN)) {
+        return Ok(()); // the user's own
+    }
+    fs::write(file, format!("{WRITTEN}\nCompileFlags:\n  Add: {flags}\n")).context(".clangd")
 }
 
 /// The flags that the BPF programs are compiled with, where libbpf's headers are in `include`.

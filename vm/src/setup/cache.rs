@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use host::fail::{MACHINE, fail};
@@ -14,6 +14,9 @@ use host::say;
 use rustix::fs::FlockOperation;
 
 use crate::workspace;
+
+/// A snapshot of QEMU's that is there for longer has no owner.
+const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
 
 /// The cache directory of this user.
 #[derive(Clone, Debug)]
@@ -65,11 +68,15 @@ impl Cache {
         Ok(file)
     }
 
-    /// Removes what interrupted set-ups left. Only with the lock held.
+    /// Removes what interrupted set-ups left, and the snapshots of QEMUs that are gone: QEMU unlinks
+    /// one as soon as it has opened it. Only with the lock held.
     fn sweep(&self) {
         for entry in fs::read_dir(self.path("tmp")).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            if name.to_string_lossy().starts_with("part-") {
+            let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed());
+            let old = age.is_ok_and(|age| age.is_ok_and(|age| age > SNAPSHOT_AGE));
+            let name = name.to_string_lossy();
+            if name.starts_with("part-") || (old && name.starts_with("vl.")) {
                 let path = entry.path();
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
             }
@@ -280,7 +287,12 @@ mod tests {
         let cache = Cache::at(dir.path()).unwrap();
         fs::create_dir(cache.path("tmp/part-x")).unwrap();
         fs::write(cache.path("tmp/part-x/half.deb"), "half").unwrap();
+        let snapshots = ["tmp/vl.old", "tmp/vl.new"].map(|name| cache.path(name));
+        snapshots.iter().for_each(|path| fs::write(path, "").unwrap());
+        let old = std::time::SystemTime::now() - 2 * SNAPSHOT_AGE;
+        File::options().write(true).open(&snapshots[0]).unwrap().set_modified(old).unwrap();
         drop(cache.lock().unwrap());
         assert!(!cache.path("tmp/part-x").exists());
+        assert_eq!(snapshots.map(|path| path.exists()), [false, true]);
     }
 }
