@@ -21,7 +21,6 @@ mod tests {
             attach_cpu_ms: 100.0,
             attached_kib: kib,
             exit_ms: 50.0,
-            peak_kib: kib,
             programs: Vec::new(),
         };
         vec![

@@ -125,8 +125,6 @@ pub struct Started {
     pub attached_kib: u64,
     /// ms from SIGINT to its end.
     pub exit_ms: f64,
-    /// Its peak resident memory at the end, in KiB.
-    pub peak_kib: u64,
     /// Its programs in the kernel.
     pub programs: Vec<BpfProgram>,
 }

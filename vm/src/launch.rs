@@ -1,7 +1,7 @@
 //! The way from a command line to a program that runs in a guest.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -207,7 +207,7 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     fs::write(dir.join("ready"), "").context("cannot write to the run directory")?;
 
     if let Some(idle) = options.stays {
-        stay(&dir, idle)?;
+        let _in_use = stay(&dir, idle)?;
         cleanup::clean_up();
         return Ok(Outcome { status: 0, accel, boot });
     }
@@ -232,8 +232,9 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     Ok(Outcome { status: exit.status, accel, boot })
 }
 
-/// Keeps the guest until it has run nothing for `idle`.
-fn stay(dir: &Path, idle: Duration) -> Result<()> {
+/// Keeps the guest until it has run nothing for `idle`. Returns the lock, without which no program
+/// starts in it.
+fn stay(dir: &Path, idle: Duration) -> Result<File> {
     // Whoever started this may have been interrupted, and read nothing more.
     let _ = writeln!(std::io::stdout(), "ready");
     let in_use = rundir::in_use(dir)?;
@@ -241,8 +242,7 @@ fn stay(dir: &Path, idle: Duration) -> Result<()> {
     while cleanup::qemu_ended().is_none() {
         match flock(&in_use, FlockOperation::NonBlockingLockShared) {
             Err(_) => used = Instant::now(),
-            // With the lock: from now on, no program starts.
-            Ok(()) if used.elapsed() > idle => return Ok(()),
+            Ok(()) if used.elapsed() > idle => return Ok(in_use),
             Ok(()) => flock(&in_use, FlockOperation::Unlock)?,
         }
         std::thread::sleep(STEP);

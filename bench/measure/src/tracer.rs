@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -58,7 +57,6 @@ impl Tracer {
             attach_cpu_ms: 0.0,
             attached_kib: 0,
             exit_ms: 0.0,
-            peak_kib: 0,
             programs: Vec::new(),
         };
         let mut tracer = Tracer { child, out, started };
@@ -115,17 +113,7 @@ impl Tracer {
     pub fn end(mut self) -> Result<(Started, String)> {
         let start = Instant::now();
         kill_process(Pid::from_child(&self.child), Signal::INT)?;
-        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-        let mut status = 0;
-        loop {
-            // SAFETY: both pointers are to places of the right type; the child is ours, and has not
-            // been waited for.
-            let pid = unsafe {
-                libc::wait4(self.child.id() as i32, &mut status, libc::WNOHANG, usage.as_mut_ptr())
-            };
-            if pid != 0 {
-                break;
-            }
+        while self.child.try_wait()?.is_none() {
             if start.elapsed() > PATIENCE {
                 self.kill();
                 bail!("has not ended {} s after SIGINT", PATIENCE.as_secs());
@@ -133,9 +121,6 @@ impl Tracer {
             sleep(Duration::from_millis(2));
         }
         self.started.exit_ms = start.elapsed().as_secs_f64() * 1e3;
-        // SAFETY: wait4 has filled it in, or it is all zeros, which is a value of it.
-        let usage = unsafe { usage.assume_init() };
-        self.started.peak_kib = usage.ru_maxrss as u64;
         // Reading 8 KiB suffices, however much was printed.
         let text = tail(&self.out)?;
         Ok((self.started.clone(), text))
