@@ -4,7 +4,8 @@
 #
 # The launcher shares three things over 9p, or over virtiofs with kernels that have no 9p: its
 # root (read-only), the workspace (and the target directory, if that is elsewhere), and its run
-# directory with the file `conf`: one `key value` a line.
+# directory with the file `conf`: one `key value` a line. Where the guest has a root of its own, that
+# is shared in the place of the launcher's, and the kernel's modules beside it.
 
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -77,14 +78,20 @@ V=$(uname -r)
 mkdir -p $R/lib/modules
 try mount -t tmpfs modules $R/lib/modules
 mkdir $R/lib/modules/$V
-try mount --bind "/lower$(conf modules)" $R/lib/modules/$V
+modules=$(conf modules)
+if [ -n "$modules" ]; then
+	try mount --bind "/lower$modules" $R/lib/modules/$V
+else
+	attach modules $R/lib/modules/$V loose ,ro
+fi
 # The host's modprobe, not that of busybox, which reads no compressed modules.
 load() { chroot $R /sbin/modprobe "$1" 2>/tmp.err || fail "modprobe $1: $(cat /tmp.err)"; }
 each modprobe load
 
-# The agent's binary, wherever it lies on the host.
+# The agent's binary, wherever it lies on the host. By way of the host's root, it is cached.
 : >$R/run/vm-agent
-try mount --bind "/lower$(conf agent)" $R/run/vm-agent
+agent=$(conf agent)
+try mount --bind "${agent:+/lower}${agent:-/ctl/agent}" $R/run/vm-agent
 
 # nvme and SCSI disks appear some time after their driver.
 await() {

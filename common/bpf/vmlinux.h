@@ -42,6 +42,7 @@ enum { false, true };
 
 /* The values of <linux/bpf.h>, which are the same for all kernels. */
 enum { BPF_ANY, BPF_NOEXIST, BPF_EXIST };
+enum { BPF_F_MMAPABLE = 1 << 10 }; /* a map that user space reads in place */
 
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
@@ -50,6 +51,7 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_STACK_TRACE = 7,
 	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_QUEUE = 22,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
@@ -68,7 +70,8 @@ enum pageflags { PG_uptodate = 3, PG_head = 6 };
 enum req_op {
 	REQ_OP_READ,
 	REQ_OP_WRITE,
-	REQ_OP_DISCARD = 3,
+	REQ_OP_FLUSH,
+	REQ_OP_DISCARD,
 	REQ_OP_DRIVER = 32, /* from here on, commands of the driver's own */
 };
 #define REQ_OP_MASK 0xff
@@ -103,6 +106,7 @@ typedef struct {
 
 /* include/linux/blk_types.h: one I/O, as a file system asks for it. */
 struct bio {
+	struct bio *bi_next; /* of a request's bios, the next one */
 	struct block_device *bi_bdev;
 	unsigned int bi_opf; /* the operation, in the lowest 8 bits, and flags */
 	u8 bi_status; /* 0: no error */
@@ -129,7 +133,23 @@ struct request {
 	unsigned int cmd_flags; /* the operation, in the lowest 8 bits, and flags */
 	unsigned int __data_len; /* bytes left */
 	sector_t __sector;
-	u64 start_time_ns; /* when it was made; 0 where nobody keeps statistics of it */
+	struct bio *bio, *biotail; /* the first of those that it has not completed, and the last one */
+	struct block_device *part; /* NULL where nobody keeps statistics of it */
+	u64 start_time_ns; /* when it was made; without statistics 0, or what an earlier one has left here */
+};
+
+/* drivers/md/dm-core.h, dm-crypt.c: device mapper's clone of a bio, and dm-crypt's of that. */
+struct dm_io {
+	struct bio *orig_bio;
+};
+
+struct dm_target_io {
+	struct dm_io *io;
+	struct bio clone;
+};
+
+struct dm_crypt_io {
+	struct bio *base_bio;
 };
 
 /* include/linux/xarray.h: a tree. What looks like a pointer is an entry, its two lowest bits say. */
@@ -256,11 +276,48 @@ struct cred {
 };
 
 struct task_struct {
+	int pid; /* of the thread: what user space calls its tid */
+	int tgid; /* of the process: what user space calls its pid */
 	struct task_struct *group_leader;
 	u64 start_time; /* ns since boot, without times of suspension */
 	char comm[16];
 	struct pid *thread_pid;
 	const struct cred *real_cred;
+};
+
+/* include/net/sock.h, include/linux/in6.h: a connection. Port numbers are of 16 bits. */
+struct in6_addr {
+	union {
+		u8 u6_addr8[16];
+	} in6_u;
+};
+
+struct sock_common {
+	u16 skc_family;
+	u16 skc_num; /* our port, in the order of this machine's bytes */
+	__be16 skc_dport; /* the other side's, in the order of the network's */
+	__be32 skc_rcv_saddr; /* IPv4 */
+	__be32 skc_daddr;
+	struct in6_addr skc_v6_rcv_saddr; /* IPv6 */
+	struct in6_addr skc_v6_daddr;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+};
+
+/* include/linux/skbuff.h, include/net/tcp.h: a buffer of one or more segments, and what TCP keeps in it. */
+struct sk_buff {
+	char cb[48]; /* of TCP, a struct tcp_skb_cb */
+};
+
+struct tcp_skb_cb {
+	u16 tcp_gso_segs; /* how many segments */
+};
+
+/* include/trace/events/tcp.h: what the tracepoint tcp_retransmit_skb records. */
+struct trace_event_raw_tcp_retransmit_skb {
+	int err; /* from 6.17 on, which also records what could not be sent */
 };
 
 #pragma clang attribute pop

@@ -19,8 +19,8 @@ pub fn kernel_function(name: &str) -> Result<u64> {
     let kallsyms = BufReader::new(File::open(path).context(path)?);
     match look_up(kallsyms, name).context(path)? {
         Some(0) => unsupported(format!(
-            "the kernel hides the address of {name}(): a root user with CAP_SYSLOG sees it after \
-             sysctl kernel.kptr_restrict=1"
+            "the kernel hides the address of {name}(): the capability CAP_SYSLOG is missing, or \
+             kernel.kptr_restrict is 2 (then: sysctl kernel.kptr_restrict=1)"
         )),
         Some(address) => Ok(address),
         None => unsupported(format!("this kernel has no function {name}()")),

@@ -16,6 +16,7 @@ impl fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
-pub(crate) fn unsupported<T>(message: impl Into<String>) -> Result<T> {
+/// An error that ends the program with exit code 3. The message says what this machine lacks, and what to do.
+pub fn unsupported<T>(message: impl Into<String>) -> Result<T> {
     Err(Unsupported(message.into()).into())
 }

@@ -2,9 +2,12 @@
 //! codes, checks of the machine, loading and attaching, the trace pipe, symbols, names of disks.
 
 mod addresses;
+pub mod btf;
 mod cli;
 mod device;
 mod error;
+pub mod hookable;
+pub mod many;
 mod preflight;
 mod process;
 mod program;
@@ -18,14 +21,14 @@ mod trace_pipe;
 pub use addresses::kernel_function;
 pub use cli::{Cli, InFlight, InFlightCli, NoOptions, Quiet, QuietCli, duration};
 pub use device::Device;
-pub use error::Unsupported;
+pub use error::{Unsupported, unsupported};
 pub use preflight::{has_function, has_sessions, preempts};
 pub use process::{Pid, PidCli, pid_namespace, process};
 pub use program::{Program, main};
 pub use results::{
     constants, counters, of_measured, page_shift, per_cpu, print_skipped, print_skipped_by_both,
-    print_total, times_skipped,
+    print_skipped_by_pairs, print_total, program_info, times_skipped,
 };
 pub use session::Session;
-pub use symbols::{functions, print_stack};
+pub use symbols::{functions, print_stack, stack};
 pub use trace_pipe::TracePipe;

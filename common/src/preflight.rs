@@ -1,7 +1,9 @@
 //! What must be there before a program is loaded, said in one sentence where it is not.
 
 use std::{
+    env::consts,
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -13,8 +15,8 @@ use libbpf_rs::btf::{
 
 use crate::error::unsupported;
 
-/// Fails, with exit code 3, where the kernel is older than 6.1, this is not root or root without its
-/// capabilities, the kernel describes no types (BTF), or tracefs is not mounted.
+/// Fails, with exit code 3, where the kernel is older than 6.1, this process may not load BPF
+/// programs, the kernel describes no types (BTF), or tracefs is not mounted.
 pub fn machine() -> Result<()> {
     let release = release()?;
     if version(&release).is_some_and(|version| version < (6, 1)) {
@@ -23,18 +25,9 @@ pub fn machine() -> Result<()> {
              newer one, or start the program in the VM with cargo vm run"
         ));
     }
-    if !rustix::process::geteuid().is_root() {
-        return unsupported(
-            "only root may load BPF programs: start it with sudo, or in the VM with cargo vm run",
-        );
-    }
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
-    if !has_sys_admin(&status) {
-        return unsupported(
-            "this user is root, but without the capability CAP_SYS_ADMIN: BPF programs cannot be loaded. \
-             Containers take it away: start it outside, in a privileged container (--privileged), or in \
-             the VM with cargo vm run",
-        );
+    if let Some(lack) = lacks(&status, rustix::process::geteuid().is_root()) {
+        return unsupported(lack);
     }
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         return unsupported(
@@ -75,26 +68,84 @@ pub fn preempts() -> Result<bool> {
     })
 }
 
-/// Whether the process of this `/proc/PID/status` has the capability CAP_SYS_ADMIN. CAP_BPF with
-/// CAP_PERFMON is enough to load a program, but not to read how often it was skipped.
-fn has_sys_admin(status: &str) -> bool {
-    const CAP_SYS_ADMIN: u32 = 21;
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let set = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-    // A /proc that says nothing of capabilities leaves the answer to the kernel.
-    set.is_none_or(|set| set >> CAP_SYS_ADMIN & 1 == 1)
+/// What the process of this `/proc/PID/status` lacks to load BPF programs. `None`: nothing.
+fn lacks(status: &str, is_root: bool) -> Option<String> {
+    let effective = effective(status)?;
+    let has = |number: u32| effective >> number & 1 == 1;
+    if has(SYS_ADMIN) {
+        return None; // the kernel takes it for both
+    }
+    let missing: Vec<&str> = [(39, "CAP_BPF"), (38, "CAP_PERFMON")]
+        .iter()
+        .filter(|(n, _)| !has(*n))
+        .map(|c| c.1)
+        .collect();
+    let names = missing.join(" and ");
+    Some(match (missing.len(), is_root) {
+        (0, _) => return None,
+        (_, true) => format!(
+            "this user is root, but without {names}: BPF programs cannot be loaded. Containers take \
+             such capabilities away: start it outside, in a privileged container (--privileged), or in the \
+             VM with cargo vm run"
+        ),
+        (2, false) => format!(
+            "only root, or a user with the capabilities {names}, may load BPF programs: start it with \
+             sudo, or in the VM with cargo vm run"
+        ),
+        (_, false) => format!(
+            "the capability {names} is missing: BPF programs cannot be loaded. --help lists all that \
+             are needed; sudo gives the program all of them"
+        ),
+    })
+}
+
+/// The capability that stands for all that BPF needs, but for CAP_SYSLOG and access to files.
+const SYS_ADMIN: u32 = 21;
+
+/// The effective capabilities. `None`: this /proc does not tell, and the kernel has the answer.
+fn effective(status: &str) -> Option<u64> {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(set.trim(), 16).ok()
+}
+
+/// Why the kernel refuses perf events in spite of CAP_PERFMON, with exit code 3, if this is why: kprobes and
+/// tracepoints are such events. Debian has patched its kernels to do so where the setting is above 2.
+pub fn perf_events(hooks: &[String]) -> Result<()> {
+    let kinds = ["kprobe/", "kretprobe/", "tp/"];
+    let Some(hook) = hooks.iter().find(|hook| kinds.iter().any(|kind| hook.starts_with(kind)))
+    else {
+        return Ok(());
+    };
+    let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+    let setting = "/proc/sys/kernel/perf_event_paranoid";
+    let level = fs::read_to_string(setting).unwrap_or_default().trim().parse().unwrap_or(0);
+    if level <= 2 || effective(&status).is_none_or(|set| set >> SYS_ADMIN & 1 == 1) {
+        return Ok(());
+    }
+    unsupported(format!(
+        "the capability CAP_SYS_ADMIN is missing: this kernel demands it for {hook} while \
+         kernel.perf_event_paranoid is {level}. As root, sysctl kernel.perf_event_paranoid=2 makes \
+         CAP_PERFMON enough"
+    ))
 }
 
 /// Where tracefs is mounted. Fails, with exit code 3, where it is not.
 pub fn tracefs() -> Result<PathBuf> {
-    ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
-        .map(PathBuf::from)
-        .into_iter()
-        .find(|path| path.join("trace_pipe").exists())
-        .map_or_else(
-            || unsupported("tracefs is not mounted: mount -t tracefs tracefs /sys/kernel/tracing"),
-            Ok,
-        )
+    let mut hidden = false;
+    for path in ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"].map(PathBuf::from) {
+        match path.join("trace_pipe").try_exists() {
+            Ok(true) => return Ok(path),
+            Ok(false) => {}
+            Err(error) => hidden |= error.kind() == ErrorKind::PermissionDenied,
+        }
+    }
+    unsupported(match hidden {
+        true => {
+            "the capability CAP_DAC_READ_SEARCH is missing: only root may read tracefs, \
+             /sys/kernel/tracing. --help lists all that are needed; sudo gives the program all of them"
+        }
+        false => "tracefs is not mounted: mount -t tracefs tracefs /sys/kernel/tracing",
+    })
 }
 
 /// Fails, with exit code 3, where the running kernel has no such hook; `section` is the ELF section
@@ -102,6 +153,9 @@ pub fn tracefs() -> Result<PathBuf> {
 pub fn hook(section: &str) -> Result<()> {
     let Some((kind, name)) = section.split_once('/') else { return Ok(()) };
     match kind {
+        "fentry" | "fexit" if lacks_fentry(consts::ARCH, &release()?) => {
+            unsupported("this kernel has no fentry on arm64: take 6.12 (`--kernel 6.12`)")
+        }
         "kprobe" | "kretprobe" | "fentry" | "fexit" => function(name),
         "tp_btf" => {
             let btf = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
@@ -114,6 +168,12 @@ pub fn hook(section: &str) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a kernel loads fentry programs and cannot attach them: on arm64, functions have no place for
+/// them before 6.4.
+fn lacks_fentry(arch: &str, release: &str) -> bool {
+    arch == "aarch64" && version(release).is_some_and(|version| version < (6, 4))
 }
 
 /// Whether the running kernel has this function, by its BTF: reading the list of those that can be
@@ -180,11 +240,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_may_lack_capabilities() {
-        assert!(has_sys_admin("Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001ffffffffff\n"));
-        assert!(!has_sys_admin("CapEff:\t00000000a80425fb\n"), "a container's");
-        assert!(!has_sys_admin("CapEff:\t0000000000000000\n"));
-        assert!(has_sys_admin("Name:\tx\n"));
+    fn the_missing_capability_is_named() {
+        let lacks = |bits: &[u32], is_root| {
+            let set = bits.iter().fold(0_u64, |set, bit| set | 1 << bit);
+            lacks(&format!("Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t{set:016x}\n"), is_root)
+        };
+        assert_eq!(lacks(&[21], true), None);
+        assert_eq!(lacks(&[38, 39], false), None);
+        assert!(lacks(&[], true).unwrap().contains("is root, but without CAP_BPF and CAP_PERFMON"));
+        assert!(lacks(&[], false).unwrap().starts_with("only root, or a user with"));
+        assert!(lacks(&[39], false).unwrap().starts_with("the capability CAP_PERFMON is missing"));
+        assert!(lacks(&[38, 2], false).unwrap().starts_with("the capability CAP_BPF is missing"));
+        assert_eq!(super::lacks("Name:\tx\n", false), None);
     }
 
     #[test]
@@ -194,6 +261,14 @@ mod tests {
         assert_eq!(version("7.3-rc1"), Some((7, 3)));
         assert!(version("5.10.0-32-amd64") < Some((6, 1)));
         assert_eq!(version("odd"), None);
+    }
+
+    #[test]
+    fn fentry_came_later_to_arm64() {
+        let lacks = |release| lacks_fentry("aarch64", release);
+        assert!(lacks("6.1.0-50-arm64") && lacks("6.3.0-rc1"));
+        assert!(!lacks("6.4.0") && !lacks("6.12.107+deb13-arm64"));
+        assert!(!lacks_fentry("x86_64", "6.1.0-50-amd64"));
     }
 
     #[test]

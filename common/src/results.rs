@@ -1,14 +1,18 @@
 //! What a stage has counted, from the maps to the screen.
 
 use std::{
+    collections::BTreeMap,
+    io::Error,
     ops::{Deref, DerefMut},
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd},
+    sync::Mutex,
 };
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
-    MapCore, MapFlags, Object, Program, ProgramMut,
-    query::{ProgInfoIter, ProgInfoQueryOptions, ProgramInfo},
+    Link, MapCore, MapFlags, Object, ProgramMut,
+    libbpf_sys::{bpf_prog_get_info_by_fd, bpf_prog_info},
+    query::{LinkTypeInfo, PerfEventType},
 };
 use plain::Plain;
 
@@ -32,12 +36,19 @@ pub fn print_skipped_by_both(
     both: [&ProgramMut; 2],
     unmeasured: u64,
 ) -> Result<()> {
-    let names = both.map(|program| program.name().to_string_lossy().into_owned());
-    let both_loaded = both.iter().all(|program| program.autoload());
+    print_skipped_by_pairs(object, &[(both, unmeasured)])
+}
+
+/// The same for several events that two programs hook.
+pub fn print_skipped_by_pairs(object: &Object, pairs: &[([&ProgramMut; 2], u64)]) -> Result<()> {
     let mut skips = skipped(object)?;
-    if both_loaded {
+    for (both, unmeasured) in pairs {
+        if both.iter().any(|program| !program.autoload()) {
+            continue;
+        }
+        let names = both.map(|program| program.name().to_string_lossy().into_owned());
         let times = |name: &String| skips.iter().find(|(skip, _)| skip == name).map_or(0, |s| s.1);
-        let least = names.iter().map(times).min().unwrap_or_default().min(unmeasured);
+        let least = names.iter().map(times).min().unwrap_or_default().min(*unmeasured);
         skips.retain(|(name, _)| !names.contains(name));
         skips.extend((least > 0).then(|| (names.join("() and "), least)));
     }
@@ -69,25 +80,50 @@ pub fn times_skipped(object: &Object) -> Result<u64> {
 }
 
 /// How often the kernel skipped each of the object's programs, because an interrupt or another task
-/// found the same program running on the same CPU; only those that it did skip. Skipped kprobe
-/// programs are counted from 6.7 on.
+/// found the same program running on the same CPU, or an interrupt any kprobe; only those that it did
+/// skip. Skipped kprobe programs are counted from 6.7 on.
 fn skipped(object: &Object) -> Result<Vec<(String, u64)>> {
-    let skipped = programs(object)?.into_iter().map(|(name, info)| (name, info.recursion_misses));
+    let missed = MISSED.lock().map_err(|_| Error::other("a thread panicked"))?;
+    let times = |info: bpf_prog_info| {
+        info.recursion_misses + missed.get(&info.id).copied().unwrap_or_default()
+    };
+    let skipped = programs(object)?.into_iter().map(|(name, info)| (name, times(info)));
     Ok(skipped.filter(|(_, times)| *times > 0).collect())
+}
+
+/// What [`remember_missed`] has read, by the id of the link's program.
+static MISSED: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
+
+/// Keeps for [`skipped`] how often a kprobe did not begin, because its CPU was in another one. The
+/// kernel counts these with the kprobe, not with the program (kernel/kprobes.c,
+/// kprobes_inc_nmissed_count()), and shows them as long as there is the link, from 6.7 on.
+pub(crate) fn remember_missed(link: &Link) {
+    let Ok(info) = link.info() else { return };
+    if let LinkTypeInfo::PerfEvent(event) = info.info
+        && let PerfEventType::Kprobe { missed, .. } = event.event_type
+        && let Ok(mut all) = MISSED.lock()
+    {
+        *all.entry(info.prog_id).or_default() += missed;
+    }
 }
 
 /// The object's programs that are loaded, and what the kernel says about them. (It cuts their names
 /// after 15 characters.)
-pub(crate) fn programs(object: &Object) -> Result<Vec<(String, ProgramInfo)>> {
-    let query = || ProgInfoQueryOptions::default().include_jited_prog_insns(true);
-    let mut programs = Vec::new();
-    for program in object.progs().filter(|program| program.autoload()) {
-        let id = Program::id_from_fd(program.as_fd()).context("a loaded program has no id")?;
-        let info = ProgInfoIter::with_query_opts(query()).find(|info| info.id == id);
-        let name = program.name().to_string_lossy().into_owned();
-        programs.extend(info.map(|info| (name, info)));
-    }
-    Ok(programs)
+pub(crate) fn programs(object: &Object) -> Result<Vec<(String, bpf_prog_info)>> {
+    let loaded = object.progs().filter(|program| program.autoload());
+    let name = |program: &libbpf_rs::Program| program.name().to_string_lossy().into_owned();
+    loaded.map(|program| Ok((name(&program), program_info(&program)?))).collect()
+}
+
+/// What the kernel says about a loaded program. By the program's id, it would ask for CAP_SYS_ADMIN.
+pub fn program_info(program: &impl AsFd) -> Result<bpf_prog_info> {
+    let (mut info, mut size) = (bpf_prog_info::default(), size_of::<bpf_prog_info>() as u32);
+    // SAFETY: the kernel writes at most `size` bytes to `info`, which holds integers only.
+    let code = unsafe {
+        bpf_prog_get_info_by_fd(program.as_fd().as_raw_fd(), &raw mut info, &raw mut size)
+    };
+    ensure!(code == 0, "the kernel does not describe a program: {}", Error::last_os_error());
+    Ok(info)
 }
 
 /// The constants of a program that is open but not loaded: `const volatile` in C. The verifier

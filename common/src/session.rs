@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -99,7 +100,7 @@ impl Session {
         if self.verbose {
             for (name, info) in results::programs(skel.object())? {
                 let verified = info.verified_insns;
-                let bytes = info.jited_prog_insns.len();
+                let bytes = info.jited_prog_len;
                 let stage = self.program.name;
                 say(&format!(
                     "{stage}: {name}(): {verified} instructions verified, {bytes} bytes of machine code\n"
@@ -115,7 +116,11 @@ impl Session {
         programs: impl IntoIterator<Item = &'a ProgramMut<'obj>>,
     ) -> Result<()> {
         for program in programs.into_iter().filter(|program| program.autoload()) {
-            let link = program.attach().map_err(|error| self.explain(Step::Attach, error))?;
+            let link = program.attach().map_err(|error| {
+                let refused = error.kind() == libbpf_rs::ErrorKind::PermissionDenied;
+                let why = refused.then(|| preflight::perf_events(&self.hooks).err()).flatten();
+                why.unwrap_or_else(|| self.explain(Step::Attach, error))
+            })?;
             self.links.push(link);
         }
         Ok(())
@@ -151,6 +156,15 @@ impl Session {
         Ok(())
     }
 
+    /// Begins the run, and waits until it ends.
+    pub fn wait(&mut self) -> Result<()> {
+        self.begin()?;
+        while !self.is_over() {
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
     /// Whether the program's stdout is a terminal.
     pub fn stdout_is_terminal(&self) -> bool {
         self.on_terminal
@@ -166,8 +180,21 @@ impl Session {
     /// Detaches the programs, the last one attached first. When this returns, none of them is
     /// running any more: their maps and variables stand still.
     pub fn detach(&mut self) -> Result<()> {
-        while self.links.pop().is_some() {}
+        while let Some(link) = self.links.pop() {
+            results::remember_missed(&link);
+        }
         wait_for_programs().context("the programs that are still running could not be waited for")
+    }
+
+    /// Detaches the programs all at once: for a run that reads nothing after that. The kernel waits before
+    /// it frees a link; here it waits for several at a time.
+    pub fn detach_at_once(&mut self) {
+        thread::scope(|scope| {
+            for link in self.links.drain(..) {
+                // Where there is no thread to be had, it is dropped here.
+                thread::Builder::new().spawn_scoped(scope, move || drop(link)).ok();
+            }
+        });
     }
 
     fn explain(&self, step: Step, error: libbpf_rs::Error) -> anyhow::Error {

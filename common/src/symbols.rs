@@ -19,19 +19,25 @@ use blazesym::{
 use libbpf_rs::{MapCore, MapFlags};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Prints the stack that `bpf_get_stackid()` of a kprobe program has stored under `id`, the outermost
-/// function first and the hooked one last: `=> ext4_file_read_iter() [ext4]`.
-///
-/// Where there is no stack (a negative id), prints why.
+/// Prints a stack: `=> ext4_file_read_iter() [ext4]`.
 pub fn print_stack(stacks: &impl MapCore, id: i64) -> Result<()> {
+    for line in stack(stacks, id)? {
+        println!("=> {line}");
+    }
+    Ok(())
+}
+
+/// The functions of the stack that `bpf_get_stackid()` of a kprobe program has stored under `id`, the
+/// outermost one first and the hooked one last: `ext4_file_read_iter() [ext4]`.
+///
+/// Where there is no stack (a negative id), one line that says why.
+pub fn stack(stacks: &impl MapCore, id: i64) -> Result<Vec<String>> {
     if id < 0 {
-        println!("=> no stack: {}", no_stack(id));
-        return Ok(());
+        return Ok(vec![format!("no stack: {}", no_stack(id))]);
     }
     let id = u32::try_from(id).context("a stack id has 32 bits")?;
     let Some(bytes) = stacks.lookup(&id.to_ne_bytes(), MapFlags::ANY)? else {
-        println!("=> no stack: {id} is not in the map");
-        return Ok(());
+        return Ok(vec![format!("no stack: {id} is not in the map")]);
     };
     let addresses: Vec<u64> = bytes
         .chunks_exact(8)
@@ -42,10 +48,9 @@ pub fn print_stack(stacks: &impl MapCore, id: i64) -> Result<()> {
     // function already.
     let calls: Vec<u64> =
         addresses.iter().enumerate().map(|(n, address)| address - u64::from(n > 0)).collect();
-    for frame in functions(&calls)?.iter().rev() {
-        println!("=> {frame}");
-    }
-    Ok(())
+    let mut functions = functions(&calls)?;
+    functions.reverse();
+    Ok(functions)
 }
 
 /// Why `bpf_get_stackid()` gave none: its errors, from the kernel's kernel/bpf/stackmap.c.

@@ -13,7 +13,7 @@ use rustix::{
     fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, unlinkat},
 };
 
-use crate::preflight;
+use crate::{error::unsupported, preflight};
 
 const PREFIX: &str = "bpf-workshop-";
 
@@ -79,8 +79,18 @@ impl Instance {
         remove_left_overs(&path);
         let instances = File::open(&path).with_context(|| path.display().to_string())?;
         // Another start may take a new instance for a left-over before it is locked: try again.
-        let (name, directory) = (0..10)
+        let mut attempts = (0..10)
             .map(|attempt| create(&instances, format!("{PREFIX}{}-{attempt}", process::id())))
+            .peekable();
+        if let Some(Err(error)) = attempts.peek()
+            && error.kind() == io::ErrorKind::PermissionDenied
+        {
+            return unsupported(
+                "the capability CAP_DAC_OVERRIDE is missing: only root may make a trace pipe, which event \
+                 lines need. A stage that has the option --quiet prints none with it",
+            );
+        }
+        let (name, directory) = attempts
             .find_map(Result::ok)
             .with_context(|| format!("no tracefs instance could be made in {}", path.display()))?;
         let mut pipe = Instance {
@@ -176,7 +186,7 @@ impl Drop for Instance {
 }
 
 /// Makes and locks an instance.
-fn create(instances: &File, name: String) -> Result<(String, File)> {
+fn create(instances: &File, name: String) -> io::Result<(String, File)> {
     mkdirat(instances, &name, Mode::RWXU)?;
     let directory = openat(instances, &name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive)?;

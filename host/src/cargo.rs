@@ -5,6 +5,7 @@ use std::{
     ffi::OsStr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::OnceLock,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -25,6 +26,21 @@ pub fn cargo(root: &Path) -> Command {
             }
         }
     }
+    command
+}
+
+/// The variables of [`build_for_guests`].
+static FOR_GUESTS: OnceLock<Vec<(String, String)>> = OnceLock::new();
+
+/// Lets [`cargo_for_guests`] build with these variables, for another architecture than this machine's.
+pub fn build_for_guests(variables: Vec<(String, String)>) {
+    FOR_GUESTS.get_or_init(|| variables);
+}
+
+/// [`cargo`], for programs that run in a guest.
+pub fn cargo_for_guests(root: &Path) -> Command {
+    let mut command = cargo(root);
+    command.envs(FOR_GUESTS.get().into_iter().flatten().map(|(name, value)| (name, value)));
     command
 }
 
@@ -52,7 +68,23 @@ pub fn metadata(root: &Path) -> Result<Metadata> {
 /// Runs a cargo command that builds, and returns what it has made; cargo's messages go to stderr.
 /// `args` begins with cargo's subcommand.
 pub fn artifacts(root: &Path, args: &[impl AsRef<OsStr>], quiet: bool) -> Result<Vec<Artifact>> {
-    let mut command = cargo(root);
+    artifacts_by(cargo(root), args, quiet)
+}
+
+/// [`artifacts`], for programs that run in a guest.
+pub fn artifacts_for_guests(
+    root: &Path,
+    args: &[impl AsRef<OsStr>],
+    quiet: bool,
+) -> Result<Vec<Artifact>> {
+    artifacts_by(cargo_for_guests(root), args, quiet)
+}
+
+fn artifacts_by(
+    mut command: Command,
+    args: &[impl AsRef<OsStr>],
+    quiet: bool,
+) -> Result<Vec<Artifact>> {
     command.args(args).args(quiet.then_some("--quiet"));
     command.arg("--message-format=json-render-diagnostics");
     command.stdin(Stdio::null()).stderr(Stdio::inherit());

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use cargo_metadata::{CompilerMessage, Message};
 
 use crate::{
-    cargo::{cargo, metadata},
+    cargo::{cargo_for_guests, metadata},
     write,
 };
 
@@ -159,7 +159,7 @@ impl Room {
     /// A cargo command in the room. It runs at the workshop's root, where cargo finds the
     /// workshop's configuration.
     fn command(&self, subcommand: &str) -> Command {
-        let mut command = cargo(&self.root);
+        let mut command = cargo_for_guests(&self.root);
         command.arg(subcommand).arg("--manifest-path").arg(self.manifest());
         command
     }

@@ -190,6 +190,7 @@ common.workspace = true
 libbpf-rs.workspace = true
 plain.workspace = true
 rustix.workspace = true
+serde_json.workspace = true
 
 [build-dependencies]
 common-build.workspace = true

@@ -48,7 +48,7 @@ pub struct Judge {
 }
 
 impl Exercise {
-    /// All exercises, those with a number first.
+    /// All exercises: those with a number, those beside the stages, those on one's own.
     pub fn all(root: &Path) -> Result<Vec<Exercise>> {
         let directory = root.join("exercises");
         let entries = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
@@ -59,7 +59,7 @@ impl Exercise {
                 exercises.push(Exercise::read(&path)?);
             }
         }
-        exercises.sort_by(|a, b| a.id.cmp(&b.id));
+        exercises.sort_by_key(|exercise| (exercise.is_own(), exercise.id.clone()));
         Ok(exercises)
     }
 
@@ -111,6 +111,11 @@ impl Exercise {
         self.id.starts_with(|c: char| c.is_ascii_digit())
     }
 
+    /// Whether it starts from nothing, and names no hook.
+    pub fn is_own(&self) -> bool {
+        !self.has_number() && self.start.starts_with("exercises")
+    }
+
     /// The package of an attempt.
     pub fn package(&self) -> String {
         format!("mine-{}", self.id)
@@ -148,6 +153,10 @@ mod tests {
             "histogram",
             "inode",
             "io_uring",
+            "queue",
+            "returns",
+            "retransmit",
+            "runqueue",
         ];
         assert_eq!(ids, all);
         for exercise in exercises {

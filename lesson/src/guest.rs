@@ -6,13 +6,44 @@ use std::{
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::OnceLock,
 };
 
 use anyhow::{Context, Result};
 use host::fail::{GUEST_DIED, fail};
 
 use crate::desk::STATE;
+
+/// The architecture of guests, where it is not this machine's.
+static ARCH: OnceLock<String> = OnceLock::new();
+
+/// Makes guests have this architecture.
+pub fn set_arch(arch: String) {
+    ARCH.get_or_init(|| arch);
+}
+
+/// What cargo is told where it builds for guests. Needs the launcher, and what that installs.
+pub fn build_for_guests(root: &Path) -> Result<()> {
+    let build_env = launcher(root, &["build-env"])?.stdout(Stdio::piped()).spawn();
+    let output =
+        build_env.and_then(Child::wait_with_output).context("cannot start the launcher")?;
+    match output.status.code() {
+        Some(0) => {}
+        code => return Err(fail(code.unwrap_or(1), "cargo cannot build for guests, see above")),
+    }
+    host::cargo::build_for_guests(serde_json::from_slice(&output.stdout)?);
+    Ok(())
+}
+
+/// The launcher's command line.
+fn launcher(root: &Path, arguments: &[&str]) -> Result<Command> {
+    let own = env::current_exe().context("cannot find this program")?;
+    let mut command = Command::new(own.with_file_name("vm"));
+    command.args(arguments).current_dir(root);
+    command.envs(ARCH.get().map(|arch| ("VM_ARCH", arch)));
+    Ok(command)
+}
 
 /// A guest with the disks that the guest tests need.
 pub struct Guest {
@@ -29,7 +60,8 @@ impl Guest {
     /// the launcher's default.
     pub fn of(root: &Path, kernel: Option<&str>) -> Guest {
         let kernel = kernel.filter(|kernel| !kernel.is_empty()).map(str::to_owned);
-        Guest { root: root.to_owned(), name: "guest".to_owned(), kernel, stays: true }
+        let name = ARCH.get().map_or_else(|| "guest".to_owned(), |arch| format!("guest-{arch}"));
+        Guest { root: root.to_owned(), name, kernel, stays: true }
     }
 
     /// A guest for proofs on this kernel, beside the one for checks.
@@ -54,17 +86,9 @@ impl Guest {
         self.log().with_extension("errors")
     }
 
-    /// The launcher's command line.
-    fn launcher(&self, arguments: &[&str]) -> Result<Command> {
-        let own = env::current_exe().context("cannot find this program")?;
-        let mut command = Command::new(own.with_file_name("vm"));
-        command.args(arguments).current_dir(&self.root);
-        Ok(command)
-    }
-
     /// The command line of something that the launcher does with this guest.
     fn kept(&self, what: &str) -> Result<Command> {
-        let mut command = self.launcher(&["kept", &self.name, what])?;
+        let mut command = launcher(&self.root, &["kept", &self.name, what])?;
         command.stdin(Stdio::null());
         Ok(command)
     }
@@ -78,16 +102,19 @@ impl Guest {
         }
         self.stop()?;
         // Here, where it can ask for a password: the guest's launcher has no terminal.
-        let setup = self.launcher(&["setup"])?.args(kernel()).status();
+        let setup = launcher(&self.root, &["setup"])?.args(kernel()).status();
         match setup.context("cannot start the launcher")?.code() {
             Some(0) => {}
             code => {
                 return Err(fail(code.unwrap_or(1), "cargo vm setup failed, see above"));
             }
         }
-        let stays = "; the guest stays for the next check, and ends after 15 minutes without one, or \
-                     with `cargo lesson stop`";
-        eprintln!("booting {}{}", self.kernel(), if self.stays { stays } else { "" });
+        let arch = ARCH.get().map(|arch| format!(" --arch {arch}")).unwrap_or_default();
+        let stays = format!(
+            "; the guest stays for the next check, and ends after 15 minutes without one, or with \
+             `cargo lesson stop{arch}`"
+        );
+        eprintln!("booting {}{}", self.kernel(), if self.stays { &stays } else { "" });
         fs::create_dir_all(self.root.join(STATE))?;
         let mut boot = self.kept("boot")?;
         boot.args(kernel()).args(["--disk", "virtio", "--disk", "nvme", "--disk", "scsi"]);

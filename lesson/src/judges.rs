@@ -9,14 +9,17 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use host::{
-    cargo::{artifacts, cargo, executable},
+    cargo::{artifacts, artifacts_for_guests, cargo_for_guests, executable},
     events::{Ended, Reader, Said, Verdict},
     judging::{Judging, Subject},
     room::{Built, Room},
     say, stages,
 };
 
-use crate::{explain, guest::Guest};
+use crate::{
+    explain,
+    guest::{self, Guest},
+};
 
 /// What the judges consist of: programs that were built.
 pub struct Judges {
@@ -34,13 +37,14 @@ impl Judges {
         let quiet = own.with_file_name("vm").exists();
         // By itself, as `cargo vm` builds it: together with the stages, it gets other features.
         artifacts(root, &["build", "--package=vm"], quiet)?;
+        guest::build_for_guests(root)?;
         let mut build = vec!["build".to_owned()];
         let stages = stages(root)?;
         let names = stages.iter().filter_map(|stage| stage.split('_').next());
         build.extend(names.map(|name| format!("--package={name}")));
-        artifacts(root, &build, quiet)?;
+        artifacts_for_guests(root, &build, quiet)?;
         let tests = ["test", "--package=guest_tests", "--test=guest", "--no-run"];
-        let tests = executable(&artifacts(root, &tests, quiet)?, "guest")?;
+        let tests = executable(&artifacts_for_guests(root, &tests, quiet)?, "guest")?;
         Ok(Judges { judging: Judging::by(&tests, root), tests })
     }
 
@@ -96,7 +100,7 @@ pub fn build_attempt(room: &Room, package: &str) -> Result<Result<PathBuf, Strin
 
 /// Builds a package of the workshop.
 pub fn build(root: &Path, package: &str) -> Result<()> {
-    let output = cargo(root)
+    let output = cargo_for_guests(root)
         .args(["build", "--quiet", "--package", package])
         .stdin(Stdio::null())
         .output()

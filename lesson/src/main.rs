@@ -43,6 +43,9 @@ const NOT_YET: u8 = 1;
 #[derive(Parser)]
 #[command(name = "cargo lesson", bin_name = "cargo lesson")]
 struct Cli {
+    /// The virtual machine's architecture: x86-64, arm64 [default: this machine's]
+    #[arg(long, global = true, env = "VM_ARCH")]
+    arch: Option<String>,
     #[command(subcommand)]
     command: Option<Cmd>,
 }
@@ -75,11 +78,11 @@ enum Cmd {
     /// Prove that every exercise can be failed and passed, and every README's experiment too
     #[command(hide = true)]
     Prove {
-        /// Kernel lines: 6.1, 6.1-rt, 6.12, 7.2, or several with commas [default: 6.1]
+        /// Kernel lines: 6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3, or several with commas [default: 6.1]
         #[arg(long, env = "VM_KERNEL", value_name = "LINE", value_delimiter = ',')]
         kernel: Vec<String>,
-        /// Run the judges on the stages, too, as `cargo vm test` does, and the READMEs' experiments not
-        /// on the first kernel only
+        /// Run the judges on the stages, too, as `cargo vm test` does, and take wrong answers and the
+        /// READMEs' experiments to every kernel
         #[arg(long)]
         all: bool,
         /// Prove only what contains one of these
@@ -92,7 +95,7 @@ struct Check {
     /// Check again whenever you save a file, until all judges agree
     #[arg(long)]
     watch: bool,
-    /// Kernel line: 6.1, 6.1-rt, 6.12, 7.2 [default: 6.1]
+    /// Kernel line: 6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3 [default: 6.1; arm64: 6.12]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE")]
     kernel: Option<String>,
 }
@@ -122,6 +125,7 @@ fn workspace() -> PathBuf {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     let root = workspace();
+    cli.arch.filter(|arch| !arch.is_empty()).into_iter().for_each(guest::set_arch);
     let exercises = Exercise::all(&root)?;
     let mut desk = Desk::open(&root)?;
     let current = || {
@@ -236,7 +240,11 @@ fn wrapped(text: &str, columns: usize) -> String {
 }
 
 fn status(root: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
-    for exercise in exercises {
+    let own = exercises.iter().position(Exercise::is_own);
+    for (number, exercise) in exercises.iter().enumerate() {
+        if own == Some(number) {
+            println!("\nOn your own:");
+        }
         let mark = match (desk.known(exercise).done, desk.has_attempt(exercise)) {
             (true, _) => "✓",
             (false, true) => "…",

@@ -243,7 +243,8 @@ fn by_hand_counts_what_is_lost() -> Result<()> {
     Ok(())
 }
 
-/// Both processes return from fork(), one of them from a call that it never made.
+/// Both processes return from fork(), one of them from a call that it never made. On arm64, the kernel
+/// traces the return of the one that made the call.
 fn by_hand_counts_calls_that_return_twice() -> Result<()> {
     const FORKS: usize = 20;
     let fork = |number: libc::c_long| {
@@ -269,7 +270,8 @@ fn by_hand_counts_calls_that_return_twice() -> Result<()> {
         let output = running.interrupt()?;
         ensure!(own_times(&output, "")?.len() == FORKS, "{name}: {output}");
         let calls = count(&output, "calls of")?;
-        ensure!(count(&output, "returns in a new")? == calls, "{name}: {output}");
+        let new = if cfg!(target_arch = "aarch64") { 0 } else { calls };
+        ensure!(count(&output, "returns in a new")? == new, "{name}: {output}");
         for what in ["in progress", "unmatched", "lost", "dropped", "skipped"] {
             ensure!(count(&output, what)? == 0, "{name}, {what}: {output}");
         }

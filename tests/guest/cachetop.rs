@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use crate::{
     disks::Mounted,
-    pagecache::{Watched, new_file},
+    pagecache::{Watched, new_file, page_size},
     run::{Running, count, program, shell, stage, wait_until},
 };
 
@@ -33,7 +33,6 @@ tests![
     cachetop_leaves_the_terminal_and_comes_back,
 ];
 
-const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
 /// The size of the terminal.
@@ -103,7 +102,7 @@ fn cachetop_reads_as_mincore_sees_them() -> Result<()> {
     let counted = ["reads", "hits", "misses", "readahead"].map(|what| report.own(what));
     ensure!(misses > 0 && counted == judged, "{counted:?}, not {judged:?}: {output}");
     let cat = |row: &Value| row["comm"] == "cat";
-    ensure!(report.sum("hits", cat) >= MIB / PAGE, "cat: {output}");
+    ensure!(report.sum("hits", cat) >= MIB / page_size(), "cat: {output}");
     let mut users = report.rows().filter(|row| row["pid"] == std::process::id() || cat(row));
     let user = |row: &Value| if cat(row) { "nobody" } else { "root" };
     ensure!(users.all(|row| row["user"] == user(row)), "users: {output}");
@@ -114,7 +113,7 @@ fn cachetop_reads_as_mincore_sees_them() -> Result<()> {
 fn written() -> Result<u64> {
     let io = fs::read_to_string("/proc/self/io")?;
     let bytes = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
-    Ok(bytes.context("no write_bytes")?.parse::<u64>()? / PAGE)
+    Ok(bytes.context("no write_bytes")?.parse::<u64>()? / page_size())
 }
 
 /// A page that is dirty already is not dirtied again; after it was written to the disk, it is.
@@ -125,20 +124,20 @@ fn cachetop_counts_dirtied_pages() -> Result<()> {
     let running = Running::stage("cachetop", &["--json", "--interval", "200ms"])?;
     let before = written()?;
     for _ in 0..2 {
-        for page in 0..MIB / PAGE {
-            file.write_all_at(&[2; 100], page * PAGE)?;
+        for page in 0..MIB / page_size() {
+            file.write_all_at(&[2; 100], page * page_size())?;
         }
     }
     let once = written()? - before;
     file.sync_all()?;
-    file.write_all_at(&vec![3; 100 * PAGE as usize], 7 * PAGE + 1)?;
+    file.write_all_at(&vec![3; 100 * page_size() as usize], 7 * page_size() + 1)?;
     // New pages: on 7.2, in large folios.
     file.write_all_at(&vec![4; MIB as usize], 2 * MIB)?;
     let judged = written()? - before;
     let output = running.interrupt()?;
     let report = Report::parse(&output)?;
-    let expected = once + 101 + MIB / PAGE;
-    ensure!(once == MIB / PAGE && judged >= expected, "{once}, then {judged} pages");
+    let expected = once + 101 + MIB / page_size();
+    ensure!(once == MIB / page_size() && judged >= expected, "{once}, then {judged} pages");
     let counted = report.own("dirtied");
     ensure!(counted == judged, "{counted} pages, not {judged}: {output}");
     Ok(())

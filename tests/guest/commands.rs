@@ -19,6 +19,8 @@ tests![
     without_btf_is_3,
     without_tracefs_is_3,
     without_capabilities_is_3,
+    capabilities_are_enough,
+    a_missing_capability_is_named,
     a_vanished_hook_is_3,
     a_detach_waits_for_programs,
     a_refused_program_names_its_line,
@@ -38,10 +40,10 @@ const ALL: &[&str] = &[
     "stage00", "stage01", "stage02", "stage03", "stage04", "stage05", "stage06", "stage07",
     "stage08", "stage09",
 ];
-/// Those with the same command line, and the same answers where they cannot run. What they print, and
-/// what stage 10 leaves behind, `ctracer.rs` tests.
+/// Those with the same command line, and the same answers where they cannot run. What the last ones
+/// print and leave behind, `functions.rs`, `slow_io.rs` and `ctracer.rs` test.
 fn every() -> impl Iterator<Item = &'static str> {
-    ALL.iter().copied().chain(["stage10"])
+    ALL.iter().copied().chain(["stage10", "stage11", "stage12"])
 }
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
@@ -106,7 +108,96 @@ fn without_tracefs_is_3() -> Result<()> {
 /// Root as in a container: without its capabilities.
 fn without_capabilities_is_3() -> Result<()> {
     let setpriv = "setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all";
-    unsupported(setpriv, &["is root", "CAP_SYS_ADMIN", "cargo vm run"])
+    unsupported(setpriv, &["is root", "CAP_BPF and CAP_PERFMON", "cargo vm run"])
+}
+
+/// What a command has to begin with to run as a user with these capabilities. `capsh` could do it, too.
+fn with(capabilities: &[&str]) -> String {
+    let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
+    format!(
+        "setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set=-all{set} \
+         --inh-caps=-all{set} --ambient-caps=-all{set}"
+    )
+}
+
+const ENOUGH: [&str; 4] = ["bpf", "perfmon", "dac_read_search", "syslog"];
+const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
+
+/// The capabilities that --help names are enough.
+fn capabilities_are_enough() -> Result<()> {
+    let disk = disks::virtio()?;
+    let paranoid = fs::read_to_string(PARANOID)?;
+    fs::write(PARANOID, "2")?;
+    let judge = || -> Result<()> {
+        let (pid, before) = (std::process::id().to_string(), loaded()?);
+        let of = |name: &str| match name {
+            "stage00" => "--text",
+            "stage01" | "stage02" | "stage03" => "",
+            "stage11" => "--min 1us",
+            _ => "--quiet",
+        };
+        for name in ALL.iter().copied().chain(["stage11"]) {
+            let mut set = ENOUGH.to_vec();
+            set.extend(of(name).is_empty().then_some("dac_override"));
+            let path = program(name);
+            let process = if name == "stage09" { pid.as_str() } else { "" };
+            let script = format!("exec {} {} {process} {}", with(&set), path.display(), of(name));
+            let mut running = Running::bash(&script)?;
+            running.wait_for(": tracing ")?;
+            shell(&format!(
+                "dd if=/dev/{disk} of=/dev/null bs=4k count=20 iflag=direct status=none"
+            ))?;
+            running.signal(Signal::INT)?;
+            let ended = running.end()?;
+            ensure!(ended.code == Some(0), "{name} with {set:?}: {ended:?}");
+            ensure!(ended.stderr.lines().count() == 1, "{name} with {set:?}: {ended:?}");
+            let seen = match name {
+                "stage03" | "stage04" | "stage05" | "stage06" => {
+                    count(&ended.stdout, "bios completed")?
+                }
+                "stage00" | "stage07" => count(&ended.stdout, "requests completed")?,
+                "stage11" => {
+                    ended.stdout.lines().filter(|line| line.ends_with(" dd")).count() as u64
+                }
+                _ => continue,
+            };
+            ensure!(seen >= 20, "{name} with {set:?} has seen {seen} of 20 reads: {ended:?}");
+        }
+        wait_until_unloaded(&before)
+    };
+    let judged = judge();
+    fs::write(PARANOID, paranoid.trim())?;
+    judged
+}
+
+/// The message names the capability that is missing.
+fn a_missing_capability_is_named() -> Result<()> {
+    let say = |name: &str, set: &[&str], word: &str| -> Result<()> {
+        let quiet = if name == "stage06" { "--quiet" } else { "" };
+        let script =
+            format!("exec {} {} {quiet} --duration 1s", with(set), program(name).display());
+        let ended = Running::bash(&script)?.end()?;
+        let said = ended.code == Some(3) && ended.stderr.contains(word);
+        ensure!(said, "{name} with {set:?} does not say {word}: {ended:?}");
+        Ok(())
+    };
+    for missing in ENOUGH {
+        let set: Vec<&str> = ENOUGH.into_iter().filter(|name| *name != missing).collect();
+        say("stage06", &set, &format!("CAP_{} is missing", missing.to_uppercase()))?;
+    }
+    let paranoid = fs::read_to_string(PARANOID)?;
+    fs::write(PARANOID, "3")?;
+    let judged = say("stage06", &ENOUGH, "sysctl kernel.perf_event_paranoid=2").and_then(|()| {
+        fs::write(PARANOID, "2")?;
+        say("stage01", &ENOUGH, "CAP_DAC_OVERRIDE is missing")?;
+        say("stage12", &ENOUGH, "CAP_SYS_ADMIN is missing")?;
+        match fs::read_to_string("/proc/kallsyms")?.contains(" register_fprobe_ips") {
+            true => Ok(()), // stage 10 needs no kernel events here
+            false => say("stage10", &ENOUGH, "CAP_DAC_OVERRIDE is missing"),
+        }
+    });
+    fs::write(PARANOID, paranoid.trim())?;
+    judged
 }
 
 /// Starts a program that belongs to no stage, from the workspace's root.
@@ -278,8 +369,8 @@ fn a_reader_may_go() -> Result<()> {
         ("stage04", "--verbose --quiet --duration 1s 2>&1 | head -n 1"),
         ("stage00", "--duration 1s | true"),
         ("stage02", "--duration 1s | true"),
-        ("stage10", "--only submit_bio --duration 1s | head -n 1"),
-        ("stage10", "--only submit_bio --json --duration 1s | true"),
+        ("stage12", "--only submit_bio --duration 1s | head -n 1"),
+        ("stage12", "--only submit_bio --json --duration 1s | true"),
     ] {
         let script =
             format!("{} {pipe} >/dev/null; echo ${{PIPESTATUS[0]}}", program(name).display());
@@ -293,7 +384,7 @@ fn a_reader_may_go() -> Result<()> {
 
 /// A disk that is full is no reader that has gone.
 fn a_full_disk_is_1() -> Result<()> {
-    for (name, options) in [("stage06", "--quiet"), ("stage10", "--quiet --only submit_bio")] {
+    for (name, options) in [("stage06", "--quiet"), ("stage12", "--quiet --only submit_bio")] {
         let path = program(name);
         let script = format!("{} {options} --duration 1s >/dev/full", path.display());
         let ended = Running::bash(&script)?.end()?;

@@ -1,4 +1,4 @@
-//! Stage 10 with requests, judged by fio: one life a request, on every kind of disk.
+//! Stage 12 with requests, judged by fio: one life a request, on every kind of disk.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,25 @@ use serde_json::Value;
 use crate::{
     ctracer::{lines, number},
     disks::{self, NullBlk},
-    run::{Running, count, fio, may_skip},
+    run::{Running, count, fio, judged_weakly, may_skip},
 };
 
-tests![stage10_gives_each_request_a_life, stage10_sees_the_ends_that_probes_miss,];
+tests![stage12_gives_each_request_a_life, stage12_sees_the_ends_that_probes_miss,];
 
 /// As many lives as fio has read blocks, and all of them end, though many completions interrupt
 /// somebody's probe, which the ledger tells.
-fn stage10_sees_the_ends_that_probes_miss() -> Result<()> {
+fn stage12_sees_the_ends_that_probes_miss() -> Result<()> {
     let disk = disks::virtio()?;
     let functions = ["--only=submit_bio*", "--only=bio_*", "--only=blk*"];
-    let running = Running::stage("stage10", &[&functions[..], &["--quiet"]].concat())?;
+    let running = Running::stage("stage12", &[&functions[..], &["--quiet"]].concat())?;
     let report = fio(&format!(
         "--filename=/dev/{disk} --direct=1 --rw=randread --bs=4k --ioengine=libaio --iodepth=32 \
-         --numjobs=4 --number_ios=500 --size=200M"
+         --numjobs=4 --number_ios=250 --size=200M"
     ))?;
     let reads = number(&report["read"]["total_ios"])?;
     let output = running.interrupt()?;
-    ensure!(reads == 2000, "{reads} reads");
+    // The ring buffer has room for all events of so many.
+    ensure!(reads == 1000, "{reads} reads");
     let objects = output.lines().find(|line| line.contains(" objects (struct bio), "));
     let objects = objects.with_context(|| output.clone())?;
     let numbers: Vec<u64> = objects.split(' ').filter_map(|word| word.parse().ok()).collect();
@@ -37,6 +38,9 @@ fn stage10_sees_the_ends_that_probes_miss() -> Result<()> {
     // A real-time kernel completes in a thread, which may lose its CPU in the fentry program.
     let least = if may_skip()? { reads - reads / 100 } else { reads };
     ensure!(lives == reads && (least..=reads).contains(&ended), "{reads} reads: {output}");
+    if ended < reads {
+        judged_weakly(&format!("{ended} of {reads} lives have an end"));
+    }
     Ok(())
 }
 
@@ -56,13 +60,13 @@ const FUNCTIONS: &[&str] = &[
 
 /// So many reads of each disk are so many lives, and all of them end. Where the kernel has skipped a
 /// hit, which the ledger tells, an end may be missing.
-fn stage10_gives_each_request_a_life() -> Result<()> {
+fn stage12_gives_each_request_a_life() -> Result<()> {
     const READS: u64 = 200;
     let null = NullBlk::new(&[])?;
     for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?, null.name.clone()] {
         for engine in ["psync", "libaio --iodepth=16"] {
             let running =
-                Running::stage("stage10", &[FUNCTIONS, &["--type=request", "--json"]].concat())?;
+                Running::stage("stage12", &[FUNCTIONS, &["--type=request", "--json"]].concat())?;
             let report = fio(&format!(
                 "--filename=/dev/{disk} --direct=1 --rw=randread --bs=4k --ioengine={engine} \
                  --number_ios={READS}"
@@ -103,6 +107,9 @@ fn lives_of(output: &str, requests: u64) -> Result<()> {
     println!("{requests} requests: {count} lives, {ends} of them ended, {all_missed} hits missed");
     ensure!(ends + missed >= count, "{ends} of {count} lives ended: {ledger}");
     ensure!(of_started as u64 + missed >= requests, "{of_started} ended: {ledger}");
+    if ends < count {
+        judged_weakly(&format!("{ends} of {count} lives have an end"));
+    }
     // What comes before the start, and after the end, is no life of its own.
     ensure!(count <= requests + missed + 4, "{count} lives: {ledger}");
     Ok(())

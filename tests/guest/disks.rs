@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::run::{shell, wait_until};
+use crate::run::{not_judged, shell, wait_until};
 
 /// A virtio disk by its serial number: `cargo vm` gives each one.
 fn by_serial(wanted: impl Fn(&str) -> bool) -> Result<String> {
@@ -173,6 +173,10 @@ pub struct ScsiDebug {
 impl ScsiDebug {
     /// `parameters` of the module.
     pub fn new(parameters: &str) -> Result<ScsiDebug> {
+        // Debian's kernels for arm64 do without.
+        if shell("modprobe --dry-run --quiet scsi_debug").is_err() {
+            return not_judged("this kernel has no module scsi_debug");
+        }
         shell(&format!("modprobe scsi_debug {parameters}"))?;
         let mut disk = ScsiDebug { name: String::new() };
         let find = "grep -l scsi_debug /sys/block/sd*/device/model | cut -d/ -f4";

@@ -1,20 +1,34 @@
 //! Judges of the exercises that are no stage, and of every attempt. They run for `cargo lesson` only,
 //! with the learner's program in the place of `exercise` or of a stage.
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    os::fd::AsRawFd,
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::MapCore;
+use rustix::{
+    process::Signal,
+    thread::{CpuSet, UnshareFlags, gettid, sched_setaffinity, unshare_unsafe},
+};
 
 use crate::{
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, NullBlk},
+    ftrace::{Ftrace, Hook},
     maps::{Maps, insert},
     mixed::{self, Direct, Mixed, Ram, split_out_of_order},
     pagecache,
     run::{
-        Running, compared, count, durations, ensure_none, fio, not_judged, shell, skipped_some,
-        stage, subject, summary,
+        Running, between, compared, count, durations, ensure_none, fio, ms, not_judged, shell,
+        skipped_some, stage, subject, summary, wait_until,
     },
 };
 
@@ -30,6 +44,10 @@ tests![
     exercise_histogram,
     exercise_histogram_of_two_cpus,
     exercise_bytes,
+    exercise_returns,
+    exercise_queue,
+    exercise_runqueue,
+    exercise_retransmit,
 ];
 
 /// The name of a program that takes the place of no stage.
@@ -39,8 +57,8 @@ pub const EXERCISE: &str = "exercise";
 fn exercise_leaves_nothing() -> Result<()> {
     let (subject, _) = subject().context("there is no attempt to judge")?;
     let before = loaded()?;
-    // Some exercises need something to filter by: a disk, a file.
-    let arguments = [&[][..], &["vda"], &["/proc/self/exe"]];
+    // Some exercises need something to filter by: a disk, a file, a process.
+    let arguments = [&[][..], &["vda"], &["/proc/self/exe"], &["1"]];
     let mut tries = arguments.iter().map(|arguments| Running::stage(&subject, arguments));
     let is_answer = |started: &Result<Running>| match started {
         Ok(_) => true,
@@ -48,7 +66,7 @@ fn exercise_leaves_nothing() -> Result<()> {
     };
     let running = tries
         .find(is_answer)
-        .context("it does not start without an argument, nor with a disk or a file")??;
+        .context("it does not start without an argument, nor with a disk, a file or a process")??;
     ensure!(!loaded()?.is_subset(&before), "it says that it traces, and no BPF program is loaded");
     running.interrupt()?;
     wait_until_unloaded(&before)?;
@@ -346,5 +364,479 @@ fn exercise_bytes() -> Result<()> {
     }
     let event = output.lines().find(|line| line.contains("bpf_trace_printk: "));
     ensure!(event.is_none(), "an event line: {event:?}");
+    Ok(())
+}
+
+/// The rows `  12        3  submit_bio_wait(bio)`: calls, and those that have not returned.
+fn inside(output: &str) -> Result<BTreeMap<String, (u64, u64)>> {
+    let mut rows = BTreeMap::new();
+    for line in output.lines().filter(|line| line.contains('(')) {
+        let words: Vec<&str> = line.split_whitespace().take(3).collect();
+        let [calls, inside, function] = words[..] else { continue };
+        let (Ok(calls), Ok(inside)) = (calls.parse(), inside.parse()) else { continue };
+        let name = function.split('(').next().unwrap_or_default();
+        rows.insert(name.to_owned(), (calls, inside));
+    }
+    ensure!(!rows.is_empty(), "no row `CALLS INSIDE FUNCTION(PARAMETERS)` in {output}");
+    Ok(rows)
+}
+
+/// Threads wait inside of functions, which their stacks name; a call may return on another CPU.
+fn exercise_returns() -> Result<()> {
+    let one_tag = [("hw_queue_depth", "1"), ("submit_queues", "1"), ("irqmode", "2")];
+    let slow =
+        NullBlk::named("slow", &[&one_tag[..], &[("completion_nsec", "4000000000")]].concat())?;
+    // Without a scheduler, a bio without a tag waits before it gets a request.
+    fs::write(format!("/sys/block/{}/queue/scheduler", slow.name), "none")?;
+    let timer = [("irqmode", "2"), ("completion_nsec", "1000000000")];
+    let quick = NullBlk::named("quick", &timer)?;
+    let virtio = disks::virtio()?;
+    let running = Running::stage(EXERCISE, &[])?;
+    read(&virtio, 20)?;
+    let dd = |disk: &str, cpu: u32| {
+        Running::bash(&format!(
+            "exec taskset -c {cpu} dd if=/dev/{disk} of=/dev/null bs=4k count=1 iflag=direct status=none"
+        ))
+    };
+    let moved = dd(&quick.name, 0)?;
+    wait_until("the read is in flight", || Ok(disks::in_flight(&quick.name)? == 1))?;
+    shell(&format!("taskset -cp 1 {}", moved.id()))?;
+    ensure!(moved.end()?.code == Some(0), "dd failed");
+    let waiting = (0..3).map(|n| dd(&slow.name, n % 2)).collect::<Result<Vec<_>>>()?;
+    let stack = |dd: &Running| fs::read_to_string(format!("/proc/{}/stack", dd.id()));
+    wait_until("three reads wait, two of them for the tag", || {
+        let all = waiting.iter().map(stack).collect::<Result<Vec<_>, _>>()?;
+        let wait = |function: &str| all.iter().filter(|stack| stack.contains(function)).count();
+        Ok((wait("submit_bio_wait"), wait("blk_mq_get_tag")) == (3, 2))
+    })?;
+    let stacks = waiting.iter().map(stack).collect::<Result<String, _>>()?;
+    let output = running.interrupt()?;
+    for dd in waiting {
+        dd.end()?;
+    }
+    let rows = inside(&output)?;
+    let mut expected = BTreeMap::<&str, u64>::new();
+    // `[<0>] submit_bio_wait+0x52/0x90`
+    for frame in stacks.lines().filter_map(|line| line.split_once("] ")) {
+        let function = frame.1.split('+').next().unwrap_or_default();
+        if rows.contains_key(function) {
+            *expected.entry(function).or_default() += 1;
+        }
+    }
+    ensure!(expected.get("submit_bio_wait") == Some(&3), "{expected:?}, {stacks}: {output}");
+    // These call the next one in place of a return, and leave no frame: whoever waits for the tag is
+    // inside of all of them.
+    let tail_calls = ["submit_bio", "submit_bio_noacct", "__submit_bio"];
+    expected.extend(tail_calls.map(|function| (function, 2)));
+    if skipped_some(&output)? {
+        return not_judged("programs were skipped, as they may be on a real-time kernel");
+    }
+    ensure_none(&output, &[])?;
+    for (function, (calls, inside)) in &rows {
+        let waits = expected.get(function.as_str()).copied().unwrap_or(0);
+        ensure!(
+            *inside == waits && *calls >= waits,
+            "{waits} threads wait in {function}(); yours says {inside} of {calls} calls: {output}"
+        );
+    }
+    compared(&format!(
+        "three stacks name {} of your functions, as often as you do",
+        expected.len()
+    ));
+    let submitted = rows.get("submit_bio").context("no submit_bio")?.0;
+    ensure!(submitted == 24, "24 reads, and {submitted} calls of submit_bio(): {output}");
+    Ok(())
+}
+
+/// The times from the allocation of a request to the driver, beside ftrace's.
+fn exercise_queue() -> Result<()> {
+    const NEAR: u64 = 2_000_000;
+    let one_tag = [("hw_queue_depth", "1"), ("submit_queues", "1"), ("irqmode", "2")];
+    let timer = [("completion_nsec", "20000000")];
+    let slow = NullBlk::named("slow", &[&one_tag[..], &timer].concat())?;
+    fs::write(format!("/sys/block/{}/queue/scheduler", slow.name), "mq-deadline")?;
+    let silent = NullBlk::named("silent", &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
+    fs::write(format!("/sys/block/{}/queue/scheduler", silent.name), "none")?;
+    read(&silent.name, 30)?; // on 7.2, a request without a time keeps that of an earlier one
+    fs::write(format!("/sys/block/{}/queue/iostats", silent.name), "0")?;
+    let running = Running::stage(EXERCISE, &[])?;
+    let ftrace = Ftrace::new(&[
+        Hook::Tracepoint("block/block_getrq", ""),
+        Hook::Tracepoint("block/block_rq_issue", ""),
+    ])?;
+    let dd = |n: u32| {
+        let (device, at) = (format!("/dev/{}", slow.name), n * 100);
+        let files = match n % 2 {
+            0 => format!("if={device} of=/dev/null iflag=direct skip={at}"),
+            _ => format!("if=/dev/zero of={device} oflag=direct seek={at}"),
+        };
+        Running::bash(&format!("exec dd {files} bs=4k count=6 status=none"))
+    };
+    for dd in (0..4).map(dd).collect::<Result<Vec<_>>>()? {
+        ensure!(dd.end()?.code == Some(0), "dd failed");
+    }
+    let events = ftrace.events()?;
+    read(&silent.name, 30)?;
+    let output = running.interrupt()?;
+    let (mut allocated, mut judged) = (BTreeMap::new(), Vec::new());
+    let disk = disks::numbers(&slow.name)?.replace(':', ",") + " ";
+    for event in events.iter().filter(|event| event.text.trim_start().starts_with(&disk)) {
+        if event.name.ends_with("block_getrq") {
+            allocated.insert(event.sector()?, event.time);
+        } else if let Some(time) = allocated.remove(&event.sector()?) {
+            judged.push(event.time - time);
+        }
+    }
+    let mut printed = Vec::new();
+    for line in output.lines().filter(|line| line.contains(" queued: ")) {
+        printed.push(between(line, " queued: ", " ns")?.parse::<u64>()?);
+    }
+    let (sum, mut in_order) = (printed.iter().sum::<u64>(), printed.clone());
+    judged.sort_unstable();
+    in_order.sort_unstable();
+    ensure!(judged.len() == 24 && judged[18] > 10_000_000, "ftrace saw {judged:?}");
+    ensure!(in_order.len() == 24, "24 requests were started, {} lines: {output}", in_order.len());
+    // Between its hook and ours, a task may lose its CPU.
+    let far = judged.iter().zip(&in_order).filter(|(theirs, ours)| theirs.abs_diff(**ours) > NEAR);
+    ensure!(far.count() <= 2, "queued, sorted: ftrace {judged:?}, yours {in_order:?}");
+    ensure!(count(&output, "ns queued")? == sum, "{sum} ns in your lines: {output}");
+    ensure!(output.contains("ns queued (of 24 requests)"), "24 requests: {output}");
+    ensure!(count(&output, "without a time")? == 30, "30 requests have no time: {output}");
+    compared(&format!("ftrace's longest wait is {}; yours {}", ms(judged[23]), ms(in_order[23])));
+    Ok(())
+}
+
+/// How long this thread has waited for a CPU, as the kernel accounts for it: the second number.
+fn run_delay() -> Result<u64> {
+    let text = fs::read_to_string("/proc/thread-self/schedstat")?;
+    Ok(text.split_whitespace().nth(1).context("no second number")?.parse()?)
+}
+
+/// What a thread of the load has to say.
+struct Waited {
+    /// What it did.
+    kind: &'static str,
+    tid: u32,
+    /// How long it waited before it ran for the first time, ns.
+    new: u64,
+    /// How long it waited in all, ns.
+    all: u64,
+}
+
+const COMPUTES: &str = "only computes";
+const SLEEPS: &str = "sleeps and wakes up";
+const ENDS: &str = "ends soon";
+
+/// Waits for as long as that; nobody sends anything.
+fn sleep(nothing: &Receiver<()>, time: Duration) {
+    nothing.recv_timeout(time).ok();
+}
+
+/// Keeps this thread on a CPU. The threads that it starts stay there, too.
+fn stay_on(cpu: usize) -> Result<()> {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu);
+    Ok(sched_setaffinity(None, &cpus)?)
+}
+
+/// Gives this thread a real-time priority: it then waits for no thread with a lower one, nor for one
+/// without. Threads that it starts have none.
+fn goes_first(sched_priority: i32) -> Result<()> {
+    let (policy, priority) =
+        (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, libc::sched_param { sched_priority });
+    // SAFETY: the kernel reads the struct.
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const priority) };
+    ensure!(result == 0, "SCHED_FIFO: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// The life of a thread of the load on a CPU. At its end, it reads how long it has waited.
+fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited> {
+    let new = run_delay()?;
+    stay_on(cpu)?;
+    let (start, tid, (_keep, nothing)) = (Instant::now(), gettid(), channel());
+    match kind {
+        COMPUTES => while start.elapsed() < load {},
+        SLEEPS => {
+            rustix::process::setpriority_process(Some(tid), 19)?;
+            sleep(&nothing, load / 2); // no wait, and longer than what the comparison allows
+            while start.elapsed() < load {
+                sleep(&nothing, Duration::from_millis(5));
+            }
+        }
+        // It waits twice: when it is new, and when it wakes up.
+        _ => sleep(&nothing, Duration::from_millis(1)),
+    }
+    // From here on it does not wait: what it reads is all.
+    goes_first(2)?;
+    let tid = tid.as_raw_nonzero().get() as u32;
+    Ok(Waited { kind, tid, new, all: run_delay()? })
+}
+
+/// Starts so many threads on a CPU, one after the other. A new thread may find its CPU free, or be
+/// chosen at once: here it waits, for this one keeps the CPU.
+fn start_short_ones(cpu: usize, count: usize, tell: &Sender<Result<Waited>>) -> Result<()> {
+    stay_on(cpu)?;
+    goes_first(1)?;
+    for _ in 0..count {
+        let (tell, start) = (tell.clone(), Instant::now());
+        let child = move || tell.send(wait_for_cpu(ENDS, cpu, Duration::ZERO)).ok();
+        let child = thread::spawn(child);
+        while start.elapsed() < Duration::from_millis(10) {}
+        child.join().ok();
+    }
+    Ok(())
+}
+
+/// More threads than CPUs, which wait in both ways: preempted, and woken. Many end meanwhile.
+fn exercise_runqueue() -> Result<()> {
+    const LOAD: Duration = Duration::from_secs(2);
+    const SHORT: usize = 200;
+    const LIMIT: Duration = Duration::from_secs(60);
+    let running = Running::stage(EXERCISE, &[&std::process::id().to_string()])?;
+    let others = (0..2)
+        .map(|cpu| Running::bash(&format!("exec taskset -c {cpu} bash -c 'while :; do :; done'")));
+    let others = others.collect::<Result<Vec<_>>>()?;
+    let (tell, told) = channel();
+    let begin = |kind, cpu| {
+        let tell = tell.clone();
+        thread::spawn(move || tell.send(wait_for_cpu(kind, cpu, LOAD)).ok());
+    };
+    for (kind, cpu) in [(COMPUTES, 0), (COMPUTES, 1), (SLEEPS, 0), (SLEEPS, 1)] {
+        begin(kind, cpu);
+    }
+    for cpu in 0..2 {
+        let tell = tell.clone();
+        thread::spawn(move || {
+            if let Err(error) = start_short_ones(cpu, SHORT / 2, &tell) {
+                tell.send(Err(error)).ok();
+            }
+        });
+    }
+    let mut waited = Vec::new();
+    while waited.len() < SHORT + 4 {
+        waited.push(told.recv_timeout(LIMIT).context("a thread of the load hangs")??);
+    }
+    let others = others.into_iter().map(|other| -> Result<String> {
+        let tid = other.id().to_string();
+        other.signal(Signal::KILL)?;
+        other.end()?;
+        Ok(tid)
+    });
+    let others = others.collect::<Result<Vec<_>>>()?;
+    let output = running.interrupt()?;
+    let mut lines = BTreeMap::new();
+    for line in output.lines().filter_map(|line| line.strip_prefix("tid ")) {
+        let (tid, ns) = line.split_once(": ").with_context(|| format!("odd line: {line}"))?;
+        let ns: u64 = ns.strip_suffix(" ns").with_context(|| format!("odd: {line}"))?.parse()?;
+        ensure!(lines.insert(tid, ns).is_none(), "tid {tid} has two lines: {output}");
+    }
+    let theirs = others.iter().find(|tid| lines.contains_key(tid.as_str()));
+    ensure!(theirs.is_none(), "{theirs:?} is no thread of the process: {output}");
+    // The guest's TSC counts as unstable: the scheduler's clock, in which the kernel accounts, stands
+    // still between two ticks where the host delays them, and bpf_ktime_get_ns() does not.
+    let near = |yours: u64, theirs: u64| yours.abs_diff(theirs) <= theirs / 5 + 50_000_000;
+    let yours = |tid: u32| lines.get(tid.to_string().as_str()).copied();
+    let (short, long): (Vec<_>, Vec<_>) = waited.iter().partition(|thread| thread.kind == ENDS);
+    for &&Waited { kind, tid, all: theirs, .. } in &long {
+        ensure!(theirs > 100_000_000, "it waited for {}: the test does not test", ms(theirs));
+        let yours = yours(tid).unwrap_or_default();
+        ensure!(
+            near(yours, theirs),
+            "thread {tid}, which {kind}, waited for {}; yours says {}: {output}",
+            ms(theirs),
+            ms(yours)
+        );
+        compared(&format!("thread {tid}, which {kind}: {}; yours {}", ms(theirs), ms(yours)));
+    }
+    let missing = short.iter().filter(|thread| thread.all > 0 && yours(thread.tid).is_none());
+    let missing = missing.count();
+    ensure!(missing == 0, "{missing} of {SHORT} threads that ended have no line: {output}");
+    let theirs: u64 = short.iter().map(|thread| thread.all).sum();
+    let new: u64 = short.iter().map(|thread| thread.new).sum();
+    let yours: u64 = short.iter().filter_map(|thread| yours(thread.tid)).sum();
+    let tests = new > theirs * 2 / 5 && theirs > 500_000_000;
+    ensure!(tests, "{} of {} when new: the test does not test", ms(new), ms(theirs));
+    ensure!(
+        near(yours, theirs),
+        "{SHORT} threads that ended waited for {} in all; yours says {}: {output}",
+        ms(theirs),
+        ms(yours)
+    );
+    compared(&format!(
+        "{SHORT} threads that ended: {} in all, {} of it when they were new; yours {}",
+        ms(theirs),
+        ms(new),
+        ms(yours)
+    ));
+    let sum = count(&output, "ns waited for a CPU")?;
+    ensure!(sum == lines.values().sum::<u64>(), "the sum is not that of the lines: {output}");
+    Ok(())
+}
+
+/// Lets a socket receive nothing, or everything again.
+fn deaf(socket: &TcpStream, deaf: bool) -> Result<()> {
+    // BPF_RET | BPF_K: keep so many bytes of a segment.
+    let mut nothing = libc::sock_filter { code: 6, jt: 0, jf: 0, k: 0 };
+    let filter = libc::sock_fprog { len: 1, filter: &raw mut nothing };
+    let option = if deaf { libc::SO_ATTACH_FILTER } else { libc::SO_DETACH_FILTER };
+    let size = size_of_val(&filter) as libc::socklen_t;
+    // SAFETY: the kernel reads `size` bytes, and the one instruction that they point to.
+    let result = unsafe {
+        let filter = (&raw const filter).cast();
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, filter, size)
+    };
+    ensure!(result == 0, "a socket filter: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// What the kernel says about a connection.
+fn tcp_info(socket: &TcpStream) -> Result<libc::tcp_info> {
+    // SAFETY: the struct holds integers only.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut size = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes.
+    let result = unsafe {
+        let info = (&raw mut info).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_TCP, libc::TCP_INFO, info, &raw mut size)
+    };
+    ensure!(result == 0, "TCP_INFO: {}", std::io::Error::last_os_error());
+    Ok(info)
+}
+
+/// All segments that this thread's network has sent again: RetransSegs, by the line with the names.
+fn segments_sent_again() -> Result<u64> {
+    let text = fs::read_to_string("/proc/thread-self/net/snmp")?;
+    let mut lines = text.lines().filter(|line| line.starts_with("Tcp:"));
+    let (names, numbers) = (lines.next().context("no names")?, lines.next().context("no Tcp")?);
+    let mut both = names.split(' ').zip(numbers.split(' '));
+    let (_, number) = both.find(|(name, _)| *name == "RetransSegs").context("no RetransSegs")?;
+    Ok(number.parse()?)
+}
+
+/// What the kernel counts for connections that lose segments.
+struct Lost {
+    /// `SENDER -> RECEIVER`, and the segments that were sent again: of all connections, both directions.
+    directions: Vec<(String, u64)>,
+    /// RetransSegs.
+    segments: u64,
+}
+
+/// Loses segments in a network of this thread's own, and fails to send some again.
+fn lose_segments() -> Result<Lost> {
+    const SEGMENT: usize = 1400;
+    static BURST: [u8; 40 * SEGMENT] = [0; 40 * SEGMENT];
+    // SAFETY: the thread gives up its network, and no table of files.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
+    // Segments as small as on a wire: a buffer of the kernel then holds many.
+    shell("busybox ifconfig lo mtu 1500 up")?;
+    let connect = |address| -> Result<[TcpStream; 2]> {
+        let listener = TcpListener::bind(address)?;
+        let connected = TcpStream::connect(listener.local_addr()?)?;
+        let pair = [connected, listener.accept()?.0];
+        for socket in &pair {
+            socket.set_read_timeout(Some(Duration::from_secs(30)))?;
+            socket.set_write_timeout(Some(Duration::from_secs(30)))?;
+        }
+        Ok(pair)
+    };
+    // The last one loses nothing.
+    let pairs = ["127.0.0.1:0", "[::1]:0", "127.0.0.1:0"]
+        .map(connect)
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
+    let acknowledged = |pairs: &[[TcpStream; 2]]| {
+        let mut sockets = pairs.iter().flatten();
+        sockets.try_fold(true, |all, socket| Ok(all && tcp_info(socket)?.tcpi_unacked == 0))
+    };
+    // So much arrives that a burst may be in flight as a whole.
+    for _ in 0..3 {
+        for [one, other] in &pairs {
+            for (mut from, mut to) in [(one, other), (other, one)] {
+                from.write_all(&BURST)?;
+                to.read_exact(&mut [0; BURST.len()])?;
+            }
+        }
+    }
+    wait_until("all is acknowledged", || acknowledged(&pairs))?;
+    let lossy = &pairs[..2];
+    for socket in lossy.iter().flatten() {
+        deaf(socket, true)?;
+    }
+    // The other direction sends half as much, so that nobody confuses both.
+    for [one, other] in lossy {
+        (&*one).write_all(&BURST)?;
+        (&*other).write_all(&BURST[BURST.len() / 2..])?;
+    }
+    for socket in lossy.iter().flatten() {
+        let again = || Ok(tcp_info(socket)?.tcpi_total_retrans > 0);
+        wait_until("segments are sent again", again)?;
+    }
+    shell("busybox ifconfig lo down")?;
+    // Of IPv6, on all kernels; of IPv4, some send to nobody, and count that.
+    let mut failed = false;
+    for socket in lossy.iter().flatten() {
+        let before = tcp_info(socket)?;
+        wait_until("the kernel tries again without a network", || {
+            Ok(tcp_info(socket)?.tcpi_retransmits > before.tcpi_retransmits + 1)
+        })?;
+        failed |= tcp_info(socket)?.tcpi_total_retrans == before.tcpi_total_retrans;
+    }
+    ensure!(failed, "nothing failed without a network: the test does not test");
+    shell("busybox ifconfig lo up")?;
+    for socket in lossy.iter().flatten() {
+        deaf(socket, false)?;
+    }
+    wait_until("all is acknowledged", || acknowledged(&pairs))?;
+    let mut directions = Vec::new();
+    for socket in pairs.iter().flatten() {
+        let name = format!("{} -> {}", socket.local_addr()?, socket.peer_addr()?);
+        directions.push((name, u64::from(tcp_info(socket)?.tcpi_total_retrans)));
+    }
+    let enough = directions.iter().zip([40, 20, 40, 20]).all(|((_, again), sent)| *again >= sent);
+    ensure!(enough, "not all segments were sent again: {directions:?}");
+    ensure!(
+        directions[..4].chunks(2).all(|both| both[0].1 != both[1].1),
+        "both directions lost as many, the test does not test: {directions:?}"
+    );
+    Ok(Lost { directions, segments: segments_sent_again()? })
+}
+
+/// Connections that lose segments, beside what the kernel counts for each.
+fn exercise_retransmit() -> Result<()> {
+    let running = Running::stage(EXERCISE, &[])?;
+    let lost = thread::spawn(lose_segments).join();
+    let lost = lost.map_err(|_| anyhow::anyhow!("the thread of the load panicked"))??;
+    let output = running.interrupt()?;
+    if skipped_some(&output)? {
+        return not_judged("programs were skipped, as they may be on a real-time kernel");
+    }
+    let mut lines = Vec::new();
+    for line in output.lines().filter(|line| line.contains(" -> ")) {
+        let (connection, segments) = line.rsplit_once(": ").with_context(|| line.to_owned())?;
+        let segments = segments.strip_suffix(" segments").with_context(|| line.to_owned())?;
+        lines.push((connection, segments.parse::<u64>()?));
+    }
+    ensure!(lines.is_sorted_by(|a, b| a.1 >= b.1), "not sorted by segments: {output}");
+    let lossy = || lost.directions.iter().filter(|(_, segments)| *segments > 0);
+    for (name, theirs) in lossy() {
+        let of_it = lines.iter().filter(|(connection, _)| connection == name);
+        let yours: Vec<u64> = of_it.map(|(_, segments)| *segments).collect();
+        ensure!(
+            yours == [*theirs],
+            "{name} sent {theirs} segments again, you say {yours:?}: {output}"
+        );
+        compared(&format!("{name} sent {theirs} segments again; so you say"));
+    }
+    let (all, sum) = (lost.segments, lossy().map(|(_, segments)| segments).sum::<u64>());
+    ensure!(all == sum, "RetransSegs is {all}, and {sum} by connection: the test does not test");
+    let directions = lossy().count();
+    ensure!(
+        lines.len() == directions,
+        "{directions} directions sent again, {} lines: {output}",
+        lines.len()
+    );
+    let total = count(&output, "segments sent again")?;
+    ensure!(total == all, "RetransSegs has grown by {all}, you say {total}: {output}");
     Ok(())
 }

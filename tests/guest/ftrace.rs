@@ -17,9 +17,12 @@ pub const TRACEFS: &str = "/sys/kernel/tracing";
 /// What ftrace records.
 #[derive(Clone, Copy)]
 pub enum Hook {
-    /// Calls of a function, with its first argument. The event is named as the function.
+    /// Calls of a function, with its first argument. The event is named as the function. A probe misses
+    /// what happens while another one runs.
     Function(&'static str),
-    /// The same, with the stack.
+    /// Calls of a function, without arguments: none is missed.
+    Call(&'static str),
+    /// The same as `Function`, with the stack.
     Stack(&'static str),
     /// Calls of a function, with one of its arguments; 1 is the first one.
     Argument(&'static str, usize),
@@ -40,6 +43,9 @@ pub struct Event {
     pub name: String,
     /// `dd-123`.
     pub task: String,
+    pub cpu: u32,
+    /// `.` in a task, `s` in a softirq, `h` in a hardirq, `H` in one that interrupts a softirq.
+    pub interrupt: char,
     /// ns, on the clock of bpf_ktime_get_ns(), rounded down to microseconds.
     pub time: u64,
     /// The first argument of a function: `0xffff888003a1c000`.
@@ -48,6 +54,14 @@ pub struct Event {
     pub text: String,
     /// Functions, outermost first.
     pub stack: Vec<String>,
+}
+
+impl Event {
+    /// The sector of a block layer's event: `252,0 R 4096 () 1234 + 8 [fio]`, `252,0 R 1234 + 8 [fio]`.
+    pub fn sector(&self) -> Result<u64> {
+        let (before, _) = self.text.rsplit_once(" + ").with_context(|| self.text.clone())?;
+        Ok(before.rsplit(' ').next().unwrap_or_default().parse()?)
+    }
 }
 
 /// A tracefs instance of its own, gone when dropped.
@@ -90,6 +104,13 @@ impl Ftrace {
             Hook::Value(function, kind) => {
                 let value = format!("$retval:{kind}");
                 self.probe('r', &format!("{function}__return"), function, &value)?
+            }
+            Hook::Call(function) => {
+                let filter = self.instance.join("set_ftrace_filter");
+                let mut filter = fs::OpenOptions::new().append(true).open(filter)?;
+                filter.write_all(function.as_bytes()).context(function)?;
+                drop(filter); // it counts from when the file is closed
+                return self.write("current_tracer", "function");
             }
             Hook::Tracepoint(name, filter) => {
                 if !filter.is_empty() {
@@ -140,6 +161,7 @@ fn probes(command: &str) -> Result<()> {
 
 impl Drop for Ftrace {
     fn drop(&mut self) {
+        self.write("current_tracer", "nop").ok();
         fs::remove_dir(&self.instance).ok();
         for probe in &self.probes {
             probes(&format!("-:{}/{probe}", self.name)).ok();
@@ -173,7 +195,10 @@ fn parse(text: &str) -> Result<Vec<Event>> {
             current = of_task.get(task.trim()).copied();
             continue;
         }
-        let (name, text) = event.split_once(": ").with_context(|| format!("odd: {line}"))?;
+        // Or `submit_bio <-iomap_dio_bio_iter`, a call, or `sys_io_submit -> 0x1`, a system call's end.
+        let parts = [": ", " <-", " -> "].into_iter().find_map(|sign| event.split_once(sign));
+        let (name, text) = parts.with_context(|| format!("odd: {line}"))?;
+        let cpu = head.split(']').next().unwrap_or_default();
         let time = head.split_whitespace().last().unwrap_or_default().replace('.', "");
         let time = time.parse::<u64>().with_context(|| format!("odd: {line}"))? * 1000;
         let argument = text.split_once(" argument=").map_or("", |(_, argument)| argument);
@@ -181,6 +206,13 @@ fn parse(text: &str) -> Result<Vec<Event>> {
         events.push(Event {
             name: name.trim().to_owned(),
             task: task.trim().to_owned(),
+            cpu: cpu.parse().with_context(|| format!("odd: {line}"))?,
+            // `000] d.h1. 39.948507`
+            interrupt: head
+                .split_whitespace()
+                .nth(1)
+                .and_then(|flags| flags.chars().nth(2))
+                .unwrap_or('.'),
             time,
             argument: argument.trim().to_owned(),
             text: text.to_owned(),

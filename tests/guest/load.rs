@@ -8,8 +8,8 @@ use crate::{
     disks::{self, Mapped, NullBlk},
     ftrace::{Ftrace, Hook},
     run::{
-        Running, between, count, ensure_none, entries_left, fio, preempts, shell, submitted,
-        summary, wait_until,
+        Running, between, count, ensure_none, entries_left, fio, judged_weakly, preempts, shell,
+        submitted, summary, wait_until,
     },
 };
 
@@ -149,7 +149,9 @@ fn stage06_misses_no_end_in_a_task() -> Result<()> {
     let thin = Mapped::new("thin", &format!("0 65536 thin {} 0", pool.path()))?;
     misses_nothing(&[&virtio], || {
         reads(&thin, "randwrite")?;
-        shell(&format!("blkdiscard {}", thin.path())).map(|_| ())
+        shell(&format!("blkdiscard {}", thin.path()))?;
+        // The pool writes its metadata within a second, unasked; when it is suspended, at once.
+        pool.suspend(true)
     })
     .context("dm-thin")
 }
@@ -168,15 +170,19 @@ fn stage06_misses_no_end_of_btrfs() -> Result<()> {
             "--filename=/run/btrfs/file --rw=randrw --bs=64k --direct=1 --ioengine=libaio --iodepth=4 \
              --thread --norandommap --size=32M --numjobs=64 --number_ios=20",
         )?;
-        shell("sync -f /run/btrfs").map(|_| ())
+        shell("umount /run/btrfs").map(|_| ())
     });
-    shell("umount /run/btrfs")?;
+    if result.is_err() {
+        shell("umount /run/btrfs").ok();
+    }
     result
 }
 
 /// Stages 06 and 07 measure every bio that is submitted, by ftrace's count, and every request that these
-/// disks count, while `load` runs. Where the kernel does not preempt, an interrupt that finds the program
-/// at work in a task is all that is missed, and counted.
+/// disks count, while `load` runs, which ends when the last of them has completed. Where the kernel does
+/// not preempt, an interrupt that finds the program at work in a task is all that is missed, and counted.
+/// Where it does, both programs must have missed the end, the second one because the interrupt found
+/// another kprobe at work; it is counted with both names, and leaves one or two bios without a figure.
 fn misses_nothing(disks: &[&str], load: impl FnOnce() -> Result<()>) -> Result<()> {
     let preempts = preempts()?;
     let running = Running::stages(["stage06", "stage07"].map(|stage| (stage, vec!["--quiet"])))?;
@@ -185,9 +191,6 @@ fn misses_nothing(disks: &[&str], load: impl FnOnce() -> Result<()>) -> Result<(
     let before = (requests()?, flushes()?);
     let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
     load()?;
-    if preempts {
-        wait_until("no entry is left in the maps", || Ok(entries_left()? == 0))?;
-    }
     wait_until("the disks are idle", || {
         Ok(disks.iter().map(|disk| disks::in_flight(disk)).sum::<Result<u64>>()? == 0)
     })?;
@@ -203,8 +206,13 @@ fn misses_nothing(disks: &[&str], load: impl FnOnce() -> Result<()>) -> Result<(
         let of = |what| count(output, what);
         let (completed, lost) = (of(what)?, of("in flight")? + of("dropped")?);
         ensure!(expected.contains(&(completed + lost)), "{what}, of {expected:?}: {output}");
-        ensure!(lost == 0 || !preempts && of("skipped")? > 0, "{lost} are lost: {output}");
-        ensure!(!preempts || of("skipped")? == 0, "{output}");
+        let both_missed = !preempts || output.contains(" skipped (io_end() and io_end_probe() ");
+        ensure!(lost == 0 || both_missed, "{lost} are lost: {output}");
+        ensure!(lost <= 2 * of("skipped")?, "{lost} are lost: {output}");
+        ensure!(!preempts || lost > 0 || of("skipped")? == 0, "{output}");
+        if lost > 0 {
+            judged_weakly(&format!("{lost} of {} are lost, and said to be", completed + lost));
+        }
     }
     Ok(())
 }

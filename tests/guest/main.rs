@@ -25,8 +25,10 @@ mod ctracer_requests;
 mod ctracer_types;
 mod disks;
 mod exercises;
+mod exporter;
 mod faults;
 mod ftrace;
+mod functions;
 mod load;
 mod maps;
 mod mixed;
@@ -34,6 +36,8 @@ mod pagecache;
 mod readme;
 mod requests;
 mod run;
+mod slow_io;
+mod truth;
 
 use std::{
     fs,
@@ -59,6 +63,7 @@ const ONCE: &[&str] = &[
     "without_btf_is_3",
     "without_tracefs_is_3",
     "without_capabilities_is_3",
+    "a_missing_capability_is_named",
     "a_killed_run_leaves_an_instance_until_the_next",
     "a_reader_may_go",
     "a_full_disk_is_1",
@@ -66,6 +71,7 @@ const ONCE: &[&str] = &[
     "a_pipe_of_both_streams_may_close",
     "two_stages_at_once_see_every_line",
     "readmes_show_real_output",
+    "readmes_show_what_bpftrace_counts",
     "readmes_name_what_exists",
     "killed_at_any_moment_leaves_nothing",
     "tracefs_may_be_unmounted",
@@ -79,6 +85,8 @@ const ONCE: &[&str] = &[
     "by_hand_refusals",
     "cachetop_prints_tables",
     "cachetop_leaves_the_terminal_and_comes_back",
+    "exporter_survives_hostile_clients",
+    "exporter_runs_as_its_unit_says",
 ];
 
 /// Where kernels share the tests, these run on each: they are the hardest on the hooks.
@@ -86,6 +94,9 @@ const EVERYWHERE: &[&str] =
     &["stages_measure_all_of_64_threads", "stages_measure_all_of_eight_threads_on_one_cpu"];
 
 fn main() {
+    if let Some(cells) = truth::cells(prepare) {
+        return cells.unwrap_or_else(|error| panic!("{error:#}"));
+    }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let tests = [
@@ -98,13 +109,17 @@ fn main() {
         load::TESTS,
         appendix::TESTS,
         cachetop::TESTS,
+        exporter::TESTS,
         by_hand::TESTS,
+        functions::TESTS,
         ctracer::TESTS,
         ctracer_ftrace::TESTS,
         ctracer_outputs::TESTS,
         ctracer_filters::TESTS,
         ctracer_requests::TESTS,
         ctracer_types::TESTS,
+        slow_io::TESTS,
+        truth::TESTS,
     ]
     .concat();
     for name in ONCE.iter().chain(EVERYWHERE) {
@@ -116,7 +131,11 @@ fn main() {
         false => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), judges),
         true => {
             let tests = tests.into_iter().filter(|(name, _)| !without_once || !ONCE.contains(name));
-            let own = |n: usize, name| n % share.of == share.number || EVERYWHERE.contains(&name);
+            // The comparison of tools has its kernels: those that run all tests.
+            let shared = |name: &str| share.of == 1 || !name.starts_with("truth_");
+            let own = |n: usize, name| {
+                n % share.of == share.number && shared(name) || EVERYWHERE.contains(&name)
+            };
             let tests = tests.enumerate().filter(|(number, (name, _))| own(*number, *name));
             tests.skip(part.number).step_by(part.of).map(|(_, test)| trial(test)).collect()
         }

@@ -54,7 +54,10 @@ tests![
     stage09_takes_only_a_process,
 ];
 
-const PAGE: u64 = 4096;
+/// The size of a page in bytes: 4 KiB, or 16 KiB with some kernels for arm64.
+pub fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}
 const MIB: u64 = 1 << 20;
 
 /// A read, as it was asked for, its pages that were resident and those that were not, and what it
@@ -125,7 +128,7 @@ impl Watched {
         })
     }
 
-    fn advise(&self, advice: i32, offset: u64, bytes: u64) -> Result<()> {
+    pub fn advise(&self, advice: i32, offset: u64, bytes: u64) -> Result<()> {
         // SAFETY: a system call without pointers.
         let error = unsafe {
             libc::posix_fadvise(self.file.as_raw_fd(), offset as i64, bytes as i64, advice)
@@ -136,7 +139,7 @@ impl Watched {
 
     /// How many pages of the range are resident: mincore().
     pub fn resident(&self, offset: u64, bytes: u64) -> Result<u64> {
-        let first = offset / PAGE;
+        let first = offset / page_size();
         let all = pages(offset, bytes, self.size);
         if all == 0 {
             return Ok(0);
@@ -144,8 +147,8 @@ impl Watched {
         let mut pages = vec![0; all as usize];
         // SAFETY: the range lies in the mapping, and `pages` has a byte for each of its pages.
         let answer = unsafe {
-            let start = self.map.byte_add((first * PAGE) as usize);
-            libc::mincore(start, (all * PAGE) as usize, pages.as_mut_ptr())
+            let start = self.map.byte_add((first * page_size()) as usize);
+            libc::mincore(start, (all * page_size()) as usize, pages.as_mut_ptr())
         };
         ensure!(answer == 0, "mincore: {}", std::io::Error::last_os_error());
         Ok(pages.iter().filter(|page| **page & 1 == 1).count() as u64)
@@ -172,7 +175,7 @@ impl Watched {
     }
 
     /// Reads, and says what mincore() said before.
-    fn read(&self, offset: u64, bytes: u64) -> Result<Read> {
+    pub fn read(&self, offset: u64, bytes: u64) -> Result<Read> {
         let hit = self.settled(offset, bytes)?;
         self.read_now(offset, bytes, hit)
     }
@@ -181,6 +184,16 @@ impl Watched {
         let mut buffer = vec![0; bytes as usize];
         let got = self.file.read_at(&mut buffer, offset)? as i64;
         Ok(Read { offset, bytes, hit, miss: pages(offset, bytes, self.size) - hit, got })
+    }
+
+    /// Faults so many pages of the mapping in, from the first one.
+    pub fn touch(&self, pages: u64) {
+        for page in 0..pages.min(self.size / page_size()) {
+            // SAFETY: within the mapping; the file is not shortened meanwhile.
+            unsafe {
+                ptr::read_volatile(self.map.byte_add((page * page_size()) as usize) as *const u8)
+            };
+        }
     }
 
     /// Reads the whole file and once more at its end, as `cat` does.
@@ -199,7 +212,7 @@ impl Drop for Watched {
 /// How many pages of a file of that size the range touches.
 fn pages(offset: u64, bytes: u64, size: u64) -> u64 {
     let end = (offset + bytes).min(size);
-    if offset < end { end.div_ceil(PAGE) - offset / PAGE } else { 0 }
+    if offset < end { end.div_ceil(page_size()) - offset / page_size() } else { 0 }
 }
 
 /// A new file on the data disk, no page of which is in memory.
@@ -336,8 +349,13 @@ fn was_refused(event: &str) -> bool {
 
 fn sequential_reads(stage: &str) -> Result<()> {
     let mounted = Mounted::new()?;
-    let sizes =
-        [(MIB, PAGE), (64 * MIB, 64 * 1024), (MIB, 1000), (MIB, 4 * MIB), (64 * MIB, 64 * MIB)];
+    let sizes = [
+        (MIB, page_size()),
+        (64 * MIB, 64 * 1024),
+        (MIB, 1000),
+        (MIB, 4 * MIB),
+        (64 * MIB, 64 * MIB),
+    ];
     // Stage 09 counts with the same code: two of them for it.
     for &(size, bytes) in if stage == "stage09" { &sizes[..2] } else { &sizes } {
         let what = format!("{size} bytes, {bytes} at a time");
@@ -351,7 +369,7 @@ fn sequential_reads(stage: &str) -> Result<()> {
 }
 
 /// The next number of a sequence that is the same in every run.
-fn random(seed: &mut u64) -> u64 {
+pub fn random(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
     *seed >> 33
 }
@@ -362,8 +380,8 @@ fn random_reads(stage: &str) -> Result<()> {
     file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
     let mut seed = 1_u64;
     let offsets: Vec<u64> =
-        (0..500).map(|_| random(&mut seed) % (file.size / PAGE) * PAGE).collect();
-    let read = || offsets.iter().map(|offset| file.read(*offset, PAGE)).collect();
+        (0..500).map(|_| random(&mut seed) % (file.size / page_size()) * page_size()).collect();
+    let read = || offsets.iter().map(|offset| file.read(*offset, page_size())).collect();
     check(stage, "random, cold", &file, read)?;
     let output = check(stage, "random, warm", &file, read)?;
     ensure!(printed(&output, &file)?.0.iter().all(|read| read.miss == 0), "{output}");
@@ -377,26 +395,27 @@ fn odd_ranges(stage: &str) -> Result<()> {
     file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
     check(stage, "odd", &file, || {
         [
-            (10 * PAGE, 10 * PAGE),    // cold
-            (5 * PAGE, 10 * PAGE),     // the second half is there
-            (15 * PAGE, 10 * PAGE),    // the first half is
-            (30 * PAGE, PAGE),         // an island
-            (26 * PAGE, 9 * PAGE),     // around it
-            (40 * PAGE + 1, 1),        // a byte
-            (42 * PAGE - 1, 2),        // two pages for two bytes
-            (44 * PAGE + 7, 3 * PAGE), // unaligned: four pages
-            (60 * PAGE, 70 * PAGE),    // over the border of a node of the tree
-            (size - 50, 10 * PAGE),    // past the end
-            (size, PAGE),              // at the end
-            (size + 10 * PAGE, PAGE),  // beyond it
-            (0, 2 * MIB),              // all of it, and more
+            (10 * page_size(), 10 * page_size()),    // cold
+            (5 * page_size(), 10 * page_size()),     // the second half is there
+            (15 * page_size(), 10 * page_size()),    // the first half is
+            (30 * page_size(), page_size()),         // an island
+            (26 * page_size(), 9 * page_size()),     // around it
+            (40 * page_size() + 1, 1),               // a byte
+            (42 * page_size() - 1, 2),               // two pages for two bytes
+            (44 * page_size() + 7, 3 * page_size()), // unaligned: four pages
+            (60 * page_size(), 70 * page_size()),    // over the border of a node of the tree
+            (size - 50, 10 * page_size()),           // past the end
+            (size, page_size()),                     // at the end
+            (size + 10 * page_size(), page_size()),  // beyond it
+            (0, 2 * MIB),                            // all of it, and more
         ]
         .into_iter()
         .map(|(offset, bytes)| file.read(offset, bytes))
         .collect()
     })?;
     // A file of one page, which needs no tree, and one of none.
-    for (name, size) in [("page", 10), ("node", 64 * PAGE), ("nodes", 64 * PAGE + 1)] {
+    for (name, size) in [("page", 10), ("node", 64 * page_size()), ("nodes", 64 * page_size() + 1)]
+    {
         let file = new_file(&mounted, name, size)?;
         check(stage, name, &file, || Ok([file.read_all(MIB)?, file.read_all(MIB)?].concat()))?;
     }
@@ -446,11 +465,11 @@ pub fn exercise_io_uring() -> Result<()> {
                 file.chill()?;
                 file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
                 for n in (0..64).step_by(2) {
-                    let some = (n as usize % 16 + 1) * PAGE as usize;
+                    let some = (n as usize % 16 + 1) * page_size() as usize;
                     file.file.read_at(&mut vec![0; some], n * 64 * 1024)?;
                 }
             }
-            let all = file.size / PAGE;
+            let all = file.size / page_size();
             let hit = file.settled(0, file.size)?;
             ensure!(warm == (hit == all), "{hit} of {all} pages are in memory");
             // Threads, so that they are all one process.
@@ -505,12 +524,12 @@ fn stage08_pages_on_their_way_are_misses() -> Result<()> {
     let slow = Mapped::new("slow", &format!("0 131072 delay /dev/{disk} 0 500"))?;
     let file = Watched::cold(&slow.path(), &slow.disk()?)?;
     let running = Running::stage("stage08", &[])?;
-    let mut judged = vec![file.read(0, 4 * PAGE)?];
-    file.advise(libc::POSIX_FADV_WILLNEED, 8 * MIB, 16 * PAGE)?;
-    let hit = file.resident(8 * MIB, 16 * PAGE)?;
+    let mut judged = vec![file.read(0, 4 * page_size())?];
+    file.advise(libc::POSIX_FADV_WILLNEED, 8 * MIB, 16 * page_size())?;
+    let hit = file.resident(8 * MIB, 16 * page_size())?;
     ensure!(hit == 0, "the delayed pages are there: the test does not test");
-    judged.push(file.read_now(8 * MIB, 8 * PAGE, hit)?);
-    judged.push(file.read(8 * MIB, 8 * PAGE)?);
+    judged.push(file.read_now(8 * MIB, 8 * page_size(), hit)?);
+    judged.push(file.read(8 * MIB, 8 * page_size())?);
     let output = running.interrupt()?;
     same("on their way", &judged, &printed(&output, &file)?.0)?;
     totals(&output)
@@ -519,7 +538,8 @@ fn stage08_pages_on_their_way_are_misses() -> Result<()> {
 fn block_device(stage: &str) -> Result<()> {
     let disk = disks::virtio()?;
     let device = Watched::cold(&format!("/dev/{disk}"), &disk)?;
-    let read = || (0..64).map(|n| device.read(n * 16 * PAGE + 512, 16 * PAGE)).collect();
+    let read =
+        || (0..64).map(|n| device.read(n * 16 * page_size() + 512, 16 * page_size())).collect();
     check(stage, "block device, cold", &device, read)?;
     let output = check(stage, "block device, warm", &device, read)?;
     ensure!(printed(&output, &device)?.0.iter().all(|read| read.miss == 0), "{output}");
@@ -543,7 +563,8 @@ fn threads(stage: &str) -> Result<()> {
                             only.set(cpu);
                             rustix::thread::sched_setaffinity(None, &only)?;
                         }
-                        Ok([file.read_all(3 * PAGE)?, file.read_all(64 * PAGE)?].concat())
+                        Ok([file.read_all(3 * page_size())?, file.read_all(64 * page_size())?]
+                            .concat())
                     })
                 })
                 .collect();
@@ -607,12 +628,12 @@ fn stage08_counts_every_read_of_64_threads() -> Result<()> {
             .map(|thread| {
                 let file = &file;
                 scope.spawn(move || -> Result<u64> {
-                    let (mut pages, mut buffer) = (HashSet::new(), [0; PAGE as usize]);
+                    let (mut pages, mut buffer) = (HashSet::new(), vec![0; page_size() as usize]);
                     let mut seed = thread;
                     for _ in 0..READS {
-                        let page = random(&mut seed) % (MIB / PAGE);
+                        let page = random(&mut seed) % (MIB / page_size());
                         pages.insert(page);
-                        file.file.read_exact_at(&mut buffer, thread * MIB + page * PAGE)?;
+                        file.file.read_exact_at(&mut buffer, thread * MIB + page * page_size())?;
                     }
                     Ok(pages.len() as u64)
                 })
@@ -631,8 +652,9 @@ fn stage08_counts_every_read_of_64_threads() -> Result<()> {
         ensure!(misses + readahead == after, "{after} pages are resident: {output}");
     }
     let all = count(&everybody, "reads through the page cache")?;
-    ensure!(may_skip()? || all >= reads, "{reads} reads: {everybody}");
-    ensure!(may_skip()? || count(&everybody, "skipped")? == 0, "{everybody}");
+    let skipped = skipped_some(&everybody)?;
+    ensure!(skipped || all >= reads, "{reads} reads: {everybody}");
+    ensure!(skipped || count(&everybody, "skipped")? == 0, "{everybody}");
     Ok(())
 }
 
@@ -696,7 +718,7 @@ struct Reader<'a> {
     file: &'a File,
     ring: io_uring::IoUring,
     context: u64,
-    page: Box<[u8; PAGE as usize]>,
+    page: Vec<u8>,
 }
 
 impl Reader<'_> {
@@ -706,11 +728,12 @@ impl Reader<'_> {
         let answer = unsafe { libc::syscall(libc::SYS_io_setup, 4, &mut context) };
         ensure!(answer == 0, "io_setup: {}", std::io::Error::last_os_error());
         let ring = io_uring::IoUring::new(4)?;
-        Ok(Reader { file, ring, context, page: Box::new([0; PAGE as usize]) })
+        Ok(Reader { file, ring, context, page: vec![0; page_size() as usize] })
     }
 
     fn preadv2(&mut self, offset: u64, flags: i32) -> Result<i64> {
-        let iov = libc::iovec { iov_base: self.page.as_mut_ptr().cast(), iov_len: PAGE as usize };
+        let iov =
+            libc::iovec { iov_base: self.page.as_mut_ptr().cast(), iov_len: page_size() as usize };
         let file = self.file.as_raw_fd();
         // SAFETY: the one buffer that `iov` names outlives the call.
         let got = unsafe { libc::preadv2(file, &iov, 1, offset as i64, flags) } as i64;
@@ -723,7 +746,7 @@ impl Reader<'_> {
 
     fn io_uring(&mut self, offset: u64, flags: i32, sqe: io_uring::squeue::Flags) -> Result<i64> {
         let file = io_uring::types::Fd(self.file.as_raw_fd());
-        let entry = io_uring::opcode::Read::new(file, self.page.as_mut_ptr(), PAGE as u32)
+        let entry = io_uring::opcode::Read::new(file, self.page.as_mut_ptr(), page_size() as u32)
             .offset(offset)
             .rw_flags(flags)
             .build()
@@ -740,7 +763,7 @@ impl Reader<'_> {
             flags: flags as u32,
             file: self.file.as_raw_fd() as u32,
             buffer: self.page.as_mut_ptr() as u64,
-            bytes: PAGE,
+            bytes: page_size(),
             offset: offset as i64,
             ..Iocb::default()
         };
@@ -783,9 +806,9 @@ fn stage08_an_application_may_ask_again() -> Result<()> {
         let refused = reader.preadv2(offset, libc::RWF_NOWAIT)?;
         ensure!(refused == -i64::from(libc::EAGAIN), "{refused}");
         // A hit where the refused call has already sent for the page, as on 7.2.
-        judged.push(device.read(offset, PAGE)?);
+        judged.push(device.read(offset, page_size())?);
         let got = reader.preadv2(offset, flags)?;
-        judged.push(Read { offset, bytes: PAGE, hit: 1, miss: 0, got });
+        judged.push(Read { offset, bytes: page_size(), hit: 1, miss: 0, got });
     }
     let output = running.interrupt()?;
     same("asked again", &judged, &printed(&output, &device)?.0).map_err(|e| beside(e, &output))?;
@@ -828,10 +851,10 @@ pub fn exercise_may_ask_again() -> Result<()> {
         let refused = first(&mut reader, offset)?;
         ensure!(refused == -i64::from(libc::EAGAIN), "{name}: {refused}");
         // A hit where the refused call has already sent for the page, as on 7.2.
-        let second = device.read(offset, PAGE)?;
+        let second = device.read(offset, page_size())?;
         let got = again(&mut reader, offset)?;
-        ensure!(got == PAGE as i64, "{name}: {got}");
-        let read = |got, hit, miss| Read { offset, bytes: PAGE, hit, miss, got };
+        ensure!(got == page_size() as i64, "{name}: {got}");
+        let read = |got, hit, miss| Read { offset, bytes: page_size(), hit, miss, got };
         expected.push((name, [read(refused, 0, 1), second, read(got, 1, 0)]));
     }
     let output = running.interrupt()?;
@@ -852,7 +875,7 @@ pub fn exercise_may_ask_again() -> Result<()> {
 /// btrfs reads past the page cache only what it has not compressed; the rest of a read comes through
 /// it. What is counted is that rest: `offset` and `bytes` are its own, and `=` is what read() returns.
 fn stage08_the_rest_of_a_direct_read() -> Result<()> {
-    const PART: u64 = 16 * PAGE;
+    let part = 16 * page_size();
     let disk = disks::virtio()?;
     shell(&format!(
         "modprobe btrfs; mkfs.btrfs --quiet --force /dev/{disk}; mkdir -p /run/btrfs; \
@@ -860,11 +883,11 @@ fn stage08_the_rest_of_a_direct_read() -> Result<()> {
     ))
     .context("no btrfs: is the package btrfs-progs installed?")?;
     let result = shell(&format!(
-        "cd /run/btrfs; head -c {PART} /dev/urandom >file; sync; \
+        "cd /run/btrfs; head -c {part} /dev/urandom >file; sync; \
          mount -o remount,compress-force=zlib /run/btrfs; head -c {} /dev/zero >>file; sync",
-        3 * PART
+        3 * part
     ))
-    .and_then(|_| rest_of_a_direct_read(PART, &disk));
+    .and_then(|_| rest_of_a_direct_read(part, &disk));
     shell("umount /run/btrfs")?;
     result
 }
@@ -881,7 +904,7 @@ fn rest_of_a_direct_read(part: u64, disk: &str) -> Result<()> {
         let hit = file.settled(part, part)?;
         let got = direct.read_at(buffer, 0)? as i64;
         ensure!(got == 2 * part as i64, "{got} bytes");
-        judged.push(Read { offset: part, bytes: part, hit, miss: part / PAGE - hit, got });
+        judged.push(Read { offset: part, bytes: part, hit, miss: part / page_size() - hit, got });
     }
     let output = running.interrupt()?;
     let events = events(&output)?;
@@ -936,12 +959,12 @@ fn what_does_not_fit(stage: &str) -> Result<()> {
     arguments.extend((stage == "stage09").then_some(pid.as_str()));
     let running = Running::stage(stage, &arguments)?;
     let first = thread::scope(|scope| {
-        let first = scope.spawn(|| device.read(16 * MIB, PAGE));
+        let first = scope.spawn(|| device.read(16 * MIB, page_size()));
         until_it_reads(&disk)?;
-        device.read_now(32 * MIB, 2 * PAGE, 0)?;
+        device.read_now(32 * MIB, 2 * page_size(), 0)?;
         first.join().expect("a thread")
     })?;
-    let judged = [first, device.read(16 * MIB, 2 * PAGE)?];
+    let judged = [first, device.read(16 * MIB, 2 * page_size())?];
     let output = running.interrupt()?;
     let (printed, _) = printed(&output, &device)?;
     same(stage, &judged, &printed).map_err(|e| beside(e, &output))?;
@@ -964,14 +987,11 @@ fn stage08_other_ways_to_data_are_no_reads() -> Result<()> {
     let path = "/mnt/data/pagecache-other";
     let running = Running::stage("stage08", &[])?;
     // Faults.
-    for page in 0..16 {
-        // SAFETY: within the mapping; the file is not shortened meanwhile.
-        unsafe { self::ptr::read_volatile(file.map.byte_add(page * PAGE as usize) as *const u8) };
-    }
+    file.touch(16);
     // Writes, of whole pages and of a part, which reads the page first.
     let writable = OpenOptions::new().write(true).open(path)?;
-    writable.write_all_at(&[1; 8192], 64 * PAGE)?;
-    writable.write_all_at(&[1; 100], 80 * PAGE)?;
+    writable.write_all_at(&[1; 8192], 64 * page_size())?;
+    writable.write_all_at(&[1; 100], 80 * page_size())?;
     writable.sync_all()?;
     // Past the page cache.
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
@@ -989,7 +1009,7 @@ fn stage09_leaves_other_processes_out() -> Result<()> {
     let (mine, theirs) = (new_file(&mounted, "mine", MIB)?, new_file(&mounted, "theirs", MIB)?);
     let running = start("stage09")?;
     shell("dd if=/mnt/data/pagecache-theirs of=/dev/null bs=4k status=none")?;
-    let judged = mine.read_all(5 * PAGE)?;
+    let judged = mine.read_all(5 * page_size())?;
     shell("dd if=/mnt/data/pagecache-mine of=/dev/null bs=4k status=none")?;
     let output = running.interrupt()?;
     same("mine", &judged, &printed(&output, &mine)?.0)?;
@@ -1035,16 +1055,16 @@ impl Drop for Twin {
 pub fn exercise_inode() -> Result<()> {
     let mounted = Mounted::new()?;
     // The first inodes of a file system are its own, such as that of lost+found.
-    let _spare = ["spare1", "spare2", "spare3"].map(|name| new_file(&mounted, name, PAGE));
+    let _spare = ["spare1", "spare2", "spare3"].map(|name| new_file(&mounted, name, page_size()));
     let (this, other) = (new_file(&mounted, "this", MIB)?, new_file(&mounted, "other", MIB)?);
     let running = Running::stage(EXERCISE, &[&this.path])?;
     let twin = Twin::new(this.inode)?;
     shell(&format!("cat {} {} >/dev/null", other.path, twin.path))?;
-    let mut judged = this.read_all(5 * PAGE)?;
+    let mut judged = this.read_all(5 * page_size())?;
     shell(&format!("dd if={} of=/dev/null bs=512k status=none", this.path))?;
     // dd's reads: all of it is there by now, and it asks once more at the end.
     for (n, got) in [512 << 10, 512 << 10, 0].into_iter().enumerate() {
-        let (offset, hit) = (n as u64 * (512 << 10), got as u64 / PAGE);
+        let (offset, hit) = (n as u64 * (512 << 10), got as u64 / page_size());
         judged.push(Read { offset, bytes: 512 << 10, hit, miss: 0, got });
     }
     let output = running.interrupt()?;

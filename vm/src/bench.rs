@@ -18,6 +18,7 @@ use clap::Args;
 use host::fail::{MACHINE, fail};
 use host::say;
 
+use crate::arch;
 use crate::cleanup::OWN_FILE;
 use crate::follow::follow;
 use crate::setup::cache::Cache;
@@ -33,7 +34,7 @@ const ROW_LIMIT: Duration = Duration::from_secs(1800);
 /// What to measure, and what to do with it.
 #[derive(Args)]
 pub struct Bench {
-    /// Kernel line, or a directory with an unpacked kernel [default: 6.1]
+    /// Kernel line, or a directory with an unpacked kernel [default: 6.1; arm64: 6.12]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
     kernel: Option<String>,
     /// Print one line of JSON for each row instead of the tables
@@ -76,6 +77,14 @@ pub fn main(options: &Bench) -> Result<i32> {
     }
     packages::need(true)?;
     let root = workspace::root()?;
+    workspace::for_guests(&root, &Cache::open()?)?;
+    let has_budgets = arch::guest().has_budgets();
+    if !has_budgets && !options.native {
+        say!("{BUDGETS} is for x86-64: nothing is compared, and {RESULTS} stays");
+    }
+    if options.check && !has_budgets {
+        return Ok(0);
+    }
     if options.check {
         let exceeded = short(&root, &kernel)?;
         exceeded.iter().for_each(|line| say!("{line}"));
@@ -113,7 +122,7 @@ pub fn main(options: &Bench) -> Result<i32> {
     if options.native || options.fio {
         return Ok(0);
     }
-    let all = options.filter.is_none() && kernel == default;
+    let all = options.filter.is_none() && kernel == default && has_budgets;
     if all {
         report::write(&root.join(RESULTS), &results.tables())?;
         fs::write(root.join(CHART), results.chart()).context(CHART)?;
@@ -122,7 +131,7 @@ pub fn main(options: &Bench) -> Result<i32> {
     if options.bless {
         ensure!(
             all,
-            "--bless needs all rows, on the default kernel: leave out the filter and --kernel"
+            "--bless needs all rows, on the default kernel of x86-64: leave out the filter and --kernel"
         );
         let programs = workspace::programs(&root)?;
         let is_ours = |row: &str| programs.iter().any(|p| row.split(' ').next() == Some(&p.name));
@@ -130,7 +139,7 @@ pub fn main(options: &Bench) -> Result<i32> {
         say!("{BUDGETS} is written");
         return Ok(0);
     }
-    if kernel != default {
+    if kernel != default || !has_budgets {
         return Ok(0);
     }
     let exceeded = budgets::exceeded(&results, &budgets::read(&root)?);
@@ -187,7 +196,8 @@ fn measure(
         Place::Guest(kernel) => {
             let mut command = Command::new(OWN_FILE);
             command
-                .args(["run", "--icount", "--idle", "--kernel", kernel, "--memory", "1G"])
+                .args(["run", "--arch", arch::guest().name(), "--icount", "--idle"])
+                .args(["--kernel", kernel, "--memory", "1G"])
                 .arg(bench);
             command
         }
@@ -209,9 +219,18 @@ fn measure(
 fn rows(root: &Path) -> Result<(Vec<Row>, PathBuf)> {
     let programs = workspace::programs(root)?;
     let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
-    for artifact in workspace::artifacts(root, &["build", "--workspace"])? {
+    let build = ["build", "--workspace"];
+    for artifact in workspace::artifacts(root, &build)? {
         if let Some(file) = artifact.executable {
             files.insert(artifact.target.name, file.into());
+        }
+    }
+    // Their help is asked for here.
+    let mut here = files.clone();
+    if arch::is_foreign() {
+        for artifact in workspace::artifacts_here(root, &build)? {
+            let executable = artifact.executable.map(PathBuf::from);
+            here.extend(executable.map(|file| (artifact.target.name, file)));
         }
     }
     let file =
@@ -225,7 +244,7 @@ fn rows(root: &Path) -> Result<(Vec<Row>, PathBuf)> {
     }
     for program in &programs {
         let file = file(&program.name)?;
-        let help = Command::new(&file).arg("--help").output();
+        let help = Command::new(here.get(&program.name).unwrap_or(&file)).arg("--help").output();
         let help = help.with_context(|| format!("cannot start {}", file.display()))?;
         let has_quiet = String::from_utf8_lossy(&help.stdout).contains("--quiet");
         let forms = program.bench.forms.clone();

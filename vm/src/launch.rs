@@ -13,15 +13,16 @@ use host::fail::{GUEST_DIED, USAGE, fail};
 use host::say;
 use rustix::fs::{FlockOperation, flock};
 
+use crate::arch;
 use crate::cleanup;
 use crate::guest::initramfs;
-use crate::guest::proto::Request;
+use crate::guest::proto::{Exit, Request};
 use crate::guest::qemu::{self, Accel, Disk, Machine};
 use crate::guest::rundir::{self, Info, RunDir};
 use crate::guest::session::{self, Terminals};
 use crate::setup::cache::Cache;
 use crate::setup::kernels::{Kernel, Table};
-use crate::setup::packages;
+use crate::setup::{packages, root};
 use crate::workspace;
 
 /// How long a stage runs where no duration is given and there is no terminal for a Ctrl-C.
@@ -62,6 +63,8 @@ pub struct Options {
     pub stays: Option<Duration>,
     /// The guest's clock counts instructions; one CPU.
     pub icount: bool,
+    /// A directory with the guest's root, in place of this machine's.
+    pub root: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -77,6 +80,7 @@ impl Default for Options {
             name: None,
             stays: None,
             icount: false,
+            root: None,
         }
     }
 }
@@ -117,9 +121,10 @@ impl Program {
 
 /// Lets a program of the workshop check its command line, on the host: wrong usage needs no guest.
 /// Returns the status to exit with where something is wrong.
+/// Where the program is not one for this machine, it checks that in the guest.
 pub fn check_usage(program: &Program) -> Result<Option<i32>> {
     let (file, args) = program.argv.split_first().context("no program")?;
-    if !knows_parse_only(Path::new(file))? {
+    if arch::is_foreign() || !knows_parse_only(Path::new(file))? {
         return Ok(None);
     }
     let status = Command::new(file)
@@ -171,7 +176,8 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
     let workload = (program.stage && !options.idle).then(|| root.join("vm/workload.sh"));
 
     let (kernel, pid) = (kernel_name(options)?, std::process::id());
-    let info = Info { workspace: root, kernel, name: options.name.clone(), pid };
+    let arch = arch::guest().name().to_owned();
+    let info = Info { workspace: root, arch, kernel, name: options.name.clone(), pid };
     let run_dir = RunDir::create(&info)?;
     let dir = run_dir.dir().to_owned();
     cleanup::own_run_dir(&dir);
@@ -216,8 +222,8 @@ pub fn run(options: &Options, program: &Program) -> Result<Outcome> {
         say!("running {shown} on {DATA} as the workload (--idle: none)");
     }
     let request = request(program, workload, &options.env)?;
-    let exit =
-        session::talk(stream, &request, !program.stage || request.stdin_tty)?.ok_or_else(died)?;
+    let stdin = !program.stage || request.stdin_tty;
+    let exit = session::talk(stream, request, stdin)?.ok_or_else(died)?;
     if exit.others > 0 {
         let (n, s) = (exit.others, if exit.others == 1 { "" } else { "s" });
         say!(
@@ -282,7 +288,7 @@ pub fn enter(
     program: &Program,
     stdin: bool,
     patience: Option<Duration>,
-) -> Result<Option<session::Exit>> {
+) -> Result<Option<Exit>> {
     while !dir.join("ready").exists() {
         if !dir.exists() {
             return Err(fail(GUEST_DIED, "the guest ended before it was ready"));
@@ -292,15 +298,18 @@ pub fn enter(
     let (socket, _port) = rundir::next_port(dir)?;
     let Some(stream) = session::open(&socket, dir)? else { return Ok(None) };
     stream.set_read_timeout(patience)?;
-    session::talk(stream, &request(program, None, &[])?, stdin)
+    session::talk(stream, request(program, None, &[])?, stdin)
 }
 
 /// Checks the options and fetches the kernel, before anything is built.
 pub fn prepare(options: &Options) -> Result<()> {
     qemu::forced_accel()?;
     qemu::check_disks(&options.disks)?;
-    shares(&workspace::root()?)?;
-    Kernel::named(&kernel_name(options)?, &Cache::open()?).map(|_| ())
+    let (root, cache) = (workspace::root()?, Cache::open()?);
+    shares(&root)?;
+    options.root.as_deref().map(root::named).transpose()?;
+    Kernel::named(&kernel_name(options)?, &cache)?;
+    workspace::for_guests(&root, &cache).map(|_| ())
 }
 
 /// The kernel as the user names it.
@@ -350,9 +359,19 @@ fn machine(options: &Options, root: &Path, cache: &Cache) -> Result<Machine> {
     let name = kernel_name(options)?;
     let kernel = Kernel::named(&name, cache)?;
     cache.need_space(DISKS_MB, "what the guest writes to its disks")?;
-    let initramfs = initramfs::get(&kernel, cache)?;
+    workspace::for_guests(root, cache)?;
+    let (own, agent) = match root::get(cache)? {
+        None => (None, cleanup::OWN_FILE.into()),
+        Some(own) => {
+            let build = ["build", "--package", "vm", "--bin", "vm"];
+            (Some(own), workspace::build(root, &build, "vm")?)
+        }
+    };
+    let initramfs = initramfs::get(&kernel, own.as_deref(), cache)?;
     Ok(Machine {
         name,
+        agent,
+        root: options.root.as_deref().map(root::named).transpose()?.or(own),
         has_9p: initramfs::has_9p(&kernel)?,
         kernel,
         initramfs,
@@ -390,9 +409,7 @@ fn request(
         })
         .filter(|(name, _)| name != "PATH")
         .collect();
-    // The stages are in the same directory as this program.
-    let stages = std::env::current_exe().ok().and_then(|own| own.parent().map(Path::to_owned));
-    env.push(("PATH".into(), path(std::env::var_os("PATH"), stages)));
+    env.push(("PATH".into(), path(std::env::var_os("PATH"), workspace::programs_of_guests())));
     env.extend(more.iter().map(|(name, value)| (OsString::from(name), value.into())));
     let terminals = Terminals::look();
     Ok(Request {

@@ -1,7 +1,9 @@
 //! `cargo vm`: boots a pinned kernel in QEMU and runs the stages in it.
 
+mod arch;
 mod bench;
 mod cleanup;
+mod doctor;
 mod follow;
 mod guest;
 mod kept;
@@ -9,6 +11,7 @@ mod launch;
 mod processes;
 mod setup;
 mod test;
+mod truth;
 mod workspace;
 
 use std::ffi::OsString;
@@ -16,20 +19,27 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand};
-use host::fail::{GUEST_DIED, MACHINE, USAGE, fail};
+use host::fail::{GUEST_DIED, USAGE, fail};
 use host::judging::Judging;
 use host::say;
 
 use crate::guest::qemu::Disk;
 use crate::guest::{agent, initramfs, rundir, session};
 use crate::launch::{Options, Program};
-use crate::setup::{bundle, cache, doctor, kernels, packages};
+use crate::setup::{bundle, cache, kernels, packages, root};
 
 /// Boots a pinned kernel in QEMU and runs the stages in it.
 #[derive(Parser)]
 #[command(name = "cargo vm", bin_name = "cargo vm")]
 struct Cli {
+    /// Take no kernel but the pinned ones, also where the archive has only later ones
+    #[arg(long, global = true, env = "VM_LOCKED", value_parser = FalseyValueParser::new())]
+    locked: bool,
+    /// The guest's architecture [default: this machine's]
+    #[arg(long, global = true, env = "VM_ARCH", value_enum)]
+    arch: Option<arch::Arch>,
     #[command(subcommand)]
     command: Cmd,
 }
@@ -44,11 +54,18 @@ enum Cmd {
     Test(Test),
     /// Measure what the programs cost, in guest instructions per I/O, beside bpftrace and bcc
     Bench(bench::Bench),
+    /// Compare our tools and others with outside judges: who prints what is true
+    Truth(truth::Options),
     /// Report what is installed, what is missing, and how long a boot takes
     #[command(mut_arg("kernel", |kernel| kernel.value_name("LINE|all|DIR").help(LINES)))]
     Doctor(Guest),
     /// Install, fetch and prepare everything that the other commands need
     Setup(Setup),
+    /// Pin the newest kernels of these lines, or of all, in vm/kernels.toml
+    Repin {
+        /// Kernel lines: 6.1, 7.2
+        lines: Vec<String>,
+    },
     /// Write one file with the kernels and the crates, for machines without a network
     Bundle(Bundle),
     /// Started by `cargo run` and `cargo test` for a program of the workspace
@@ -62,6 +79,9 @@ enum Cmd {
         #[command(subcommand)]
         what: Kept,
     },
+    /// Print what cargo is told where it builds for guests, for `cargo lesson`
+    #[command(hide = true)]
+    BuildEnv,
     /// Runs in the guest and starts programs there
     #[command(hide = true)]
     Agent,
@@ -103,12 +123,12 @@ enum Kept {
 
 /// The help of --kernel, where it may be `all`.
 const LINES: &str = "Kernel line, several (6.1,7.2), `all`, `host` (this machine's own), or a \
-                     directory with an unpacked kernel [default: 6.1]";
+                     directory with an unpacked kernel [default: 6.1; arm64: 6.12]";
 
 #[derive(Args)]
 struct Guest {
-    /// Kernel line (6.1, 6.1-rt, 6.12, 7.2), `host`, or a directory with an unpacked kernel
-    /// [default: 6.1]
+    /// Kernel line (6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3), `host`, or a directory with an unpacked kernel
+    /// [default: 6.1; arm64: 6.12]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
     kernel: Option<String>,
     /// Add an empty disk of 256 MiB; may be given several times
@@ -120,6 +140,9 @@ struct Guest {
     /// Memory of the guest: 512M, 2G
     #[arg(long, default_value = "2G", value_parser = memory)]
     memory: String,
+    /// A directory with the guest's root file system [default: this machine's root, read-only]
+    #[arg(long, env = "VM_ROOT", value_name = "DIR")]
+    root: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -152,7 +175,7 @@ struct Setup {
 
 #[derive(Args)]
 struct Bundle {
-    /// Kernel line, or `all` [default: 6.1]
+    /// Kernel line, or `all` [default: 6.1; arm64: 6.12]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|all")]
     kernel: Option<String>,
     /// The file to write: workshop.tar.zst
@@ -186,6 +209,7 @@ impl Guest {
             disks: self.disks,
             cpus: self.cpus,
             memory: self.memory,
+            root: self.root.filter(|root| !root.as_os_str().is_empty()),
             ..Options::default()
         }
     }
@@ -223,24 +247,20 @@ fn memory(text: &str) -> Result<String, String> {
 
 fn main() {
     cleanup::restore_on_panic();
-    match dispatch(Cli::parse().command) {
+    let cli = Cli::parse();
+    if cli.locked {
+        kernels::lock();
+    }
+    cli.arch.into_iter().for_each(arch::set);
+    match dispatch(cli.command) {
         Ok(status) => cleanup::exit(status, None),
         Err(error) => cleanup::exit(host::fail::code(&error), Some(&format!("{error:#}"))),
     }
 }
 
 fn dispatch(command: Cmd) -> Result<i32> {
-    if cfg!(not(target_arch = "x86_64")) {
-        return Err(fail(
-            MACHINE,
-            format!(
-                "the guest needs an x86-64 machine, this one is {}; with VM=0, `cargo run` runs a \
-                 stage on this machine's own kernel",
-                std::env::consts::ARCH
-            ),
-        ));
-    }
     if !matches!(command, Cmd::Agent | Cmd::Guard { .. }) {
+        arch::check()?;
         processes::note_inherited();
         session::watch_signals()?;
     }
@@ -248,6 +268,9 @@ fn dispatch(command: Cmd) -> Result<i32> {
         Cmd::Run(run) => cmd_run(run),
         Cmd::Shell(guest) => cmd_shell(guest),
         Cmd::Setup(setup) => cmd_setup(setup),
+        Cmd::Repin { lines } => {
+            kernels::repin(&workspace::root()?, &lines, &cache::Cache::open()?).map(|()| 0)
+        }
         Cmd::Bundle(options) => {
             packages::need(true)?;
             bundle::write(&options.file, named(options.kernel).as_deref()).map(|()| 0)
@@ -256,9 +279,11 @@ fn dispatch(command: Cmd) -> Result<i32> {
             test::main(named(kernel).as_deref(), share.as_deref(), filter.as_deref(), bless)
         }
         Cmd::Bench(options) => bench::main(&options),
+        Cmd::Truth(options) => truth::main(&options),
         Cmd::Doctor(guest) => doctor::main(&guest.options()),
         Cmd::Runner(runner) => cmd_runner(runner),
         Cmd::Kept { name, what } => cmd_kept(name, what),
+        Cmd::BuildEnv => cmd_build_env(),
         Cmd::Agent => agent::main().map(|()| 0),
         Cmd::Guard { run_dir } => cleanup::guard(run_dir.as_deref()).map(|()| 0),
     }
@@ -306,6 +331,7 @@ fn cmd_run(run: Run) -> Result<i32> {
     }
     packages::need(false)?;
     let help = launch::asks_for_help(&args);
+    // Help is printed here, by a program for this machine.
     if !help {
         launch::prepare(&options)?;
     }
@@ -352,6 +378,8 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
     if launch::asks_for_help(&args) {
         return here(file, &args);
     }
+    // Cargo has built for this machine.
+    let is_foreign = arch::is_foreign();
     let is_test = file.parent().is_some_and(|dir| dir.ends_with("deps"));
     packages::need(is_test)?;
     let mut options =
@@ -363,11 +391,19 @@ fn cmd_runner(runner: Runner) -> Result<i32> {
     if is_test {
         launch::prepare(&options)?;
         workspace::build_all(&root)?;
+        let file = if is_foreign { workspace::build_guest_tests(&root)? } else { file };
         options.disks = test::DISKS.to_vec();
         options.env = vec![Judging::by(&file, &root).to_env()?];
         return Ok(launch::run(&options, &Program::built(file, args, None))?.status);
     }
     let known = programs.iter().find(|program| name == program.name.as_str());
+    let file = match known {
+        Some(program) if is_foreign => {
+            launch::prepare(&options)?;
+            program.build(&root)?
+        }
+        _ => file,
+    };
     checked(&options, &Program::built(file, args, known))
 }
 
@@ -404,9 +440,16 @@ fn cmd_kept(name: String, what: Kept) -> Result<i32> {
     }
 }
 
+fn cmd_build_env() -> Result<i32> {
+    packages::need(false)?;
+    let variables = workspace::for_guests(&workspace::root()?, &cache::Cache::open()?)?;
+    println!("{}", serde_json::to_string(&variables)?);
+    Ok(0)
+}
+
 fn cmd_setup(setup: Setup) -> Result<i32> {
     packages::need(true)?;
-    let root = workspace::root()?;
+    let workspace = workspace::root()?;
     let cache = cache::Cache::open()?;
     let names = match &setup.from {
         Some(file) => bundle::install(file)?,
@@ -414,15 +457,17 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     };
     for name in names {
         let kernel = kernels::Kernel::named(&name, &cache)?;
-        initramfs::get(&kernel, &cache)?;
+        initramfs::get(&kernel, root::get(&cache)?.as_deref(), &cache)?;
         say!("kernel {name}: {} is ready", kernel.release);
     }
+    workspace::for_guests(&workspace, &cache)?;
     packages::data_disk(&cache)?;
     packages::blank_disk(&cache)?;
-    if !workspace::cargo(&root).arg("fetch").status()?.success() {
+    if !workspace::cargo(&workspace).arg("fetch").status()?.success() {
         bail!("cargo could not fetch the crates; its message is above");
     }
-    workspace::copy_headers(&root).context("libbpf's headers could not be copied for clangd")?;
+    workspace::copy_headers(&workspace)
+        .context("libbpf's headers could not be copied for clangd")?;
     say!("everything is ready; from now on, no network is needed");
     Ok(0)
 }

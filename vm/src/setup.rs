@@ -3,6 +3,7 @@
 pub mod apt;
 pub mod bundle;
 pub mod cache;
-pub mod doctor;
 pub mod kernels;
 pub mod packages;
+pub mod root;
+pub mod suite;

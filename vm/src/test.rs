@@ -21,6 +21,7 @@ use host::fail::{USAGE, fail};
 use host::judging::{Judging, Part};
 use host::say;
 
+use crate::arch;
 use crate::bench;
 use crate::cleanup::OWN_FILE;
 use crate::follow::follow;
@@ -28,13 +29,11 @@ use crate::guest::qemu::Disk;
 use crate::setup::cache::Cache;
 use crate::setup::kernels::Table;
 use crate::setup::packages;
-use crate::workspace;
+use crate::workspace::{self, GUEST};
 use report::Report;
 
 /// The test that programs cost no more than `bench/budgets.toml` says.
 const BENCH: &str = "bench_budgets";
-/// The package of the guest tests, and its test target.
-const GUEST: &str = "guest";
 /// How long one guest test may take where the machine is quick.
 const SHORTEST_LIMIT: Duration = Duration::from_secs(600);
 /// How long it may take in boots of this machine: a slow machine is given more time.
@@ -55,20 +54,27 @@ pub fn main(
     filter: Option<&str>,
     bless: bool,
 ) -> Result<i32> {
-    if bless && (kernel != Some("all") || filter.is_some()) {
+    if bless && filter.is_some() {
         return Err(fail(
             USAGE,
-            "--bless writes a table of all kernels: it needs --kernel all and no filter",
+            "--bless writes what all tests said of a kernel: leave out the filter",
         ));
     }
     let (table, cache) = (Table::load()?, Cache::open()?);
     let mut kernels = table.names(kernel, &cache)?;
+    if bless && kernels.iter().any(|kernel| table.line(kernel).is_err()) {
+        return Err(fail(
+            USAGE,
+            "--bless writes a column for each line of vm/kernels.toml: name lines, no other kernel",
+        ));
+    }
     let whole = kernels.len();
     if share.is_some() {
         kernels.extend(table.names(share, &cache)?);
     }
     packages::need(true)?;
     let root = workspace::root()?;
+    workspace::for_guests(&root, &cache)?;
 
     let default = table.default_name(&cache);
     let sum = match Programs::build(&root, filter, &kernels, default) {
@@ -121,11 +127,13 @@ impl Programs {
         kernels: &[String],
         default: String,
     ) -> Result<Programs> {
-        let bench = kernels.contains(&default) && filter.is_none_or(|f| BENCH.contains(f));
+        let bench = kernels.contains(&default)
+            && arch::guest().has_budgets()
+            && filter.is_none_or(|f| BENCH.contains(f));
         let known = workspace::programs(root)?.into_iter().map(|program| program.package);
         let known = known.collect::<BTreeSet<_>>().into_iter().collect();
         let mut programs = Programs { host: Vec::new(), guest: None, default, bench, known };
-        for artifact in workspace::artifacts(root, &["test", "--workspace", "--no-run"])? {
+        for artifact in workspace::artifacts_here(root, &["test", "--workspace", "--no-run"])? {
             let Some(file) = artifact.executable.filter(|_| artifact.profile.test) else {
                 continue;
             };
@@ -135,7 +143,9 @@ impl Programs {
             if !has_tests(&file, &dir, filter)? {
                 continue;
             }
-            if artifact.target.name == GUEST {
+            if artifact.target.name == GUEST && arch::is_foreign() {
+                programs.guest = Some(workspace::build_guest_tests(root)?);
+            } else if artifact.target.name == GUEST {
                 programs.guest = Some(file);
             } else {
                 programs.host.push(HostTests { file, dir });
@@ -259,10 +269,13 @@ fn run(
     let mut sum = take(host);
     guests.iter().for_each(|report| sum.add(report));
     // Where something failed, or a kernel did not boot, the table is not known.
-    let of_all = |table: Table| table.lines.iter().all(|line| kernels.contains(&line.name));
+    let of_all = |table: Table| table.all().all(|line| kernels.contains(&line.name));
     let complete = share.is_empty() && filter.is_none() && sum.failed.is_empty();
-    let all = complete && Table::load().is_ok_and(of_all);
-    if all && let Err(error) = report::table(root, &programs.known, &guests, bless) {
+    let all = Table::load().is_ok_and(of_all);
+    if complete
+        && (all || bless)
+        && let Err(error) = report::table(root, &programs.known, &guests, bless, all)
+    {
         sum.broken(format!("{error:#}"));
     }
     sum
@@ -284,7 +297,7 @@ impl HostTests {
     fn run(&self, filter: Option<&str>, alone: bool, report: &mut Report) -> Result<()> {
         let mut command = Command::new(&self.file);
         command.args(["--format", "pretty"]).args(filter).current_dir(&self.dir);
-        command.env("CARGO_MANIFEST_DIR", &self.dir);
+        command.env("CARGO_MANIFEST_DIR", &self.dir).env_remove("VM_ARCH");
         if !alone {
             // The guests have the other CPUs.
             command.arg("--test-threads=1");
@@ -315,7 +328,17 @@ fn run_guest(
     let disks = DISKS.iter().filter_map(Disk::to_possible_value);
     let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
     let mut command = Command::new(OWN_FILE);
-    command.args(["run", "--kernel", kernel, "--idle", "--cpus", "2"]).args(disks).arg(guest);
+    command.args([
+        "run",
+        "--arch",
+        arch::guest().name(),
+        "--kernel",
+        kernel,
+        "--idle",
+        "--cpus",
+        "2",
+    ]);
+    command.args(disks).arg(guest);
     command.args(["--format", "json"]).args(filter).current_dir(&judging.workspace);
     command.envs([judging.to_env()?]);
     let start = Instant::now();

@@ -4,17 +4,23 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::{Artifact, Metadata, MetadataCommand};
+use host::fail::{MACHINE, fail};
 use host::room::{Built, Room};
 use host::say;
 use serde::Deserialize;
 
 pub use host::cargo::{cargo, is_cargos};
+
+use crate::arch;
+use crate::setup::cache::{self, Cache};
+use crate::setup::root as guest_root;
 
 /// The directory that holds the root Cargo.toml.
 ///
@@ -132,6 +138,9 @@ pub fn named_in<'p>(programs: &'p [Program], args: &[OsString]) -> Vec<&'p Progr
     named
 }
 
+/// The target of the guest tests.
+pub const GUEST: &str = "guest";
+
 /// The first line of `.clangd`.
 const WRITTEN: &str = "# Written by `cargo vm setup`.";
 
@@ -170,7 +179,7 @@ pub fn copy_headers(root: &Path) -> Result<()> {
 
 /// The flags that the BPF programs are compiled with, where libbpf's headers are in `include`.
 fn clang_flags(root: &Path, include: &Path) -> Vec<String> {
-    let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "x86" };
+    let arch = crate::arch::guest().bpf();
     let mut flags: Vec<String> =
         ["-xc", "-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall"].map(str::to_owned).into();
     flags.push(format!("-D__TARGET_ARCH_{arch}"));
@@ -217,14 +226,89 @@ fn announced<T>(what: String, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Builds every program of the workspace.
+/// Makes builds be for the guest, also where it has another architecture than this machine: with Rust's
+/// library for that, and linked with the guest's root.
+/// Returns the variables that cargo is given.
+pub fn for_guests(root: &Path, cache: &Cache) -> Result<Vec<(String, String)>> {
+    let Some(guest) = guest_root::get(cache)? else { return Ok(Vec::new()) };
+    need_rust_target(root)?;
+    let variables = cross(&guest_root::compiler(&guest)?);
+    host::cargo::build_for_guests(variables.clone());
+    Ok(variables)
+}
+
+/// The variables with which cargo builds for the guest's architecture.
+fn cross(compiler: &Path) -> Vec<(String, String)> {
+    let target = arch::guest().rust_target();
+    let (lower, compiler) = (target.replace('-', "_"), compiler.display().to_string());
+    let ar = format!("{}-ar", arch::guest().gnu());
+    vec![
+        ("CARGO_BUILD_TARGET".into(), target.into()),
+        (format!("CARGO_TARGET_{}_LINKER", lower.to_uppercase()), compiler.clone()),
+        (format!("CC_{lower}"), compiler),
+        (format!("AR_{lower}"), ar),
+    ]
+}
+
+/// Adds Rust's library for the guest's architecture where it is missing.
+fn need_rust_target(root: &Path) -> Result<()> {
+    let target = arch::guest().rust_target();
+    if has_rust_target(root) {
+        return Ok(());
+    }
+    if cache::find_tool("rustup").is_none() {
+        let message = format!(
+            "Rust's library for {target} is not here, and no rustup that adds it: install the package \
+             of your distribution that has it (Debian: libstd-rust-dev:arm64), or Rust by rustup"
+        );
+        return Err(fail(MACHINE, message));
+    }
+    say!("running: rustup target add {target}");
+    let mut rustup = Command::new("rustup");
+    rustup.args(["target", "add", target]).current_dir(root).stdin(Stdio::null());
+    // Our standard output belongs to the program that is run.
+    let output = rustup.stderr(Stdio::inherit()).output().context("cannot start rustup")?;
+    ensure!(
+        output.status.success() && has_rust_target(root),
+        "rustup could not add {target}, see above"
+    );
+    Ok(())
+}
+
+/// Whether Rust can build for the guest's architecture.
+pub fn has_rust_target(root: &Path) -> bool {
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
+    rustc.args(["--print", "target-libdir", "--target", arch::guest().rust_target()]);
+    let output = rustc.current_dir(root).stdin(Stdio::null()).output();
+    output.is_ok_and(|output| {
+        let text = String::from_utf8_lossy(&output.stdout);
+        output.status.success() && Path::new(text.trim()).is_dir()
+    })
+}
+
+/// The directory with the programs that are built for guests. `None`: this program was copied elsewhere.
+pub fn programs_of_guests() -> Option<PathBuf> {
+    // The stages are in the same directory as this program.
+    let own = std::env::current_exe().ok()?.parent()?.to_owned();
+    if !arch::is_foreign() {
+        return Some(own);
+    }
+    Some(own.parent()?.join(arch::guest().rust_target()).join(own.file_name()?))
+}
+
+/// Builds every program of the workspace, for guests.
 pub fn build_all(root: &Path) -> Result<()> {
-    let mut command = cargo(root);
+    let mut command = host::cargo::cargo_for_guests(root);
     command.args(["build", "--workspace"]).args(quiet());
     let built = announced("building all programs".to_owned(), || command.status());
     let built = built.context("cannot start cargo")?;
     ensure!(built.success(), "cargo could not build the programs of the workspace, see above");
     Ok(())
+}
+
+/// Builds the guest tests, for guests. Returns the executable.
+pub fn build_guest_tests(root: &Path) -> Result<PathBuf> {
+    build(root, &["test", "--package", "guest_tests", "--test", GUEST, "--no-run"], GUEST)
 }
 
 /// Runs a cargo command that builds and returns the executable of the target `name`.
@@ -233,9 +317,15 @@ pub fn build(root: &Path, args: &[&str], name: &str) -> Result<PathBuf> {
     host::cargo::executable(&artifacts(root, args)?, name)
 }
 
-/// Runs a cargo command that builds and returns what it has made. `args` begins with cargo's
-/// subcommand.
+/// Runs a cargo command that builds for guests and returns what it has made. `args` begins with
+/// cargo's subcommand.
 pub fn artifacts(root: &Path, args: &[&str]) -> Result<Vec<Artifact>> {
+    let what = format!("building: cargo {}", args.join(" "));
+    announced(what, || host::cargo::artifacts_for_guests(root, args, quiet().is_some()))
+}
+
+/// The same for this machine.
+pub fn artifacts_here(root: &Path, args: &[&str]) -> Result<Vec<Artifact>> {
     let what = format!("building: cargo {}", args.join(" "));
     announced(what, || host::cargo::artifacts(root, args, quiet().is_some()))
 }
@@ -251,7 +341,7 @@ mod tests {
         let text = fs::read_to_string(root.join(".clangd")).unwrap();
         let (_, flags) = text.split_once("CompileFlags:\n  Add: ").unwrap();
         let flags: Vec<String> = serde_json::from_str(flags).unwrap();
-        let mut clang = std::process::Command::new("clang");
+        let mut clang = Command::new("clang");
         clang.args(flags).arg("-fsyntax-only").arg(root.join("stage06_stacktrace/src/trace.bpf.c"));
         let output = clang.current_dir("/").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -28,7 +28,7 @@ fn place() -> TempDir {
 /// A launcher's command line, with its run directory below `place`.
 fn vm(place: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vm"));
-    command.args(args).env("TMPDIR", place.path()).env_remove("VM_KERNEL");
+    command.args(args).env("TMPDIR", place.path()).env_remove("VM_KERNEL").env_remove("VM_ARCH");
     command
 }
 

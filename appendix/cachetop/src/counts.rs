@@ -288,8 +288,9 @@ impl Sampler {
     }
 }
 
-/// A string of C. Control characters would change more than their cell: they are replaced.
-fn text(string: &[std::ffi::c_char]) -> String {
+/// A string of C, as a skeleton has it on every machine. Control characters would change more than
+/// their cell: they are replaced.
+fn text(string: &[i8]) -> String {
     let bytes: Vec<u8> = string.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
     String::from_utf8_lossy(&bytes).replace(char::is_control, "?")
 }

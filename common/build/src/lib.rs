@@ -23,6 +23,11 @@ const HERE: &str = env!("CARGO_MANIFEST_DIR");
 /// install where there is no clang.
 pub fn skeleton(source: &str) {
     println!("cargo:rerun-if-changed={source}\ncargo:rerun-if-changed={HERE}/../bpf");
+    for header in fs::read_dir("src").into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if header.extension().is_some_and(|extension| extension == "h") {
+            println!("cargo:rerun-if-changed={}", header.display());
+        }
+    }
     println!("cargo:rerun-if-env-changed=CLANG");
     let variable = |name| env::var(name).unwrap_or_else(|_| fail(&format!("cargo sets no {name}")));
     let source = Path::new(&variable("CARGO_MANIFEST_DIR")).join(source);

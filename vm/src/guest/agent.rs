@@ -22,7 +22,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
 use crate::guest::proto::{
-    CHUNK, Frame, Kind, Request, Size, read_frame, size_of_arguments, write_frame,
+    CHUNK, Exit, Message, Request, Size, Stream, read_message, size_of_arguments, write_message,
 };
 
 /// The file that exists only in the guest.
@@ -78,9 +78,14 @@ fn lock(port: &Port) -> MutexGuard<'_, File> {
     port.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sends a frame. Where the host has gone, the reading side notices.
-fn send(port: &Port, kind: Kind, data: &[u8]) {
-    let _ = write_frame(&mut *lock(port), kind, data);
+/// Sends a message. Where the host has gone, the reading side notices.
+fn send(port: &Port, message: Message) {
+    let _ = write_message(&mut *lock(port), &message);
+}
+
+/// Says something on the program's standard error.
+fn complain(port: &Port, why: &str) {
+    send(port, Message::Output(Stream::Stderr, format!("vm: {why}\n").into_bytes()));
 }
 
 /// The sessions of a port. Port 0 has one: the guest ends with it.
@@ -101,27 +106,22 @@ fn session(number: u32, file: &File) -> Result<()> {
     let mut reader = file.try_clone()?;
     let port: Port = Arc::new(Mutex::new(file.try_clone()?));
     // Returns when the host has connected.
-    write_frame(&mut *lock(&port), Kind::Hello, &[])?;
-    let frame = loop {
-        match read_frame(&mut reader) {
-            Ok(Some(frame)) if frame.kind == Kind::Request => break frame,
+    write_message(&mut *lock(&port), &Message::Hello)?;
+    let request = loop {
+        match read_message(&mut reader) {
+            Ok(Some(Message::Request(request))) => break request,
             Ok(Some(_)) => {} // for a program that has ended, or did not start
             _ => return Ok(()),
         }
     };
     OPEN.fetch_add(1, Ordering::SeqCst);
     let (connected, gone) = mpsc::channel();
-    let status = Request::from_frame(&frame)
-        .context("cannot read the request")
-        .and_then(|request| run(number, &request, reader, &port, connected))
-        .unwrap_or_else(|error| {
-            send(&port, Kind::Stderr, format!("vm: {error:#}\n").as_bytes());
-            126
-        });
+    let status = run(number, &request, reader, &port, connected).unwrap_or_else(|error| {
+        complain(&port, &format!("{error:#}"));
+        126
+    });
     let others = OPEN.fetch_sub(1, Ordering::SeqCst) - 1;
-    let mut exit = status.to_le_bytes().to_vec();
-    exit.extend_from_slice(&others.to_le_bytes());
-    send(&port, Kind::Exit, &exit);
+    send(&port, Message::Exit(Exit { status, others }));
     if number != 0 {
         // An error: the thread that reads the port has ended, and with it its `connected`.
         let _ = gone.recv();
@@ -170,16 +170,16 @@ fn run(
     };
     let mut outputs = Outputs::default();
     if let Some(pipe) = child.stdout.take() {
-        outputs.add(Kind::Stdout, OwnedFd::from(pipe), port)?;
+        outputs.add(Stream::Stdout, OwnedFd::from(pipe), port)?;
     }
     if let Some(pipe) = child.stderr.take() {
-        outputs.add(Kind::Stderr, OwnedFd::from(pipe), port)?;
+        outputs.add(Stream::Stderr, OwnedFd::from(pipe), port)?;
     }
     let mut master = None;
     if let Some(pty) = pty {
-        let kind = if request.stdout_tty { Kind::Stdout } else { Kind::Stderr };
+        let stream = if request.stdout_tty { Stream::Stdout } else { Stream::Stderr };
         master = Some(pty.master.try_clone()?);
-        outputs.add(kind, pty.master, port)?;
+        outputs.add(stream, pty.master, port)?;
     }
     let outputs = Arc::new(outputs);
 
@@ -231,7 +231,7 @@ fn not_started(request: &Request, error: &std::io::Error, port: &Port) -> i32 {
     } else {
         (126, format!("{program}: {error}"))
     };
-    send(port, Kind::Stderr, format!("vm: {why}\n").as_bytes());
+    complain(port, &why);
     code
 }
 
@@ -343,7 +343,7 @@ struct Outputs {
 }
 
 struct Output {
-    kind: Kind,
+    stream: Stream,
     /// The host has closed its end.
     closed: Arc<AtomicBool>,
     /// The program has ended: send what is there, wait for no more.
@@ -354,23 +354,23 @@ struct Output {
 }
 
 impl Outputs {
-    fn add(&mut self, kind: Kind, source: OwnedFd, port: &Port) -> Result<()> {
+    fn add(&mut self, stream: Stream, source: OwnedFd, port: &Port) -> Result<()> {
         let (wake_reader, wake) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let closed = Arc::new(AtomicBool::new(false));
         let ended = Arc::new(AtomicBool::new(false));
         let (is_closed, has_ended, port) =
             (Arc::clone(&closed), Arc::clone(&ended), Arc::clone(port));
         let thread = std::thread::spawn(move || {
-            copy_output(kind, source, wake_reader, &port, &is_closed, &has_ended);
+            copy_output(stream, source, wake_reader, &port, &is_closed, &has_ended);
         });
         let (wake, thread) = (Mutex::new(Some(wake)), Mutex::new(Some(thread)));
-        self.all.push(Output { kind, closed, ended, wake, thread });
+        self.all.push(Output { stream, closed, ended, wake, thread });
         Ok(())
     }
 
     /// Closes the program's output, so that its next write fails.
-    fn close(&self, kind: Kind) {
-        for output in self.all.iter().filter(|output| output.kind == kind) {
+    fn close(&self, stream: Stream) {
+        for output in self.all.iter().filter(|output| output.stream == stream) {
             output.closed.store(true, Ordering::SeqCst);
             output.wake();
         }
@@ -398,7 +398,7 @@ impl Output {
 }
 
 fn copy_output(
-    kind: Kind,
+    stream: Stream,
     source: OwnedFd,
     wake: OwnedFd,
     port: &Port,
@@ -437,7 +437,7 @@ fn copy_output(
         }
         match file.read(&mut buffer) {
             Ok(0) => return,
-            Ok(n) => send(port, kind, &buffer[..n]),
+            Ok(n) => send(port, Message::Output(stream, buffer[..n].to_vec())),
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(_) => return, // a terminal's master, after its last user
         }
@@ -455,7 +455,7 @@ struct Input {
 }
 
 impl Input {
-    /// Serves the host's frames until the connection ends. Never waits for the program.
+    /// Serves the host's messages until the connection ends. Never waits for the program.
     fn serve(
         mut self,
         mut reader: File,
@@ -468,32 +468,31 @@ impl Input {
         let (stdin, on_terminal, stdin_port) =
             (self.stdin.take(), self.on_terminal, Arc::clone(port));
         std::thread::spawn(move || feed(stdin, on_terminal, &data, &stdin_port));
-        while let Ok(Some(frame)) = read_frame(&mut reader) {
-            match frame.kind {
-                Kind::Stdin => {
+        while let Ok(Some(message)) = read_message(&mut reader) {
+            match message {
+                Message::Stdin(data) => {
                     if let Some(sender) = &sender {
-                        let _ = sender.send(frame.data);
+                        let _ = sender.send(data);
                     }
                 }
-                Kind::StdinEof => sender = None,
-                Kind::StdoutClosed => outputs.close(Kind::Stdout),
-                Kind::StderrClosed => outputs.close(Kind::Stderr),
-                Kind::Size => {
+                Message::StdinEof => sender = None,
+                Message::Closed(stream) => outputs.close(stream),
+                Message::Size(size) => {
                     if let Some(master) = &self.master {
-                        resize(master, Size::from_frame(&frame));
+                        resize(master, size);
                     }
                 }
-                Kind::Signal => {
-                    self.signal(signal_of(&frame));
-                    send(port, Kind::SignalTaken, &[]);
+                Message::Signal(number) => {
+                    self.signal(signal_of(number));
+                    send(port, Message::SignalTaken);
                 }
                 _ => {}
             }
         }
         drop(connected);
         // The host has gone: do what happens when a terminal is closed.
-        outputs.close(Kind::Stdout);
-        outputs.close(Kind::Stderr);
+        outputs.close(Stream::Stdout);
+        outputs.close(Stream::Stderr);
         self.signal(Signal::HUP);
         std::thread::sleep(Duration::from_secs(2));
         self.signal(Signal::KILL);
@@ -506,8 +505,8 @@ impl Input {
     }
 }
 
-fn signal_of(frame: &Frame) -> Signal {
-    match frame.u32_at(0) {
+fn signal_of(number: i32) -> Signal {
+    match number {
         1 => Signal::HUP,
         2 => Signal::INT,
         _ => Signal::TERM,
@@ -522,7 +521,7 @@ fn feed(mut stdin: Option<File>, on_terminal: bool, data: &mpsc::Receiver<Vec<u8
         {
             stdin = None; // the program reads no more
         }
-        send(port, Kind::StdinTaken, &(chunk.len() as u32).to_le_bytes());
+        send(port, Message::StdinTaken(chunk.len()));
     }
     if on_terminal && let Some(file) = &mut stdin {
         let _ = file.write_all(END_OF_INPUT);

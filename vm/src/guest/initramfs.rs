@@ -19,17 +19,22 @@ const NEEDED: [&str; 5] = ["virtio_pci", "virtio_blk", "virtio_console", "overla
 const BY_9P: [&str; 2] = ["9p", "9pnet_virtio"];
 /// The same for kernels without 9p.
 const BY_VIRTIOFS: [&str; 1] = ["virtiofs"];
-/// What ext4 asks the kernel for by an alias; absent where it is built in or has gone.
-const WANTED: [&str; 2] = ["crc32c_generic", "crc32c_intel"];
+/// What ext4 and btrfs ask the kernel for by an alias; absent where it is built in or has gone.
+const WANTED: [&str; 3] = ["crc32c_generic", "crc32c_intel", "crc32c_cryptoapi"];
 
 /// Whether a kernel has 9p; else it needs virtiofs.
 pub fn has_9p(kernel: &Kernel) -> Result<bool> {
     Ok(Modules::read(&kernel.modules)?.have(&BY_9P))
 }
 
-/// The initramfs for `kernel`, made where it is missing or where init has changed.
-pub fn get(kernel: &Kernel, cache: &Cache) -> Result<PathBuf> {
-    let busybox = static_busybox().ok_or_else(|| {
+/// The initramfs for `kernel`, made where it is missing or where init has changed. `root`: where the
+/// guest's busybox is, if it is not this machine's.
+pub fn get(kernel: &Kernel, root: Option<&Path>, cache: &Cache) -> Result<PathBuf> {
+    let busybox = match root {
+        Some(root) => Some(root.join("usr/bin/busybox")),
+        None => cache::static_busybox(),
+    };
+    let busybox = busybox.ok_or_else(|| {
         fail(
             MACHINE,
             "a static busybox is not here: install one (Debian's busybox-static; `cargo vm setup` \
@@ -82,15 +87,6 @@ fn module_content(file: &Path) -> Result<Vec<u8>> {
     };
     cache::run(unpacker, ["-dc".as_ref(), file.as_os_str()])
         .with_context(|| format!("cannot unpack {}", file.display()))
-}
-
-/// The busybox of this machine, where it is one that needs no libraries.
-pub fn static_busybox() -> Option<PathBuf> {
-    let file = cache::find_tool("busybox")?;
-    let bytes = fs::read(&file).ok()?;
-    let head = &bytes[..bytes.len().min(4096)];
-    let interpreter = |name: &[u8]| head.windows(name.len()).any(|w| w == name);
-    (!interpreter(b"/ld-linux") && !interpreter(b"/ld-musl")).then_some(file)
 }
 
 /// What depmod wrote about a kernel's modules.

@@ -17,9 +17,10 @@ use host::say;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
+use crate::arch::{self, Arch};
 use crate::cleanup;
 use crate::guest::rundir::{PORTS, read_shared, shared, socket};
-use crate::guest::virtiofs;
+use crate::guest::virtiofs::{self, Share};
 use crate::setup::cache::{self, Cache, tool};
 use crate::setup::kernels::Kernel;
 
@@ -107,6 +108,10 @@ pub struct Machine {
     pub icount: bool,
     /// Whether the kernel has 9p; else it needs virtiofs.
     pub has_9p: bool,
+    /// The guest's root, where it is not this machine's.
+    pub root: Option<PathBuf>,
+    /// The launcher's own program, as the guest can run it.
+    pub agent: PathBuf,
 }
 
 /// The guest's clock advances by 1 ns for each instruction, whatever the host does: measurements
@@ -142,7 +147,7 @@ pub fn kvm_is_accessible() -> bool {
 /// What is known about KVM here, and the note to write where something is learnt.
 pub fn kvm_note(cache: &Cache) -> Result<(Option<KvmNote>, KvmNote)> {
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let output = Command::new(tool("qemu-system-x86_64")?).arg("--version").output()?;
+    let output = Command::new(tool(arch::guest().qemu())?).arg("--version").output()?;
     let version = String::from_utf8_lossy(&output.stdout);
     let now = KvmNote {
         boot_id: boot_id.trim().to_owned(),
@@ -179,6 +184,7 @@ pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
         _ if machine.icount => Accel::Tcg,
         Some(Accel::Kvm) => return boot_with_kvm(machine, cache, dir).map(|()| Accel::Kvm),
         Some(Accel::Tcg) => Accel::Tcg,
+        None if arch::is_foreign() => Accel::Tcg,
         None if kvm_is_accessible() => match kvm_note(cache)? {
             (Some(KvmNote { works: true, .. }), _) => Accel::Kvm,
             (Some(_), _) => Accel::Tcg,
@@ -195,6 +201,10 @@ pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
 /// Boots with KVM, because VM_ACCEL says so.
 fn boot_with_kvm(machine: &Machine, cache: &Cache, dir: &Path) -> Result<()> {
     let otherwise = "unset VM_ACCEL, or set it to tcg, to run the guest without KVM";
+    if arch::is_foreign() {
+        let message = "VM_ACCEL=kvm, but this machine has another architecture than the guest";
+        return Err(fail(MACHINE, format!("{message}; {otherwise}")));
+    }
     if !kvm_is_accessible() {
         return Err(fail(
             MACHINE,
@@ -312,7 +322,7 @@ impl Machine {
         let shared = shared(dir);
         // A copy: cargo may replace the file while the guest runs.
         let agent = shared.join("agent");
-        fs::copy(cleanup::OWN_FILE, &agent).context("cannot copy this program for the guest")?;
+        fs::copy(&self.agent, &agent).context("cannot copy this program for the guest")?;
         let mut conf: Vec<u8> = Vec::new();
         let mut line = |key: &str, value: &OsStr| -> Result<()> {
             if value.as_bytes().contains(&b'\n') {
@@ -324,8 +334,11 @@ impl Machine {
             conf.push(b'\n');
             Ok(())
         };
-        line("modules", self.kernel.modules.as_os_str())?;
-        line("agent", agent.as_os_str())?;
+        // Where the guest sees this machine's files, they are there.
+        if self.root.is_none() {
+            line("modules", self.kernel.modules.as_os_str())?;
+            line("agent", agent.as_os_str())?;
+        }
         for (n, share) in self.shares.iter().enumerate() {
             let mut value = OsString::from(format!("share{n} "));
             value.push(share);
@@ -356,20 +369,15 @@ impl Machine {
     fn start(&self, accel: Accel, cache: &Cache, dir: &Path) -> Result<()> {
         let log =
             File::create(dir.join("qemu.log")).context("cannot write to the run directory")?;
-        let mut command = Command::new(tool("qemu-system-x86_64")?);
+        let mut command = Command::new(tool(arch::guest().qemu())?);
         command
-            .args(self.arguments(accel, dir))
+            .args(self.arguments(arch::guest(), accel, dir))
             .env("TMPDIR", cache.path("tmp"))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
         if !self.has_9p {
-            let ctl = shared(dir);
-            let mut shares =
-                vec![("hostroot".to_owned(), Path::new("/")), ("ctl".to_owned(), &*ctl)];
-            let own = self.shares.iter().enumerate();
-            shares.extend(own.map(|(n, path)| (format!("share{n}"), path.as_path())));
-            command.args(virtiofs::serve(&self.memory, dir, &shares)?);
+            command.args(virtiofs::serve(&self.memory, dir, &self.all_shares(dir))?);
         }
         let parent = rustix::process::getpid();
         // SAFETY: three system calls, all async-signal-safe, no memory of the parent touched.
@@ -387,49 +395,55 @@ impl Machine {
         Ok(())
     }
 
-    fn arguments(&self, accel: Accel, dir: &Path) -> Vec<OsString> {
+    /// What the guest sees of this machine's files.
+    fn all_shares(&self, dir: &Path) -> Vec<Share> {
+        let share = |tag: &str, path: &Path, read_only| Share {
+            tag: tag.to_owned(),
+            path: path.to_owned(),
+            read_only,
+        };
+        let root = self.root.as_deref().unwrap_or(Path::new("/"));
+        let mut shares = vec![share("hostroot", root, true), share("ctl", &shared(dir), false)];
+        let own = self.shares.iter().enumerate();
+        shares.extend(own.map(|(n, path)| share(&format!("share{n}"), path, false)));
+        // In this machine's root, they lie with the rest.
+        if self.root.is_some() {
+            shares.push(share("modules", &self.kernel.modules, true));
+        }
+        shares
+    }
+
+    fn arguments(&self, arch: Arch, accel: Accel, dir: &Path) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         let mut add = |option: &str, value: OsString| args.extend([option.into(), value]);
-        // The time stamp counters of emulated CPUs differ: a clock based on them would show wrong
-        // latencies, so the kernel uses the HPET from the start. All emulated CPUs run on one
-        // thread: with more, QEMU before 8.1 could execute outdated code for ever after another
-        // CPU had changed it (fixed by its commit deba78709a), and attaching a BPF program to a
-        // function of the kernel changes code. The tests take no longer this way.
-        let (accel, cpu, clock) = match accel {
-            Accel::Kvm => ("kvm", "host", ""),
-            Accel::Tcg if self.icount => ("tcg,thread=single", "max", " tsc=unstable"),
-            // Without these two, the kernel copies and clears by loops and not by `rep movsb` and `rep
-            // stosb`, which are emulated byte by byte: stage06 runs in 2.4 s instead of 2.8 s.
-            Accel::Tcg => ("tcg,thread=single", "max,-erms,-fsrm", " tsc=unstable"),
-        };
+        let ([machine, accel, cpu], append) = arch.machine(accel, self.icount);
         if self.icount {
             add("-icount", ICOUNT.into());
         }
         add("-name", "bpf-vm".into());
+        add("-machine", machine.into());
         add("-accel", accel.into());
         add("-cpu", cpu.into());
         add("-smp", self.cpus.to_string().into());
         add("-m", self.memory.clone().into());
         add("-display", "none".into());
-        add("-vga", "none".into());
+        if arch == Arch::X86_64 {
+            add("-vga", "none".into());
+        }
         add("-nic", "none".into());
         add("-kernel", self.kernel.image.clone().into());
         add("-initrd", self.initramfs.clone().into());
-        add("-append", format!("console=ttyS0 quiet loglevel=4 panic=-1{clock}").into());
+        add("-append", format!("{append} quiet loglevel=4 panic=-1").into());
         add("-chardev", with_path("file,id=console,path=", &dir.join("console"), ""));
         add("-serial", "chardev:console".into());
 
-        let mut share = |tag: &str, path: &Path, more: &str| {
-            if !self.has_9p {
-                return;
-            }
-            let options = format!(",mount_tag={tag},security_model=none{more}");
-            add("-virtfs", with_path("local,path=", path, &options));
-        };
-        share("hostroot", Path::new("/"), ",readonly=on,multidevs=remap");
-        share("ctl", &shared(dir), "");
-        for (n, path) in self.shares.iter().enumerate() {
-            share(&format!("share{n}"), path, ",multidevs=remap");
+        let shares = if self.has_9p { self.all_shares(dir) } else { Vec::new() };
+        for Share { tag, path, read_only } in shares {
+            let read_only = if read_only { ",readonly=on" } else { "" };
+            // The run directory is one of this program's own, with no other file system in it.
+            let remap = if tag == "ctl" { "" } else { ",multidevs=remap" };
+            let options = format!(",mount_tag={tag},security_model=none{read_only}{remap}");
+            add("-virtfs", with_path("local,path=", &path, &options));
         }
 
         add("-device", "virtio-serial-pci,max_ports=31".into());
@@ -582,6 +596,79 @@ mod tests {
         fs::create_dir(shared(dir.path())).unwrap();
         fs::write(shared(dir.path()).join("failed"), "mount: no\n").unwrap();
         assert!(death(dir.path()).starts_with("the guest could not be set up: mount: no;"));
+    }
+
+    /// A guest, with a root of its own or without, as QEMU is told of it.
+    fn command_line(arch: Arch, accel: Accel, root: Option<&str>) -> String {
+        let modules = "/k/lib/modules/6.12".into();
+        let machine = Machine {
+            name: "6.12".into(),
+            kernel: Kernel { release: "6.12".into(), image: "/k/vmlinuz".into(), modules },
+            initramfs: "/i".into(),
+            data: "/d".into(),
+            blank: "/b".into(),
+            cpus: 2,
+            memory: "2G".into(),
+            disks: vec![Disk::Scsi],
+            shares: vec!["/w".into()],
+            icount: false,
+            has_9p: true,
+            root: root.map(PathBuf::from),
+            agent: "/vm".into(),
+        };
+        let arguments = machine.arguments(arch, accel, Path::new("/run"));
+        let arguments = arguments.into_iter().map(|argument| argument.into_string().unwrap());
+        let is_of_a_port =
+            |argument: &String| argument.contains("bpfvm.") || argument.contains(",id=port");
+        let mut kept: Vec<String> = Vec::new();
+        for argument in arguments {
+            if is_of_a_port(&argument) {
+                kept.pop();
+            } else {
+                kept.push(argument);
+            }
+        }
+        kept.join(" ")
+    }
+
+    /// Of an arm64 machine with KVM, which the authors do not have.
+    #[test]
+    fn a_guest_of_an_arm64_machine() {
+        let share = |path: &str, tag: &str, more: &str| {
+            format!("-virtfs local,path={path},mount_tag={tag},security_model=none{more} ")
+        };
+        let read_only = ",readonly=on,multidevs=remap";
+        let disk = |id: &str, image: &str, device: &str| {
+            format!(
+                "-drive if=none,id={id},format=raw,snapshot=on,werror=report,rerror=report,file={image} \
+                 -device {device},drive={id},serial=bpfvm-{id} "
+            )
+        };
+        let expected = |machine: &str, shares: &str| {
+            format!(
+                "-device virtio-scsi-pci,id=scsi -name bpf-vm {machine} -smp 2 -m 2G -display none \
+                 -nic none -kernel /k/vmlinuz -initrd /i -append console=ttyAMA0 quiet loglevel=4 panic=-1 \
+                 -chardev file,id=console,path=/run/console -serial chardev:console {shares}\
+                 -device virtio-serial-pci,max_ports=31 {}{}-nodefaults -no-user-config -no-reboot",
+                disk("data", "/d", "virtio-blk-pci"),
+                disk("disk0", "/b", "scsi-hd,bus=scsi.0"),
+            )
+        };
+        let ctl = share("/run/guest", "ctl", "") + &share("/w", "share0", ",multidevs=remap");
+        let host = share("/", "hostroot", read_only) + &ctl;
+        let machine = "-machine virt,gic-version=host -accel kvm -cpu host";
+        assert_eq!(command_line(Arch::Arm64, Accel::Kvm, None), expected(machine, &host));
+        let machine = "-machine virt,gic-version=3 -accel tcg,thread=single -cpu max,pauth=off";
+        assert_eq!(command_line(Arch::Arm64, Accel::Tcg, None), expected(machine, &host));
+        // On another machine, the guest's root and the kernel's modules are in the cache.
+        let own = share("/r", "hostroot", read_only)
+            + &ctl
+            + &share("/k/lib/modules/6.12", "modules", read_only);
+        assert_eq!(command_line(Arch::Arm64, Accel::Tcg, Some("/r")), expected(machine, &own));
+        assert!(
+            command_line(Arch::X86_64, Accel::Kvm, None)
+                .contains("-cpu host -smp 2 -m 2G -display none -vga none")
+        );
     }
 
     #[test]

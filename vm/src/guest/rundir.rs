@@ -17,6 +17,8 @@ use host::fail::{GUEST_DIED, fail};
 use rustix::fs::{FlockOperation, OFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::arch;
+
 /// How many sessions a guest can have at once.
 pub const PORTS: u32 = 16;
 /// The longest file that is read from the directory which the guest can write to.
@@ -27,6 +29,8 @@ const SHARED_LIMIT: u64 = 64 * 1024;
 pub struct Info {
     /// The workspace that it runs programs of.
     pub workspace: PathBuf,
+    /// Its architecture.
+    pub arch: String,
     /// The kernel as it was named on the command line.
     pub kernel: String,
     /// What others find it by, to join it: [`SHELL`], or the name of a guest that stays.
@@ -148,7 +152,7 @@ pub fn read_shared(dir: &Path, name: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The run directory of a running guest of this user, workspace and name, with the given kernel where
+/// The run directory of a running guest of this user, workspace, architecture and name, with the given kernel where
 /// one is named, and what is known about it.
 pub fn running(
     workspace: &Path,
@@ -170,6 +174,7 @@ fn find(
         let info: Info = serde_json::from_slice(&fs::read(dir.join("info.json")).ok()?).ok()?;
         let is_it = info.name.as_deref() == Some(name)
             && info.workspace == workspace
+            && info.arch == arch::guest().name()
             && kernel.is_none_or(|kernel| kernel == info.kernel);
         is_it.then_some((dir, info))
     })
@@ -212,7 +217,8 @@ mod tests {
     use host::fail::Fail;
 
     fn info() -> Info {
-        Info { workspace: "/w".into(), kernel: "6.1".into(), name: Some("n".into()), pid: 1 }
+        let arch = arch::guest().name().to_owned();
+        Info { workspace: "/w".into(), arch, kernel: "6.1".into(), name: Some("n".into()), pid: 1 }
     }
 
     #[test]

@@ -17,7 +17,9 @@ use rustix::termios::{isatty, tcgetwinsize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
 use crate::cleanup;
-use crate::guest::proto::{CHUNK, Kind, Request, STDIN_WINDOW, Size, read_frame, write_frame};
+use crate::guest::proto::{
+    CHUNK, Exit, Message, Request, STDIN_WINDOW, Size, Stream, read_message, write_message,
+};
 use crate::guest::qemu;
 
 /// How long the guest may take to answer a signal.
@@ -33,15 +35,6 @@ const AGENT_PATIENCE: Duration = Duration::from_secs(120);
 /// How often a launcher in the background of its terminal checks whether it still is there.
 const BACKGROUND_CHECK: Duration = Duration::from_millis(200);
 
-/// How a program ended.
-#[derive(Clone, Copy, Debug)]
-pub struct Exit {
-    /// Its exit code; 128 plus the signal's number where a signal ended it.
-    pub status: i32,
-    /// Other sessions that are still open in the guest.
-    pub others: u32,
-}
-
 /// The connection to the agent, as the threads share it.
 struct Link {
     writer: Mutex<UnixStream>,
@@ -50,8 +43,8 @@ struct Link {
     more_credit: Condvar,
     signals: AtomicU32,
     signals_taken: AtomicU32,
-    /// Frames received.
-    frames: AtomicU32,
+    /// Messages received.
+    messages: AtomicU32,
     /// Output is being written: what is waited for is its reader, not the guest.
     writing: AtomicBool,
     /// The program has ended: what is typed from now on is for the shell.
@@ -73,20 +66,20 @@ impl Link {
             more_credit: Condvar::new(),
             signals: AtomicU32::new(0),
             signals_taken: AtomicU32::new(0),
-            frames: AtomicU32::new(0),
+            messages: AtomicU32::new(0),
             writing: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         }
     }
 
-    /// Sends a frame. Where the guest has died, the reading side notices.
-    fn send(&self, kind: Kind, data: &[u8]) {
-        let _ = write_frame(&mut *lock(&self.writer), kind, data);
+    /// Sends a message. Where the guest has died, the reading side notices.
+    fn send(&self, message: Message) {
+        let _ = write_message(&mut *lock(&self.writer), &message);
     }
 
     fn send_size(&self) {
         if let Some(size) = size() {
-            self.send(Kind::Size, &size.to_bytes());
+            self.send(Message::Size(size));
         }
     }
 
@@ -170,12 +163,12 @@ fn ignores(status: &str, signal: i32) -> bool {
 fn forward(link: &Arc<Link>, signal: i32) {
     let count = link.signals.fetch_add(1, Ordering::SeqCst) + 1;
     if count >= SIGNALS_UNTIL_KILL {
-        let message = "third signal: stopping the guest without waiting for the program";
+        let message = "third signal: ending without waiting for the program";
         cleanup::exit(128 + signal, Some(message));
     }
     let sender = Arc::clone(link);
     // Neither this thread nor the watching one may wait for the connection.
-    std::thread::spawn(move || sender.send(Kind::Signal, &signal.to_le_bytes()));
+    std::thread::spawn(move || sender.send(Message::Signal(signal)));
     watch(link, 128 + signal, move |link| link.signals_taken.load(Ordering::SeqCst) >= count);
 }
 
@@ -222,9 +215,9 @@ pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
     };
     stream.set_read_timeout(Some(AGENT_PATIENCE))?;
     let hello = loop {
-        match read_frame(&mut stream) {
+        match read_message(&mut stream) {
             // What a session of this port has left, whose launcher was killed.
-            Ok(Some(frame)) if frame.kind != Kind::Hello => {}
+            Ok(Some(message)) if message != Message::Hello => {}
             other => break other,
         }
     };
@@ -246,19 +239,19 @@ pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
 /// Runs a program in the guest, connected to this process's standard descriptors; without
 /// `stdin`, standard input is left alone and the program's is empty.
 /// `None`: the guest died before the program ended.
-pub fn talk(mut stream: UnixStream, request: &Request, stdin: bool) -> Result<Option<Exit>> {
+pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Option<Exit>> {
     let link = Arc::new(Link::new(stream.try_clone()?));
-    link.send(Kind::Request, &request.to_bytes()?);
-    if request.stdin_tty {
+    let raw = request.stdin_tty;
+    link.send(Message::Request(request));
+    if raw {
         cleanup::raw_terminal()?;
     }
     *lock(&LINK) = Some(Arc::clone(&link));
     if stdin {
         let for_stdin = Arc::clone(&link);
-        let raw = request.stdin_tty;
         std::thread::spawn(move || send_stdin(&for_stdin, raw));
     } else {
-        link.send(Kind::StdinEof, &[]);
+        link.send(Message::StdinEof);
     }
 
     let mut stdout = Output::new(io::stdout().as_fd().try_clone_to_owned()?.into());
@@ -271,21 +264,21 @@ pub fn talk(mut stream: UnixStream, request: &Request, stdin: bool) -> Result<Op
     };
     let mut exit = None;
     // A broken stream and its end mean the same: the guest has died.
-    while let Ok(Some(frame)) = read_frame(&mut stream) {
-        link.frames.fetch_add(1, Ordering::SeqCst);
-        match frame.kind {
-            Kind::Stdout if write(&mut stdout, &frame.data).is_err() => {
-                link.send(Kind::StdoutClosed, &[])
+    while let Ok(Some(message)) = read_message(&mut stream) {
+        link.messages.fetch_add(1, Ordering::SeqCst);
+        match message {
+            Message::Output(to, data) => {
+                let output = if to == Stream::Stdout { &mut stdout } else { &mut stderr };
+                if write(output, &data).is_err() {
+                    link.send(Message::Closed(to));
+                }
             }
-            Kind::Stderr if write(&mut stderr, &frame.data).is_err() => {
-                link.send(Kind::StderrClosed, &[])
-            }
-            Kind::StdinTaken => link.give_credit(frame.u32_at(0) as usize),
-            Kind::SignalTaken => {
+            Message::StdinTaken(bytes) => link.give_credit(bytes),
+            Message::SignalTaken => {
                 link.signals_taken.fetch_add(1, Ordering::SeqCst);
             }
-            Kind::Exit => {
-                exit = Some(Exit { status: frame.u32_at(0) as i32, others: frame.u32_at(4) });
+            Message::Exit(how) => {
+                exit = Some(how);
                 break;
             }
             _ => {}
@@ -338,7 +331,7 @@ fn send_stdin(link: &Arc<Link>, raw: bool) {
     let stdin = io::stdin();
     let terminal = isatty(&stdin);
     let Ok(fd) = stdin.as_fd().try_clone_to_owned() else {
-        return link.send(Kind::StdinEof, &[]);
+        return link.send(Message::StdinEof);
     };
     let mut file = File::from(fd);
     let mut buffer = vec![0; CHUNK];
@@ -358,13 +351,13 @@ fn send_stdin(link: &Arc<Link>, raw: bool) {
             }
         };
         if n == 0 {
-            return link.send(Kind::StdinEof, &[]);
+            return link.send(Message::StdinEof);
         }
         if raw && buffer[..n].contains(&CTRL_C) {
-            let before = link.frames.load(Ordering::SeqCst);
-            watch(link, 128 + SIGINT, move |link| link.frames.load(Ordering::SeqCst) != before);
+            let before = link.messages.load(Ordering::SeqCst);
+            watch(link, 128 + SIGINT, move |link| link.messages.load(Ordering::SeqCst) != before);
         }
-        link.send(Kind::Stdin, &buffer[..n]);
+        link.send(Message::Stdin(buffer[..n].to_vec()));
         link.give_credit(room - n);
     }
 }

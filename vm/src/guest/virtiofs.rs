@@ -81,22 +81,31 @@ impl Daemon {
     }
 }
 
-/// Starts what serves the directories, each under its tag, the one at the root read-only. Returns
-/// QEMU's options for them.
-pub fn serve(memory: &str, dir: &Path, shares: &[(String, &Path)]) -> Result<Vec<OsString>> {
+/// A directory that the guest sees.
+pub struct Share {
+    /// What the guest mounts it by.
+    pub tag: String,
+    /// The directory.
+    pub path: PathBuf,
+    /// Whether the guest cannot write there.
+    pub read_only: bool,
+}
+
+/// Starts what serves the directories. Returns QEMU's options for them.
+pub fn serve(memory: &str, dir: &Path, shares: &[Share]) -> Result<Vec<OsString>> {
     let daemon = Daemon::find()?;
     let unit = if memory.ends_with(|c: char| c.is_ascii_digit()) { "M" } else { "" };
     // virtiofsd reads and writes the guest's memory.
     let backend = format!("memory-backend-memfd,id=mem,size={memory}{unit},share=on");
     let mut options: Vec<OsString> = ["-object", &backend].map(Into::into).to_vec();
     options.extend(["-machine", "memory-backend=mem"].map(OsString::from));
-    for (tag, path) in shares {
+    for Share { tag, path, read_only } in shares {
         let socket = dir.join(format!("{tag}.sock"));
         let _ = fs::remove_file(&socket); // of a QEMU that was given up
         let listener = UnixListener::bind(&socket)
             .with_context(|| format!("cannot create {}", socket.display()))?;
         let log = fs::File::create(dir.join(format!("{tag}.log")))?;
-        let mut command = daemon.command(path, *path == Path::new("/"));
+        let mut command = daemon.command(path, *read_only);
         command.stdin(Stdio::from(OwnedFd::from(listener))).stdout(log.try_clone()?).stderr(log);
         // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
         unsafe {

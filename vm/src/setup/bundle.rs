@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use host::fail::{USAGE, fail};
@@ -10,6 +10,7 @@ use host::say;
 
 use crate::setup::cache::{self, Cache};
 use crate::setup::kernels::{Kernel, Table};
+use crate::setup::root;
 use crate::workspace;
 
 /// Free megabytes that the crates take while they are collected.
@@ -32,7 +33,7 @@ offline = true
 
 /// Writes `file`: a tar archive, compressed with zstd. Below `vendor` and `.cargo` it holds what
 /// cargo needs and is unpacked into the workspace by hand, because without it cargo cannot build this
-/// program; below `kernels`, what [`install`] puts into the cache.
+/// program; below `kernels` and `roots`, what [`install`] puts into the cache.
 pub fn write(file: &Path, kernel: Option<&str>) -> Result<()> {
     let root = workspace::root()?;
     let cache = Cache::open()?;
@@ -43,8 +44,9 @@ pub fn write(file: &Path, kernel: Option<&str>) -> Result<()> {
             return Err(fail(USAGE, format!("a bundle holds kernel lines, and {name} is none")));
         };
         Kernel::named(&name, &cache)?;
-        kernels.push(line.dir(&cache));
+        kernels.extend(line.places(&cache));
     }
+    kernels.extend(root::get(&cache)?);
     let file = std::path::absolute(file)?;
     let _lock = cache.lock()?;
     cache.need_space(CRATES_MB, "a bundle")?;
@@ -69,9 +71,8 @@ pub fn write(file: &Path, kernel: Option<&str>) -> Result<()> {
     args.extend(["--file".into(), part.clone(), "-C".into(), temp.path().into()]);
     args.extend([".cargo", "vendor", "-C"].map(OsString::from));
     args.push(cache.path("").into());
-    for dir in &kernels {
-        let name = dir.file_name().context("a kernel without a name")?;
-        args.push(Path::new("kernels").join(name).into());
+    for place in &kernels {
+        args.push(place.strip_prefix(cache.path(""))?.into());
     }
     if let Err(error) = cache::run("tar", &args) {
         fs::remove_file(&part).ok();
@@ -99,25 +100,28 @@ pub fn install(file: &Path) -> Result<Vec<String>> {
         let _lock = cache.lock()?;
         let temp = cache.temp_dir()?;
         say!("unpacking the kernels of {}", file.display());
-        let args: [OsString; 6] = [
+        let args: [OsString; 7] = [
             "--extract".into(),
             "--file".into(),
             file.clone().into(),
             "-C".into(),
             temp.path().into(),
-            "kernels".into(),
+            "--exclude=vendor".into(),
+            "--exclude=.cargo".into(),
         ];
         cache::run("tar", &args).with_context(|| {
             format!("{} is no bundle, or is damaged: copy it again", file.display())
         })?;
-        for entry in fs::read_dir(temp.path().join("kernels"))? {
-            let made = entry?.path();
-            let place: PathBuf = cache.path("kernels").join(made.file_name().context("no name")?);
-            cache::put(&made, &place)?;
+        for sub in ["kernels", "roots"] {
+            for entry in fs::read_dir(temp.path().join(sub)).into_iter().flatten() {
+                let made = entry?.path();
+                let place = cache.path(sub).join(made.file_name().context("no name")?);
+                cache::put(&made, &place)?;
+            }
         }
     }
     let table = Table::load()?;
-    let here = table.lines.iter().filter(|line| line.dir(&cache).is_dir());
+    let here = table.lines.iter().filter(|line| !line.places(&cache).is_empty());
     let names: Vec<String> = here.map(|line| line.name.clone()).collect();
     if names.is_empty() {
         bail!(

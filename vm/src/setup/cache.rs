@@ -212,6 +212,15 @@ pub fn find_tool(name: &str) -> Option<PathBuf> {
     which::which_in(name, Some(path), "/").ok()
 }
 
+/// The busybox of this machine, where it is one that needs no libraries.
+pub fn static_busybox() -> Option<PathBuf> {
+    let file = find_tool("busybox")?;
+    let bytes = fs::read(&file).ok()?;
+    let head = &bytes[..bytes.len().min(4096)];
+    let interpreter = |name: &[u8]| head.windows(name.len()).any(|w| w == name);
+    (!interpreter(b"/ld-linux") && !interpreter(b"/ld-musl")).then_some(file)
+}
+
 /// As [`find_tool`], with an error that says how to get it.
 pub fn tool(name: &str) -> Result<PathBuf> {
     find_tool(name).ok_or_else(|| {

@@ -1,18 +1,24 @@
 //! The kernels: the pinned table, download, check, unpacking, and this machine's own.
 
+use std::collections::HashMap;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use host::fail::{USAGE, fail};
+use host::fail::{MACHINE, USAGE, fail};
 use host::say;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::arch;
 use crate::setup::apt;
 use crate::setup::cache::{self, Cache};
+use crate::setup::root;
+use crate::setup::suite::Suite;
 
 /// The file to edit when a pinned package is gone.
 const TABLE_FILE: &str = "vm/kernels.toml";
@@ -27,19 +33,48 @@ const LAYOUT: &str = "such a directory holds an unpacked kernel: boot/vmlinuz-RE
 /// The file in an unpacked kernel that lists its files.
 const MANIFEST: &str = "manifest";
 
+fn amd64() -> String {
+    "amd64".to_owned()
+}
+
+/// Whether `--locked` forbids every kernel but the pinned one.
+static LOCKED: AtomicBool = AtomicBool::new(false);
+
+/// Forbids every kernel but the pinned one.
+pub fn lock() {
+    LOCKED.store(true, Ordering::Relaxed);
+}
+
+/// Whether only what is pinned may be taken.
+pub fn is_locked() -> bool {
+    LOCKED.load(Ordering::Relaxed)
+}
+
+/// No archive has a pinned file: why.
+#[derive(Debug)]
+struct Gone(String);
+
+impl fmt::Display for Gone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Gone {}
+
 /// The table of kernels.toml.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// The line that is used where none is named.
-    pub default: String,
+    /// The line that is used where none is named, for each architecture by Debian's name.
+    default: HashMap<String, String>,
     /// All lines.
     #[serde(rename = "line")]
     pub lines: Vec<Line>,
 }
 
 /// One kernel line.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Line {
     /// As it is named on the command line, `6.1`.
@@ -48,17 +83,25 @@ pub struct Line {
     pub suite: String,
     /// The pinned version.
     pub version: String,
+    /// The release as it stands in the names of the packages, `6.1.0-50`.
+    pub release: String,
+    /// Whether it is not one of `all` lines.
+    #[serde(default)]
+    pub extra: bool,
     /// The packages that make it up.
     #[serde(rename = "package")]
     pub packages: Vec<Package>,
 }
 
 /// A pinned package.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Package {
     /// Its name.
     pub name: String,
+    /// Debian's name of its architecture.
+    #[serde(default = "amd64")]
+    pub arch: String,
     /// Its file below the archive's root.
     pub path: String,
     /// The size of that file in bytes.
@@ -68,9 +111,23 @@ pub struct Package {
 }
 
 impl Table {
-    /// The table that is built in.
+    /// The lines of the guest's architecture.
     pub fn load() -> Result<Table> {
-        toml::from_str(include_str!("../../kernels.toml")).context("vm/kernels.toml")
+        let mut table = Table::parse(include_str!("../../kernels.toml"))?;
+        let arch = arch::guest().debian();
+        table.lines.iter_mut().for_each(|line| line.packages.retain(|p| p.arch == arch));
+        table.lines.retain(|line| !line.packages.is_empty());
+        Ok(table)
+    }
+
+    /// All lines, with the packages of all architectures.
+    fn parse(text: &str) -> Result<Table> {
+        toml::from_str(text).context(TABLE_FILE)
+    }
+
+    /// The name of the default line.
+    pub fn default(&self) -> &str {
+        self.default.get(arch::guest().debian()).map_or("", String::as_str)
     }
 
     /// The line of that name.
@@ -88,17 +145,24 @@ impl Table {
         })
     }
 
+    /// The lines that `all` names.
+    pub fn all(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(|line| !line.extra)
+    }
+
     /// The kernels that `--kernel` names: one, several lines with commas between them, `all` lines, or
     /// where it is not given, the default. An unknown one is an error.
     pub fn names(&self, kernel: Option<&str>, cache: &Cache) -> Result<Vec<String>> {
         match kernel {
-            Some("all") => Ok(self.lines.iter().map(|line| line.name.clone()).collect()),
+            Some("all") => Ok(self.all().map(|line| line.name.clone()).collect()),
             Some(list) if list.contains(',') && self.directory(list).is_none() => {
                 list.split(',').map(|name| Ok(self.line(name)?.name.clone())).collect()
             }
             Some(one) => {
                 if let Some(dir) = self.directory(one) {
                     Kernel::at(dir)?;
+                } else if one == HOST && arch::is_foreign() {
+                    Kernel::host(cache)?;
                 } else if one != HOST {
                     self.line(one)?;
                 }
@@ -111,16 +175,17 @@ impl Table {
     /// The kernel where none is named: the default line, or this machine's own kernel where no
     /// Debian archive can have that line.
     pub fn default_name(&self, cache: &Cache) -> String {
-        let line = self.lines.iter().find(|line| line.name == self.default);
-        if line.is_some_and(|line| line.dir(cache).is_dir()) || apt::may_have_debian() {
-            return self.default.clone();
+        let line = self.lines.iter().find(|line| line.name == self.default());
+        let here = line.is_some_and(|line| line.dir(cache).is_dir());
+        if here || apt::may_have_debian() || arch::is_foreign() {
+            return self.default().to_owned();
         }
         static SAID: Once = Once::new();
         SAID.call_once(|| {
             say!(
                 "no Debian archive is configured here, and only such an archive has the pinned \
                  kernel {} (VM_MIRROR=URL names one): taking this machine's own kernel",
-                self.default
+                self.default()
             );
         });
         HOST.to_owned()
@@ -146,14 +211,81 @@ impl Line {
         cache.path(format!("kernels/{}-{key}", self.name))
     }
 
+    /// The note in the cache of the kernel that takes the pinned one's place.
+    fn note(&self, cache: &Cache) -> PathBuf {
+        let mut note = self.dir(cache).into_os_string();
+        note.push(".moved");
+        note.into()
+    }
+
+    /// The kernel that takes the pinned one's place, where the cache has such a note.
+    fn moved(&self, cache: &Cache) -> Option<Line> {
+        toml::from_str(&fs::read_to_string(self.note(cache)).ok()?).ok()
+    }
+
+    /// All that the cache has of it: the pinned kernel, or the one that takes its place, with the note.
+    pub fn places(&self, cache: &Cache) -> Vec<PathBuf> {
+        let moved = self.moved(cache).map(|line| line.dir(cache));
+        let mut places = vec![self.dir(cache)];
+        places.extend(moved.into_iter().flat_map(|dir| [dir, self.note(cache)]));
+        places.retain(|place| place.exists());
+        places
+    }
+
     /// What the cache has of it.
     pub fn state(&self, cache: &Cache) -> State {
         State::of(&self.dir(cache))
     }
 
     /// The kernel, fetched and unpacked where that is still to be done, or done again where its
-    /// files are damaged.
+    /// files are damaged. Where no archive has the pinned one any more: the newest of the line.
     pub fn get(&self, cache: &Cache) -> Result<Kernel> {
+        let locked = is_locked();
+        let moved = match (self.moved(cache), self.state(cache)) {
+            (Some(moved), State::Missing) if !locked => moved,
+            _ => match self.get_pinned(cache) {
+                Err(gone) if gone.is::<Gone>() && !locked => {
+                    let newest = self.newest(cache).with_context(|| {
+                        format!(
+                            "{gone}\nThe newest kernel of the line cannot be taken in its place"
+                        )
+                    });
+                    let extra = |error| fail(MACHINE, format!("{error:#}"));
+                    newest.map_err(|error| if self.extra { extra(error) } else { error })?
+                }
+                result => return result,
+            },
+        };
+        self.say_once(&moved);
+        let kernel = moved.get_pinned(cache)?;
+        cache::write(&self.note(cache), toml::to_string(&moved)?.as_bytes())?;
+        Ok(kernel)
+    }
+
+    /// Says that another kernel takes the place of the pinned one.
+    fn say_once(&self, moved: &Line) {
+        static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+        if !said.contains(&self.name) {
+            said.push(self.name.clone());
+            say!(
+                "{} is gone from the archive: using {}, not tested by us; `cargo vm repin {}` pins it",
+                self.release,
+                moved.release,
+                self.name
+            );
+        }
+    }
+
+    /// Its lines in kernels.toml.
+    fn pin(&self) -> String {
+        let Line { name, suite, version, release, .. } = self;
+        format!(
+            "name = \"{name}\"\nsuite = \"{suite}\"\nversion = \"{version}\"\nrelease = \"{release}\"\n"
+        )
+    }
+
+    fn get_pinned(&self, cache: &Cache) -> Result<Kernel> {
         let dir = self.dir(cache);
         State::here(&dir, &self.name, cache, || {
             if apt::mirror().is_none() {
@@ -161,6 +293,53 @@ impl Line {
             }
             self.unpack(cache, &dir, &apt::archives()?)
         })
+    }
+
+    /// This line with the newest kernel that an archive has of it, by the suite's own signed index.
+    fn newest(&self, cache: &Cache) -> Result<Line> {
+        let mut tried = Vec::new();
+        for archive in apt::archives()? {
+            let arch = self.packages.first().map_or("amd64", |package| &package.arch);
+            let suite = Suite::fetch(&archive, &self.suite, arch, cache);
+            match suite.and_then(|suite| self.newest_in(&suite)) {
+                Ok(line) => return Ok(line),
+                Err(error) => tried.push(format!("{error:#}")),
+            }
+        }
+        bail!("{}", tried.join("\n  "))
+    }
+
+    /// The same, from one index: its packages of that architecture.
+    pub fn newest_in(&self, suite: &Suite) -> Result<Line> {
+        let mut packages = self.packages.iter().filter(|package| package.arch == suite.arch());
+        let first =
+            packages.clone().next().context("the line has no package of this architecture")?;
+        let (before, after) = first
+            .name
+            .split_once(&self.release)
+            .with_context(|| format!("{TABLE_FILE}: {} is not in {}", self.release, first.name))?;
+        // 6.1. of 6.1.0-50
+        let base: Vec<&str> = self.release.splitn(3, '.').collect();
+        let base = format!("{before}{}.", base[..2.min(base.len())].join("."));
+        let names = suite.names(&base)?;
+        let releases =
+            names.iter().filter_map(|name| name.strip_prefix(before)?.strip_suffix(after));
+        // Not 6.1.0-51-rt, which is another line's.
+        let plain = |release: &&str| {
+            release.split('-').all(|piece| piece.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let newest = releases.filter(plain).max_by(|a, b| by_version(a, b));
+        let release =
+            newest.with_context(|| format!("{} has no kernel {}", self.suite, self.name))?;
+        let mut line = Line { release: release.to_owned(), packages: Vec::new(), ..self.clone() };
+        packages.try_for_each(|package| {
+            let (package, version) =
+                suite.package(&package.name.replace(&self.release, release))?;
+            line.packages.push(package);
+            line.version = version;
+            anyhow::Ok(())
+        })?;
+        Ok(line)
     }
 
     /// Asks an archive for the suite of this line.
@@ -188,27 +367,78 @@ impl Line {
 
     /// Downloads one package to `deb`, with its checksum checked.
     fn fetch(&self, package: &Package, archives: &[String], deb: &Path) -> Result<()> {
+        let Err(tried) = package.fetch(archives, deb)? else { return Ok(()) };
+        let gone = format!(
+            "{} {} cannot be fetched:\n  {}\n\
+             If the network is down, try again. If the archive does not carry this file: set \
+             VM_MIRROR to the root of a Debian archive that has the suite {}, or pin the newest \
+             kernel of that suite: `cargo vm repin {}` writes it to {TABLE_FILE}. `--kernel {HOST}` \
+             runs this machine's own kernel.",
+            package.name, self.version, tried, self.suite, self.name,
+        );
+        Err(Gone(gone).into())
+    }
+}
+
+/// Pins the newest kernel of these lines, or of all: writes it to kernels.toml. With all, the packages
+/// of the guest's root, too.
+pub fn repin(workspace: &Path, names: &[String], cache: &Cache) -> Result<()> {
+    let file = workspace.join(TABLE_FILE);
+    let reading = || file.display().to_string();
+    let mut text = fs::read_to_string(&file).with_context(reading)?;
+    let table = Table::parse(&text)?;
+    let wanted: Vec<&Line> = match names {
+        [] => table.lines.iter().collect(),
+        names => names.iter().map(|name| table.line(name)).collect::<Result<_>>()?,
+    };
+    apt::need_lists()?;
+    if names.is_empty() {
+        root::repin(workspace, cache)?;
+    }
+    for line in wanted {
+        let mut new = Line { packages: Vec::new(), ..line.clone() };
+        for arch in line.packages.chunk_by(|a, b| a.arch == b.arch) {
+            let own = Line { packages: arch.to_vec(), ..line.clone() }.newest(cache)?;
+            new = Line { packages: [new.packages, own.packages.clone()].concat(), ..own };
+        }
+        if new.release == line.release && new.packages == line.packages {
+            say!("{}: {} is the newest", line.name, line.release);
+            continue;
+        }
+        for (old, new) in line.packages.iter().zip(&new.packages) {
+            text = replaced(&text, &old.pin(), &new.pin())?;
+        }
+        text = replaced(&text, &line.pin(), &new.pin())?;
+        say!("{}: {} is pinned in place of {}", line.name, new.release, line.release);
+    }
+    cache::write(&file, text.as_bytes())
+}
+
+/// The text of kernels.toml with these lines in place of those.
+fn replaced(text: &str, old: &str, new: &str) -> Result<String> {
+    ensure!(text.matches(old).count() == 1, "{TABLE_FILE} should have these lines once:\n{old}");
+    Ok(text.replacen(old, new, 1))
+}
+
+impl Package {
+    /// Its lines in kernels.toml.
+    fn pin(&self) -> String {
+        let Package { name, path, size, sha256, .. } = self;
+        format!("name = \"{name}\"\npath = \"{path}\"\nsize = {size}\nsha256 = \"{sha256}\"\n")
+    }
+
+    /// Downloads it to `deb`, with its checksum checked. The inner error: no archive has it, and what
+    /// each of them says.
+    pub fn fetch(&self, archives: &[String], deb: &Path) -> Result<Result<(), String>> {
         let mut tried = Vec::new();
         for archive in archives {
-            let url = format!("{}/{}", archive.trim_end_matches('/'), package.path);
+            let url = format!("{}/{}", archive.trim_end_matches('/'), self.path);
             match apt::download(&url, deb)? {
-                Ok(()) => return check(deb, package),
+                Ok(()) => return check(deb, self).map(Ok),
                 Err(why) => tried.push(format!("{url}\n      {why}")),
             }
         }
-        bail!(
-            "{} {} cannot be fetched:\n  {}\n\
-             If the network is down, try again. If the archive does not carry this file: set \
-             VM_MIRROR to the root of a Debian archive that has the suite {}, or re-pin the line \
-             {} in {TABLE_FILE} (version, and name, path, size, sha256 of each package) to the \
-             newest kernel of that suite; the head of that file says how. `--kernel {HOST}` runs \
-             this machine's own kernel.",
-            package.name,
-            self.version,
-            tried.join("\n  "),
-            self.suite,
-            self.name,
-        )
+        Ok(Err(tried.join("\n  ")))
     }
 }
 
@@ -219,7 +449,7 @@ fn check(deb: &Path, package: &Package) -> Result<()> {
         return Ok(());
     }
     bail!(
-        "wrong checksum: {} is not the file that {TABLE_FILE} pins\n  expected {}\n  got      {got}\n\
+        "wrong checksum: {} is not the file that is pinned\n  expected {}\n  got      {got}\n\
          Nothing of it was kept. A proxy may have answered in the archive's place: try again, or \
          set VM_MIRROR to another archive.",
         package.name,
@@ -391,6 +621,10 @@ impl Kernel {
     /// This machine's own kernel: the one that runs, if its image is installed and this user may
     /// read it; else the newest such; else the distribution's, from its apt archive.
     fn host(cache: &Cache) -> Result<Kernel> {
+        if arch::is_foreign() {
+            let arch = arch::guest().name();
+            return Err(fail(USAGE, format!("this machine's own kernel is not one for {arch}")));
+        }
         let kernel = match Kernel::installed(Path::new("/")) {
             Some(kernel) => kernel,
             None => Kernel::fetched(cache)?,
@@ -497,13 +731,16 @@ mod tests {
         assert_eq!(table.names(Some("6.12"), &cache).unwrap(), ["6.12"]);
         assert_eq!(table.names(Some(HOST), &cache).unwrap(), [HOST]);
         assert_eq!(table.names(Some("6.1,7.2"), &cache).unwrap(), ["6.1", "7.2"]);
-        assert!(table.names(Some("6.1,7.3"), &cache).is_err());
-        for line in &table.lines {
+        assert_eq!(table.names(Some("6.1,7.3"), &cache).unwrap(), ["6.1", "7.3"]);
+        assert!(table.names(Some("6.1,7.4"), &cache).is_err());
+        for line in &Table::parse(include_str!("../../kernels.toml")).unwrap().lines {
             assert!(!line.packages.is_empty());
             for p in &line.packages {
                 assert_eq!(p.sha256.len(), 64, "{}", p.name);
                 assert!(p.sha256.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')));
-                assert!(p.path.starts_with("pool/main/") && p.path.ends_with("_amd64.deb"));
+                assert!(p.path.starts_with("pool/main/"), "{}", p.path);
+                assert!(p.path.ends_with(&format!("_{}.deb", p.arch)), "{}", p.path);
+                assert!(p.name.contains(&line.release), "{}: {}", p.name, line.release);
                 assert!(p.path.contains(&format!("/{}_{}_", p.name, line.version)), "{}", p.path);
             }
         }
@@ -525,13 +762,19 @@ mod tests {
     fn an_unknown_line_lists_the_lines() {
         let error = Table::load().unwrap().line("4.4").unwrap_err().to_string();
         assert!(
-            error.contains("no kernel line 4.4") && error.contains("6.1, 6.1-rt, 6.12, 7.2"),
+            error.contains("no kernel line 4.4") && error.contains("6.1, 6.1-rt, 6.12, 6.18, 7.2"),
             "{error}"
         );
     }
 
     fn package(sha256: &str) -> Package {
-        Package { name: "p".into(), path: "p.deb".into(), size: 1, sha256: sha256.into() }
+        Package {
+            name: "p".into(),
+            arch: amd64(),
+            path: "p.deb".into(),
+            size: 1,
+            sha256: sha256.into(),
+        }
     }
 
     #[test]
@@ -564,6 +807,8 @@ mod tests {
             name: "1.0".into(),
             suite: "s".into(),
             version: "1".into(),
+            release: "1.0".into(),
+            extra: false,
             packages: vec![package(&sha256(&deb).unwrap())],
         };
         let cache = Cache::at(&dir.path().join("cache")).unwrap();

@@ -9,9 +9,9 @@ use host::fail::{MACHINE, fail};
 use host::say;
 use serde::Deserialize;
 
-use crate::guest::initramfs::static_busybox;
+use crate::arch;
 use crate::setup::apt::{self, APT_HELPER};
-use crate::setup::cache::{self, Cache, find_tool};
+use crate::setup::cache::{self, Cache, find_tool, static_busybox};
 
 /// Size of the data disk.
 const DATA_MB: u64 = 1024;
@@ -53,6 +53,11 @@ struct Package {
     r#for: For,
     sign: Sign,
     others: Option<[String; 3]>,
+    /// The architecture of guests that need it, by Debian's name; else all.
+    guest: Option<String>,
+    /// Whether it is needed only for a guest of another architecture than this machine.
+    #[serde(default)]
+    cross: bool,
 }
 
 /// All packages.
@@ -98,10 +103,14 @@ pub fn missing(for_test: bool) -> Result<Vec<String>> {
     let manager = MANAGERS.iter().position(|(tool, _)| find_tool(tool).is_some());
     let fetches = apt::mirror().is_some() || has_apt;
     let mut packages = all()?;
+    let (guest, cross) = (arch::guest().debian(), arch::is_foreign());
+    packages.retain(|package| package.guest.as_ref().is_none_or(|arch| arch == guest));
     packages.retain(|package| match package.r#for {
+        _ if package.cross && !cross => false,
         For::Run => true,
         For::Fetch => fetches,
-        For::Test => for_test,
+        // They run in the guest, from its root.
+        For::Test => for_test && !cross,
     });
     // Not every Ubuntu has a package bpftool, and a stage runs without.
     packages.retain(|package| for_test || package.debian != "bpftool" || !is_ubuntu());
@@ -225,9 +234,9 @@ mod tests {
         let names = |manager| named_by(manager, all().unwrap());
         assert_eq!(names(None)[0], "qemu-system-x86");
         let libelf: Vec<String> =
-            (0..MANAGERS.len()).map(|manager| names(Some(manager)).swap_remove(8)).collect();
+            (0..MANAGERS.len()).map(|manager| names(Some(manager)).swap_remove(10)).collect();
         assert_eq!(libelf, ["elfutils-libelf-devel", "libelf", "libelf-devel"]);
-        assert_eq!(names(Some(0))[3], "xz");
+        assert_eq!(names(Some(0))[5], "xz");
     }
 
     #[test]

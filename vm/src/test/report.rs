@@ -1,14 +1,16 @@
 //! What test programs reported: a line for each test, the sum, and the table of kernels.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
 use std::io::Write;
+use std::iter;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use host::events::{Ended, NOT_RUN, Reader, Said, Verdict};
 use host::say;
+
+use crate::arch::{self, Arch};
 
 /// What a program of the workshop did on a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -226,26 +228,49 @@ fn is_of(test: &str, program: &str) -> bool {
 
 /// The page with the table of kernels.
 const PAGE: &str = "docs/kernels.md";
-/// Its line before the table begins with this, the one after it is this.
-const TABLE: (&str, &str) =
-    ("<!-- written by: cargo vm test --kernel all", "<!-- end of what it wrote -->");
+/// The line after each of its tables.
+const END: &str = "<!-- end of what it wrote -->";
+
+const NOT_TESTED: &str = "not tested";
+
+/// What its line before the table for the guests' architecture begins with.
+fn begin() -> &'static str {
+    match arch::guest() {
+        Arch::X86_64 => "<!-- written by: cargo vm test --kernel all",
+        Arch::Arm64 => "<!-- written by: cargo vm test --arch arm64 --kernel all",
+    }
+}
 
 /// Which program runs on which kernel, as just tested, must be what [`PAGE`] says; `bless` writes it
-/// there.
-pub fn table(root: &Path, programs: &[String], guests: &[Report], bless: bool) -> Result<()> {
-    let new = render(programs, guests);
+/// there. Unless these are `all` kernels, the columns of the others stay as they are.
+pub fn table(
+    root: &Path,
+    programs: &[String],
+    guests: &[Report],
+    bless: bool,
+    all: bool,
+) -> Result<()> {
     let page = root.join(PAGE);
     let text = fs::read_to_string(&page).with_context(|| page.display().to_string())?;
     let missing = || format!("{PAGE} has no table of kernels");
-    let (before, rest) = text.split_once(TABLE.0).with_context(missing)?;
+    let (before, rest) = text.split_once(begin()).with_context(missing)?;
     let (mark, rest) = rest.split_once('\n').with_context(missing)?;
     let (old, after) =
-        rest.split_once(TABLE.1).with_context(|| format!("the table of {PAGE} has no end"))?;
+        rest.split_once(END).with_context(|| format!("the table of {PAGE} has no end"))?;
+    let mut columns = if all { Vec::new() } else { columns(programs, old) };
+    for guest in guests {
+        let column = column(programs, guest);
+        match columns.iter_mut().find(|old| line(&old[0]) == line(&column[0])) {
+            Some(old) => *old = column,
+            None => columns.push(column),
+        }
+    }
+    let new = render(programs, &columns);
     if old == new {
         return Ok(());
     }
     if bless {
-        let whole = [before, TABLE.0, mark, "\n", &new, TABLE.1, after].concat();
+        let whole = [before, begin(), mark, "\n", &new, END, after].concat();
         fs::write(&page, whole).with_context(|| page.display().to_string())?;
         say!("{PAGE}: the table of kernels is written");
         return Ok(());
@@ -258,30 +283,60 @@ pub fn table(root: &Path, programs: &[String], guests: &[Report], bless: bool) -
     )
 }
 
+/// What the releases of a line have in common: `6.12.#+deb#-arm` of `6.12.107+deb13-arm64`.
+fn line(release: &str) -> String {
+    let mut parts = release.splitn(3, '.');
+    let [major, minor, rest] = [(); 3].map(|()| parts.next().unwrap_or_default());
+    let rest: Vec<_> = rest.split(|c: char| c.is_ascii_digit()).filter(|s| !s.is_empty()).collect();
+    format!("{major}.{minor}.#{}", rest.join("#"))
+}
+
+/// What was tested of a kernel: its release, and a cell for each program.
+type Column = Vec<String>;
+
+fn column(programs: &[String], guest: &Report) -> Column {
+    let cell = |program: &String| match guest.programs.get(program) {
+        Some(Cell { unsupported: Some(why), .. }) => why.clone(),
+        Some(Cell { failed: Some(test), .. }) => test.clone(),
+        Some(Cell { passed, not_judged, .. }) if !not_judged.is_empty() => {
+            let mark = if *passed > 0 { "✓, " } else { "" };
+            format!("{mark}not judged: {}", not_judged.join(", "))
+        }
+        Some(Cell { passed: 1.., .. }) => "✓".to_owned(),
+        _ => NOT_TESTED.to_owned(),
+    };
+    let release = guest.release.clone().unwrap_or_default();
+    iter::once(release).chain(programs.iter().map(cell)).collect()
+}
+
+/// The columns of a table that [`render`] has written.
+fn columns(programs: &[String], table: &str) -> Vec<Column> {
+    let cells = |row: &str| -> Vec<String> {
+        row.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
+    };
+    let rows: Vec<Vec<String>> = table.lines().map(cells).collect();
+    let count = rows.first().map_or(0, Vec::len);
+    let of = |name: &str, number: usize| {
+        let row = rows.iter().find(|row| row.first().is_some_and(|first| first == name));
+        row.and_then(|row| row.get(number)).cloned().unwrap_or_else(|| NOT_TESTED.to_owned())
+    };
+    let names = || iter::once("").chain(programs.iter().map(String::as_str));
+    (1..count).map(|number| names().map(|name| of(name, number)).collect()).collect()
+}
+
 /// A line for each program, a column for each kernel that was tested.
-fn render(programs: &[String], guests: &[Report]) -> String {
-    let release = |guest: &Report| guest.release.clone().unwrap_or_default();
-    let mut table = String::from("| |");
-    guests.iter().for_each(|guest| write!(table, " {} |", release(guest)).unwrap_or_default());
-    table += "\n|---|";
-    table += &"---|".repeat(guests.len());
-    for program in programs {
-        write!(table, "\n| {program} |").unwrap_or_default();
-        for guest in guests {
-            let text = match guest.programs.get(program) {
-                Some(Cell { unsupported: Some(why), .. }) => why.clone(),
-                Some(Cell { failed: Some(test), .. }) => test.clone(),
-                Some(Cell { passed, not_judged, .. }) if !not_judged.is_empty() => {
-                    let mark = if *passed > 0 { "✓, " } else { "" };
-                    format!("{mark}not judged: {}", not_judged.join(", "))
-                }
-                Some(Cell { passed: 1.., .. }) => "✓".to_owned(),
-                _ => "not tested".to_owned(),
-            };
-            write!(table, " {text} |").unwrap_or_default();
+fn render(programs: &[String], columns: &[Column]) -> String {
+    let names = iter::once("").chain(programs.iter().map(String::as_str));
+    let mut table = String::new();
+    for (number, name) in names.enumerate() {
+        let cells = columns.iter().filter_map(|column| column.get(number));
+        let row: String = cells.map(|cell| format!(" {cell} |")).collect();
+        table += &if number == 0 { format!("| |{row}\n") } else { format!("| {name} |{row}\n") };
+        if number == 0 {
+            table += &format!("|{}\n", "---|".repeat(columns.len() + 1));
         }
     }
-    table + "\n"
+    table
 }
 
 #[cfg(test)]
@@ -388,20 +443,34 @@ not judged on 6.1: stage08_a: no fentry: here
 | stage09 | not tested | not tested | not tested | not tested |
 | bio-life | no fentry on this kernel | ✓ | not tested | not tested |
 ";
-        assert_eq!(render(&programs, &guests), expected);
+        let tested: Vec<Column> = guests.iter().map(|guest| column(&programs, guest)).collect();
+        assert_eq!(render(&programs, &tested), expected);
+        assert_eq!(columns(&programs, expected), tested);
 
         let dir = tempfile::tempdir().unwrap();
         let page = dir.path().join(PAGE);
         fs::create_dir(page.parent().unwrap()).unwrap();
-        let mark = format!("{} --bless -->\n", TABLE.0);
-        let old = format!("a\n{mark}old\n{}\nb\n", TABLE.1);
+        let mark = format!("{} --bless -->\n", begin());
+        let old = format!("a\n{mark}old\n{}\nb\n", END);
         fs::write(&page, &old).unwrap();
-        let error = table(dir.path(), &programs, &guests, false).unwrap_err().to_string();
+        let error = table(dir.path(), &programs, &guests, false, true).unwrap_err().to_string();
         assert!(error.contains("--bless` writes it"), "{error}");
         assert_eq!(fs::read_to_string(&page).unwrap(), old);
-        table(dir.path(), &programs, &guests, true).unwrap();
+        table(dir.path(), &programs, &guests, true, true).unwrap();
         let written = fs::read_to_string(&page).unwrap();
-        assert_eq!(written, format!("a\n{mark}{expected}{}\nb\n", TABLE.1));
-        table(dir.path(), &programs, &guests, false).unwrap();
+        assert_eq!(written, format!("a\n{mark}{expected}{}\nb\n", END));
+        table(dir.path(), &programs, &guests, false, true).unwrap();
+
+        // One kernel of them in a newer version, and a new one.
+        assert_eq!(line("6.1.0-50-rt-amd64"), line("6.1.0-51-rt-amd64"));
+        assert_ne!(line("6.1.0-50-rt-amd64"), line("6.1.0-50-amd64"));
+        let some = [kernel("7.2", &[A_OK]), kernel("7.4", &[A_OK])];
+        table(dir.path(), &programs, &some, true, false).unwrap();
+        let written = fs::read_to_string(&page).unwrap();
+        assert!(written.contains("| | 6.1.0 | 6.12 | 7.2 | 7.3 | 7.4 |"), "{written}");
+        assert!(
+            written.contains("| stage08 | ✓ | ✓ | ✓ | ✓, not judged: stage08_b | ✓ |"),
+            "{written}"
+        );
     }
 }

@@ -1,0 +1,114 @@
+//! Latency histograms of all disks, for Prometheus.
+
+use std::{
+    fs,
+    mem::MaybeUninit,
+    net::{SocketAddr, TcpListener},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use common::{Cli, InFlight, Session};
+use libbpf_rs::skel::Skel;
+
+mod http;
+mod metrics;
+mod series;
+mod shared;
+mod trace {
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+use http::Server;
+use metrics::{Build, Metrics, NotMeasured};
+use series::Histograms;
+use shared::Shared;
+use trace::TraceSkelBuilder;
+
+/// What is served, and where.
+#[derive(Args, Debug)]
+struct Exporter {
+    /// Where to listen: address and port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9435")]
+    listen: SocketAddr,
+    /// Also count the seconds that bios spend in each part of their way: as stage 11 does
+    #[arg(long)]
+    parts: bool,
+    /// The size of the maps.
+    #[command(flatten)]
+    room: InFlight,
+}
+
+fn main() -> ExitCode {
+    common::main(common::program!(), run)
+}
+
+fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
+    let Exporter { listen, parts, ref room } = cli.own;
+    let listener = TcpListener::bind(listen).with_context(|| {
+        format!("{listen} cannot be listened on; choose another address with --listen")
+    })?;
+    let address = listener.local_addr().context("the listening socket has no address")?;
+
+    let mut object = MaybeUninit::uninit();
+    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let cpus = libbpf_rs::num_possible_cpus().context("the number of CPUs is unknown")? as u32;
+    open.maps.ios.set_max_entries(room.in_flight)?;
+    open.maps.issues.set_max_entries(if parts { room.in_flight } else { 1 })?;
+    open.maps.histograms.set_max_entries(series::PLACES * cpus)?;
+    open.maps.pages.set_max_entries(cpus)?;
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.cpus = cpus;
+    constants.page_shift = common::page_shift();
+    constants.with_parts = parts;
+    constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
+    // Of modules that may not be loaded: then there are no such bios.
+    constants.address_of_clone_endio = common::kernel_function("clone_endio").unwrap_or(u64::MAX);
+    constants.address_of_crypt_endio = common::kernel_function("crypt_endio").unwrap_or(u64::MAX);
+    let preempts = common::preempts()?;
+    constants.first = preempts.into();
+    let progs = &mut open.progs;
+    progs.bio_end_probe.set_autoload(preempts);
+    progs.rq_start.set_autoload(parts);
+    progs.rq_end.set_autoload(parts);
+    progs.bio_remap.set_autoload(parts);
+    progs.rq_end_probe.set_autoload(parts && preempts);
+    let has_sessions = common::has_sessions()?;
+    progs.filemap_read_session.set_autoload(has_sessions);
+    progs.filemap_read_entry.set_autoload(!has_sessions);
+    progs.filemap_read_exit.set_autoload(!has_sessions);
+    let skel = session.load(open)?;
+    let mut histograms = Histograms::new(&skel.maps, cpus)?;
+    let pages: Shared<shared::Pages> = Shared::new(&skel.maps.pages, cpus as usize)?;
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel's release")?;
+    let build = Build { version: env!("CARGO_PKG_VERSION"), kernel: kernel.trim().to_owned() };
+
+    // The completions first: then no I/O is seen to start whose completion is not hooked yet.
+    let progs = &skel.progs;
+    session.attach([&progs.bio_end, &progs.bio_end_probe, &progs.rq_end, &progs.rq_end_probe])?;
+    session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_start])?;
+    session.attach([&progs.page_added, &progs.filemap_read_exit])?;
+    session.attach([&progs.filemap_read_entry, &progs.filemap_read_session])?;
+    let mut server = Server::new(listener)?;
+    eprintln!("exporter: http://{address}/metrics");
+    session.begin()?;
+    while !session.is_over() {
+        server.serve(Duration::from_millis(50), |format| {
+            let counts = common::counters(&skel.maps.bss_data)?;
+            let metrics = Metrics {
+                build: build.clone(),
+                series: histograms.read()?,
+                with_parts: parts,
+                pages: pages.iter().map(shared::Pages::read).collect(),
+                not_measured: NotMeasured::from(counts),
+                skipped: common::times_skipped(skel.object())?,
+            };
+            metrics.encode(format)
+        })?;
+    }
+    drop(server);
+    // From here on, connections are refused. It is the kernel that needs time to detach the programs.
+    session.detach_at_once();
+    Ok(())
+}

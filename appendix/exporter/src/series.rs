@@ -1,0 +1,197 @@
+//! The histograms: from the kernel's memory to one for each disk and operation.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+};
+
+use anyhow::Result;
+use common::Device;
+use libbpf_rs::{Map, MapCore, MapFlags};
+
+use crate::{
+    shared::{Atomics, Shared, read},
+    trace::{TraceMaps, types},
+};
+
+/// How many disks and partitions times operations there may be: SERIES in series.h.
+pub const PLACES: u32 = 256;
+const BUCKETS: usize = 54;
+
+/// The parts in the order of `enum part` in parts.h.
+pub const PARTS: [&str; 5] = ["wait", "queue", "device", "end", "mapper"];
+/// The operations in the order of `enum operation` in series.h.
+const OPERATIONS: [&str; 5] = ["read", "write", "flush", "discard", "other"];
+
+/// `struct histogram` of series.h.
+#[repr(C)]
+struct Histogram {
+    dev: AtomicU32,
+    operation: AtomicU32,
+    sum: AtomicU64,
+    parts: [AtomicU64; PARTS.len()],
+    buckets: [AtomicU64; BUCKETS],
+}
+
+const _: () = assert!(size_of::<Histogram>() == size_of::<types::histogram>());
+// SAFETY: atomics only.
+unsafe impl Atomics for Histogram {}
+
+/// What was added up of the bios of a disk and operation.
+#[derive(Clone, Debug)]
+pub struct Sums {
+    /// Of all latencies, ns.
+    pub sum: u64,
+    /// Of each of [`PARTS`], ns.
+    pub parts: [u64; PARTS.len()],
+    /// How many bios fell into each bucket.
+    pub buckets: [u64; BUCKETS],
+}
+
+impl Default for Sums {
+    fn default() -> Sums {
+        Sums { sum: 0, parts: Default::default(), buckets: [0; BUCKETS] }
+    }
+}
+
+impl Sums {
+    fn add(&mut self, other: &Sums) {
+        self.sum += other.sum;
+        self.parts.iter_mut().zip(other.parts).for_each(|(sum, part)| *sum += part);
+        self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, count)| *sum += count);
+    }
+}
+
+/// A disk's name and an operation.
+pub type Series = (String, &'static str);
+
+/// The histograms, and the disks that they belong to.
+pub struct Histograms<'a> {
+    memory: Shared<Histogram>,
+    cpus: usize,
+    places: &'a Map<'a>,
+    unused: &'a Map<'a>,
+    /// The disk of each device, as it was last seen.
+    disks: HashMap<u32, String>,
+    /// Of partitions that are gone, while their disk is not: its counters must not decrease.
+    gone: BTreeMap<Series, Sums>,
+}
+
+impl<'a> Histograms<'a> {
+    /// Hands all places to the BPF programs.
+    pub fn new(maps: &'a TraceMaps<'a>, cpus: u32) -> Result<Histograms<'a>> {
+        let memory = Shared::new(&maps.histograms, (PLACES * cpus) as usize)?;
+        let (places, unused) = (&*maps.places, &*maps.unused);
+        for place in 0..PLACES {
+            unused.update(&[], &place.to_ne_bytes(), MapFlags::ANY)?;
+        }
+        let (disks, gone) = Default::default();
+        Ok(Histograms { memory, cpus: cpus as usize, places, unused, disks, gone })
+    }
+
+    /// The sums of each disk that there is. A partition's belong to its disk. Removes disks that are
+    /// gone.
+    pub fn read(&mut self) -> Result<BTreeMap<Series, Sums>> {
+        let mut series: BTreeMap<Series, Sums> = BTreeMap::new();
+        for place in 0..PLACES as usize {
+            let range = place * self.cpus..(place + 1) * self.cpus;
+            let first = &self.memory[range.start];
+            let (dev, operation) = (first.dev.load(Relaxed), first.operation.load(Relaxed));
+            if dev == 0 {
+                continue;
+            }
+            let sums = self.memory[range.clone()].iter().fold(Sums::default(), |mut sums, cpu| {
+                let (parts, buckets) = (read(&cpu.parts), read(&cpu.buckets));
+                sums.add(&Sums { sum: cpu.sum.load(Relaxed), parts, buckets });
+                sums
+            });
+            let operation = OPERATIONS.get(operation as usize).copied().unwrap_or("other");
+            if let Some(disk) = disk_of(Device(dev)) {
+                self.disks.insert(dev, disk.clone());
+                series.entry((disk, operation)).or_default().add(&sums);
+                continue;
+            }
+            self.release(place, dev, first.operation.load(Relaxed))?;
+            if let Some(disk) = self.disks.get(&dev) {
+                self.gone.entry((disk.clone(), operation)).or_default().add(&sums);
+            }
+        }
+        self.gone.retain(|(disk, _), _| Path::new("/sys/block").join(disk).exists());
+        for (key, sums) in &self.gone {
+            series.entry(key.clone()).or_default().add(sums);
+        }
+        self.disks.retain(|_, disk| series.keys().any(|(name, _)| name == disk));
+        Ok(series)
+    }
+
+    /// Empties a place, and hands it to the BPF programs.
+    fn release(&self, place: usize, dev: u32, operation: u32) -> Result<()> {
+        self.places.delete(&[dev.to_ne_bytes(), operation.to_ne_bytes()].concat())?;
+        for cpu in &self.memory[place * self.cpus..(place + 1) * self.cpus] {
+            cpu.dev.store(0, Relaxed);
+            let counters = [&cpu.sum].into_iter().chain(&cpu.parts).chain(&cpu.buckets);
+            counters.for_each(|counter| counter.store(0, Relaxed));
+        }
+        self.unused.update(&[], &(place as u32).to_ne_bytes(), MapFlags::ANY)?;
+        Ok(())
+    }
+}
+
+/// The disk that a device is, or is a partition of.
+fn disk_of(device: Device) -> Option<String> {
+    device.partition_of().map(|(disk, _)| disk).or_else(|| device.name())
+}
+
+/// The longest time of each bucket, in ns: bucket_of() in buckets.h the other way round. The last one
+/// has no limit.
+pub fn limits() -> impl Iterator<Item = Option<u64>> {
+    let limit = |bucket: usize| match bucket {
+        0 => 1024,
+        _ => (3 + (bucket as u64 - 1) % 2) << (9 + (bucket - 1) / 2),
+    };
+    (0..BUCKETS - 1).map(move |bucket| Some(limit(bucket))).chain([None])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Write, process::Command, process::Stdio};
+
+    use super::*;
+
+    /// The buckets into which the C function puts these times.
+    fn buckets(times: &[u64]) -> Vec<usize> {
+        let place = tempfile::tempdir().unwrap();
+        let program = place.path().join("buckets");
+        let header = concat!(env!("CARGO_MANIFEST_DIR"), "/src/buckets.h");
+        let source = format!(
+            "#include <stdio.h>\n#define __VMLINUX_H__\n#undef __always_inline\n#define __always_inline inline\n\
+             typedef unsigned int u32;\ntypedef unsigned long long u64;\n#include \"{header}\"\n\
+             int main(void)\n{{\n\tu64 ns;\n\twhile (scanf(\"%llu\", &ns) == 1)\n\
+             \t\tprintf(\"%u\\n\", bucket_of(ns));\n}}\n"
+        );
+        fs::write(place.path().join("buckets.c"), source).unwrap();
+        fs::write(place.path().join("vmlinux.h"), "").unwrap();
+        let mut cc = Command::new("cc");
+        cc.current_dir(place.path()).args(["-I.", "-o", "buckets", "buckets.c"]);
+        assert!(cc.status().unwrap().success());
+        let (input, output) = (Stdio::piped(), Stdio::piped());
+        let mut child = Command::new(program).stdin(input).stdout(output).spawn().unwrap();
+        let lines: String = times.iter().map(|ns| format!("{ns}\n")).collect();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap().stdout;
+        String::from_utf8(output).unwrap().lines().map(|line| line.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_bucket_ends_with_its_limit() {
+        let limits: Vec<u64> = limits().flatten().collect();
+        assert_eq!((limits.len(), limits[0], limits[52]), (BUCKETS - 1, 1 << 10, 1 << 36));
+        assert!(limits.is_sorted_by(|a, b| a < b && b * 2 <= a * 4));
+        let times = limits.iter().flat_map(|&limit| [limit, limit + 1]);
+        let expected: Vec<usize> =
+            (0..BUCKETS - 1).flat_map(|bucket| [bucket, bucket + 1]).collect();
+        assert_eq!(buckets(&times.collect::<Vec<_>>()), expected);
+        assert_eq!(buckets(&[0, 1, u64::MAX]), [0, 0, BUCKETS - 1]);
+    }
+}

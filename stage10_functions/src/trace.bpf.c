@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+#include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+/* main.rs makes an entry for each function before it is hooked: the program adds none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 1); /* set by main.rs: the number of functions */
+	__type(key, u64); /* a function's address */
+	__type(value, u64); /* its calls on this CPU */
+} calls SEC(".maps");
+
+/* One program for all functions: the kernel tells it which one is called. */
+SEC("kprobe")
+int function_entry(struct pt_regs *ctx)
+{
+	u64 function = bpf_get_func_ip(ctx);
+	u64 *count = bpf_map_lookup_elem(&calls, &function);
+
+	if (count)
+		*count += 1; /* on this CPU, the kernel runs no second one meanwhile: it skips it */
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

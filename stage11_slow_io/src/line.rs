@@ -1,0 +1,203 @@
+//! A line for each slow bio.
+
+use std::collections::{BTreeMap, HashMap};
+
+use anyhow::Result;
+use common::Device;
+use libbpf_rs::Map;
+use serde_json::{Value, json};
+
+use crate::{
+    Io,
+    cli::Slow,
+    operation::{self, Operations},
+    parts::{self, Parts},
+    recent,
+    trace::TraceMaps,
+};
+
+/// Prints the slow bios, as they come or at the end.
+pub struct Lines<'a> {
+    options: &'a Slow,
+    bold: bool,
+    operations: &'a Operations,
+    maps: &'a TraceMaps<'a>,
+    /// The names of devices that were seen, and the functions of stacks.
+    names: HashMap<u32, String>,
+    stacks: HashMap<i32, Vec<String>>,
+    /// With --top: the slowest, by latency; the second number tells equal ones apart.
+    top: BTreeMap<(u64, u64), Io>,
+    /// The first error.
+    failed: Option<anyhow::Error>,
+}
+
+impl<'a> Lines<'a> {
+    /// Prints the line that names the columns.
+    pub fn new(
+        options: &'a Slow,
+        bold: bool,
+        operations: &'a Operations,
+        maps: &'a TraceMaps<'a>,
+    ) -> Lines<'a> {
+        if !options.json {
+            println!(
+                "{:>10} {:<7} {:<4} {:>10} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} ms {:>5} PROCESS",
+                "TIME",
+                "DISK",
+                "OP",
+                "SECTOR",
+                "KIB",
+                "TOTAL",
+                "WAIT",
+                "QUEUE",
+                "DEVICE",
+                "END",
+                "PID"
+            );
+        }
+        Lines {
+            options,
+            bold,
+            operations,
+            maps,
+            names: HashMap::new(),
+            stacks: HashMap::new(),
+            top: BTreeMap::new(),
+            failed: None,
+        }
+    }
+
+    /// A bio that took long, from the ring buffer. Returns 0, or -1 to stop its reader.
+    pub fn add(&mut self, bytes: &[u8]) -> i32 {
+        let added = self.try_add(bytes);
+        self.failed = self.failed.take().or(added.err());
+        if self.failed.is_some() { -1 } else { 0 }
+    }
+
+    fn try_add(&mut self, bytes: &[u8]) -> Result<()> {
+        let io = recent::io(bytes)?;
+        if let Some(most) = self.options.top {
+            self.top.insert((io.ended - io.submitted, io.ended), io);
+            if self.top.len() > most as usize {
+                self.top.pop_first();
+            }
+            return Ok(());
+        }
+        if let Some(time) = self.options.before {
+            for earlier in recent::before(&self.maps.recent, &io, time)? {
+                self.print(&earlier, true)?;
+            }
+        }
+        self.print(&io, false)
+    }
+
+    /// Prints what --top has kept, the slowest first. Fails where a line before could not be made.
+    pub fn finish(mut self) -> Result<()> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        for io in std::mem::take(&mut self.top).into_values().rev() {
+            self.print(&io, false)?;
+        }
+        Ok(())
+    }
+
+    fn print(&mut self, io: &Io, is_before: bool) -> Result<()> {
+        let disk = self.names.entry(io.dev).or_insert_with(|| name(io.dev)).clone();
+        let stack = match self.options.stack && !is_before {
+            true => self.stack(&self.maps.stacks, io.stack_id)?,
+            false => Vec::new(),
+        };
+        let divided = parts::of(io);
+        let letters = self.operations.letters(io.operation);
+        if self.options.json {
+            println!("{}", object(io, &disk, &letters, &divided, &stack, is_before));
+            return Ok(());
+        }
+        let (total, shown) = parts::milliseconds(io.ended - io.submitted, &divided);
+        let largest = parts::largest(&divided);
+        let mark = |place: usize, width: usize| match largest == Some(place) {
+            true if self.bold => format!("\x1b[1m{:>width$}\x1b[0m", shown[place]),
+            true => format!("{:>width$}", format!("*{}", shown[place])),
+            false => format!("{:>width$}", shown[place]),
+        };
+        let seconds = format!("{}.{:03}", io.ended / 1_000_000_000, io.ended / 1_000_000 % 1000);
+        let sector = if io.sector == u64::MAX { "-".to_owned() } else { io.sector.to_string() };
+        let kib = match io.bytes % 1024 {
+            0 => (io.bytes / 1024).to_string(),
+            _ => format!("{:.1}", f64::from(io.bytes) / 1024.0),
+        };
+        let [wait, queue, device, end] = [0, 1, 2, 3].map(|place| mark(place, 9));
+        let mut notes = Vec::new();
+        if divided[4].is_some() {
+            notes.push(format!("mapper {}", mark(4, 0)));
+        }
+        notes.extend((io.requests > 1).then(|| format!("{} requests", io.requests)));
+        notes.extend((io.starts > 1).then(|| format!("started {} times", io.starts)));
+        notes.extend((io.done == 0).then(|| "no request seen".to_owned()));
+        notes.extend(operation::error(io.status));
+        notes.extend(is_before.then(|| "before:".to_owned()));
+        let (process, notes) = (text(&io.comm), notes.join(", "));
+        let line = format!(
+            "{seconds:>10} {disk:<7} {letters:<4} {sector:>10} {kib:>5} {total:>8} {wait} {queue} \
+             {device} {end} {:>8} {process}",
+            io.process
+        );
+        println!("{line}{}{notes}", if notes.is_empty() { "" } else { "; " });
+        stack.iter().for_each(|function| println!("=> {function}"));
+        Ok(())
+    }
+
+    fn stack(&mut self, stacks: &Map<'_>, id: i32) -> Result<Vec<String>> {
+        if let Some(known) = self.stacks.get(&id) {
+            return Ok(known.clone());
+        }
+        let functions = common::stack(stacks, id.into())?;
+        self.stacks.insert(id, functions.clone());
+        Ok(functions)
+    }
+}
+
+/// The name of a disk, or its numbers where it is gone.
+pub fn name(dev: u32) -> String {
+    Device(dev).name().unwrap_or_else(|| format!("{}:{}", dev >> 20, dev & 0xfffff))
+}
+
+/// The name of the process; `?` for what a terminal would take for a command.
+pub fn text(comm: &[i8]) -> String {
+    let bytes: Vec<u8> = comm.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+    String::from_utf8_lossy(&bytes).replace(char::is_control, "?")
+}
+
+/// A line of --json. Every key is in every line, and has one type, or null.
+fn object(
+    io: &Io,
+    disk: &str,
+    letters: &str,
+    divided: &Parts,
+    stack: &[String],
+    before: bool,
+) -> Value {
+    let mut object = json!({
+        "kind": "bio",
+        "ended_ns": io.ended,
+        "before": before,
+        "pid": io.process,
+        "process": text(&io.comm),
+        "disk": disk,
+        "major": io.dev >> 20,
+        "minor": io.dev & 0xfffff,
+        "operation": letters,
+        "sector": (io.sector != u64::MAX).then_some(io.sector),
+        "bytes": io.bytes,
+        "total_ns": io.ended - io.submitted,
+        "requests": (io.requests > 0).then_some(io.requests),
+        "starts": (io.starts > 0).then_some(io.starts),
+        "error": operation::error(io.status),
+        "stack": stack,
+    });
+    if let Value::Object(map) = &mut object {
+        map.extend(parts::json(divided));
+    }
+    object
+}

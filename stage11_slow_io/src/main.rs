@@ -1,0 +1,126 @@
+//! Stage 11: every slow bio, and where its time went.
+
+use std::{mem::MaybeUninit, process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result};
+use common::Session;
+use libbpf_rs::{MapCore, RingBufferBuilder, skel::Skel};
+use serde_json::json;
+
+mod cli;
+mod line;
+mod operation;
+mod parts;
+mod recent;
+mod sums;
+mod who;
+mod trace {
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+use cli::{SlowCli as Cli, Who};
+use line::Lines;
+use operation::Operations;
+use sums::Places;
+use trace::{TraceSkelBuilder, types::io as Io};
+
+/// The inode number of the PID namespace of the host: PROC_PID_INIT_INO of the kernel.
+const INITIAL: u32 = 0xeffffffc;
+
+// SAFETY: the C struct holds integers only: any bytes are a value of it.
+unsafe impl plain::Plain for Io {}
+
+fn main() -> ExitCode {
+    common::main(common::program!(), run)
+}
+
+fn run(cli: &Cli, session: &mut Session) -> Result<()> {
+    let mut object = MaybeUninit::uninit();
+    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    open.maps.ios.set_max_entries(cli.own.room.in_flight)?;
+    open.maps.issues.set_max_entries(cli.own.room.in_flight)?;
+    let mut places = Places::of_machine()?;
+    open.maps.disks.set_max_entries(places.entries())?;
+    if cli.own.who.is_some() {
+        open.maps.causes.set_max_entries(cli.own.causes)?;
+    }
+    if cli.own.before.is_some() {
+        open.maps.recent.set_max_entries(recent::ENTRIES)?;
+    }
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.slow = cli.own.min.as_nanos() as u64;
+    constants.only_dev = cli.own.disk.map_or(0, |disk| disk.0);
+    constants.only_process = cli.own.pid.unwrap_or(0);
+    let namespace = common::pid_namespace()?;
+    constants.pid_namespace = if namespace == INITIAL { 0 } else { namespace };
+    constants.with_stack = cli.own.stack || cli.own.who == Some(Who::Stack);
+    constants.who = cli.own.who.is_some();
+    constants.who_by_stack = cli.own.who == Some(Who::Stack);
+    constants.record = cli.own.before.is_some();
+    constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
+    // Of modules that may not be loaded: then there are no such bios.
+    constants.address_of_clone_endio = common::kernel_function("clone_endio").unwrap_or(u64::MAX);
+    constants.address_of_crypt_endio = common::kernel_function("crypt_endio").unwrap_or(u64::MAX);
+    let preempts = common::preempts()?;
+    constants.first = preempts.into();
+    open.progs.rq_end_probe.set_autoload(preempts);
+    open.progs.bio_end_probe.set_autoload(preempts);
+    let skel = session.load(open)?;
+    places.write(&skel.maps.places)?;
+    let operations = Operations::of_kernel()?;
+    let mut lines = Lines::new(&cli.own, session.stdout_is_terminal(), &operations, &skel.maps);
+    let mut ring = RingBufferBuilder::new();
+    ring.add(&skel.maps.events, |bytes| lines.add(bytes))?;
+    let ring = ring.build()?;
+    // The completions first: then no I/O is seen to start whose completion is not hooked yet.
+    let progs = &skel.progs;
+    let bio_ends = [&progs.bio_end, &progs.bio_end_probe];
+    session.attach(bio_ends)?;
+    let rq_ends = [&progs.rq_end, &progs.rq_end_probe];
+    session.attach(rq_ends)?;
+    session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_start])?;
+    session.begin()?;
+    while !session.is_over() {
+        match ring.poll(Duration::from_millis(100)) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
+                return Err(error).context("the ring buffer could not be read");
+            }
+            _ => places.write(&skel.maps.places)?, // there may be a new disk
+        }
+    }
+    session.detach()?;
+    ring.consume()?;
+    drop(ring);
+    lines.finish()?;
+    for disk in places.disks(&skel.maps.disks)? {
+        match cli.own.json {
+            true => println!("{}", disk.json()),
+            false => disk.print(cli.own.histogram),
+        }
+    }
+    if cli.own.who.is_some() {
+        who::print(&skel.maps, &cli.own, &operations)?;
+    }
+    let counts = common::counters(&skel.maps.bss_data)?;
+    let in_flight = skel.maps.ios.keys().count();
+    if cli.own.json {
+        let counters = json!({
+            "kind": "counters", "completed": counts.completed, "in_flight": in_flight,
+            "dropped": counts.dropped, "unmatched": counts.unmatched, "lost": counts.lost,
+            "without_cause": counts.nobody, "skipped": common::times_skipped(skel.object())?,
+        });
+        println!("{counters}");
+        return Ok(());
+    }
+    println!();
+    common::print_total(counts.completed, "bios completed");
+    println!("{in_flight:>8} in flight");
+    println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
+    println!("{:>8} unmatched (completion without a start)", counts.unmatched);
+    println!("{:>8} lines lost (ring buffer full)", counts.lost);
+    if cli.own.who.is_some() {
+        println!("{:>8} without a cause (more than --causes)", counts.nobody);
+    }
+    // What is not known of a request is "-" in its bio's line.
+    let pairs = [(bio_ends, in_flight as u64 + counts.dropped), (rq_ends, u64::MAX)];
+    common::print_skipped_by_pairs(skel.object(), &pairs)
+}

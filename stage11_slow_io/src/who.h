@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* --who: what is added up of all bios that have the same submitter, disk and operation. */
+#ifndef __WHO_H__
+#define __WHO_H__
+
+#include "parts.h"
+#include <bpf/bpf_helpers.h>
+
+const volatile bool who, who_by_stack;
+u64 nobody; /* bios for which the map has no room */
+
+struct cause {
+	u32 process, dev, operation;
+	s32 stack_id; /* 0 where stacks are not told apart */
+	u32 program; /* the writer: there is no other one on this CPU */
+	char comm[16];
+};
+
+struct cause_sum {
+	u64 bios, bytes, sum, max, parts[PARTS]; /* ns */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 1); /* set by main.rs */
+	__type(key, struct cause);
+	__type(value, struct cause_sum);
+} causes SEC(".maps");
+
+static __always_inline void add_to_cause(struct io *io, u32 program)
+{
+	struct cause cause = { io->process, io->dev, io->operation & REQ_OP_MASK, 0, program };
+	struct cause_sum none = {}, *sum;
+	u64 latency = io->ended - io->submitted;
+
+	if (who_by_stack)
+		cause.stack_id = io->stack_id;
+	__builtin_memcpy(cause.comm, io->comm, sizeof(cause.comm));
+	bpf_map_update_elem(&causes, &cause, &none, BPF_NOEXIST);
+	sum = bpf_map_lookup_elem(&causes, &cause);
+	if (!sum) {
+		__sync_fetch_and_add(&nobody, 1);
+		return;
+	}
+	sum->bios++;
+	sum->bytes += io->bytes;
+	sum->sum += latency;
+	if (latency > sum->max)
+		sum->max = latency;
+	for (int i = 0; i < PARTS; i++)
+		if (io->parts[i] != UNKNOWN)
+			sum->parts[i] += io->parts[i];
+}
+
+#endif /* __WHO_H__ */

@@ -1,0 +1,101 @@
+//! --who: which process, disk and operation caused the latencies.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, anyhow};
+use libbpf_rs::{MapCore, MapFlags};
+use plain::Plain;
+use serde_json::json;
+
+use crate::{
+    cli::{Slow, Who},
+    line,
+    operation::Operations,
+    parts::{self, KEYS, NAMES},
+    trace::{
+        TraceMaps,
+        types::{cause, cause_sum},
+    },
+};
+
+// SAFETY: these C structs hold integers only: any bytes are a value of them.
+unsafe impl Plain for cause {}
+// SAFETY: as above.
+unsafe impl Plain for cause_sum {}
+
+/// What one cause has caused.
+struct Row {
+    of: cause,
+    sum: cause_sum,
+}
+
+/// The causes, that of the largest sum first.
+fn rows(maps: &TraceMaps<'_>) -> Result<Vec<Row>> {
+    let mut rows: BTreeMap<Vec<u8>, Row> = BTreeMap::new();
+    for mut key in maps.causes.keys() {
+        let values = maps.causes.lookup_percpu(&key, MapFlags::ANY)?.into_iter().flatten();
+        let mut of = cause::default();
+        plain::copy_from_bytes(&mut of, &key).map_err(|_| anyhow!("struct cause"))?;
+        // Both programs write for the same cause.
+        of.program = 0;
+        // SAFETY: the struct is integers and characters without padding.
+        key = unsafe { plain::as_bytes(&of) }.to_vec();
+        let row = rows.entry(key).or_insert(Row { of, sum: cause_sum::default() });
+        for bytes in values {
+            let other: &cause_sum =
+                plain::from_bytes(&bytes).map_err(|_| anyhow!("struct cause_sum"))?;
+            row.sum.bios += other.bios;
+            row.sum.bytes += other.bytes;
+            row.sum.sum += other.sum;
+            row.sum.max = row.sum.max.max(other.max);
+            row.sum.parts.iter_mut().zip(other.parts).for_each(|(part, other)| *part += other);
+        }
+    }
+    let mut rows: Vec<_> = rows.into_values().collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.sum.sum));
+    Ok(rows)
+}
+
+/// Prints who caused the latencies: by process, disk and operation, and by stack.
+pub fn print(maps: &TraceMaps<'_>, options: &Slow, operations: &Operations) -> Result<()> {
+    let by_stack = options.who == Some(Who::Stack);
+    if !options.json {
+        println!(
+            "\n{:>7} {:<15} {:<7} {:<4} {:>8} {:>10} {:>12} {:>10} ms MOST OF IT",
+            "PID", "PROCESS", "DISK", "OP", "BIOS", "KIB", "SUM", "MAX"
+        );
+    }
+    for Row { of, sum } in rows(maps)? {
+        let stack = match by_stack {
+            true => common::stack(&maps.stacks, of.stack_id.into())?,
+            false => Vec::new(),
+        };
+        let (process, disk) = (line::text(&of.comm), line::name(of.dev));
+        let operation = operations.letters(of.operation);
+        if options.json {
+            let mut object = json!({
+                "kind": "cause", "pid": of.process, "process": process, "disk": disk,
+                "operation": operation, "bios": sum.bios, "bytes": sum.bytes, "total_ns": sum.sum,
+                "max_ns": sum.max, "stack": stack,
+            });
+            for (key, ns) in KEYS.into_iter().zip(sum.parts) {
+                object[key] = json!(ns);
+            }
+            println!("{object}");
+            continue;
+        }
+        let largest =
+            NAMES.iter().zip(sum.parts).max_by_key(|(_, ns)| *ns).filter(|(_, ns)| *ns > 0);
+        println!(
+            "{:>7} {process:<15} {disk:<7} {operation:<4} {:>8} {:>10} {:>12} {:>10}    {}",
+            of.process,
+            sum.bios,
+            sum.bytes / 1024,
+            parts::ms(sum.sum),
+            parts::ms(sum.max),
+            largest.map_or("-", |(name, _)| name)
+        );
+        stack.iter().for_each(|function| println!("=> {function}"));
+    }
+    Ok(())
+}

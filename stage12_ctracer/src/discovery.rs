@@ -1,0 +1,207 @@
+//! Which functions take a pointer to the struct, and which of them can be traced.
+
+use std::{collections::HashSet, fs};
+
+use anyhow::{Context, Result, bail};
+use common::{
+    btf::{self, Btf, Type},
+    hookable::Kernel,
+};
+use glob::Pattern;
+
+use crate::{
+    cli::Ctracer,
+    model::{Function, Parameter, Trace},
+};
+
+/// How many integer arguments both calling conventions, x86-64's and arm64's, pass in registers.
+const REGISTERS: usize = 6;
+/// How many objects of a call the BPF program records.
+const OBJECTS: usize = 3;
+
+/// What was found.
+#[derive(Default)]
+pub struct Discovery {
+    /// The functions to trace.
+    pub functions: Vec<Traceable>,
+    /// The others, and why.
+    pub left_out: Vec<(Function, String)>,
+    /// The content of /proc/kallsyms.
+    pub symbols: String,
+}
+
+/// A function to trace.
+pub struct Traceable {
+    /// The function.
+    pub function: Function,
+    /// Its address.
+    pub address: u64,
+    /// The registers of [`Function::arguments`]; 1 is the first one.
+    pub registers: Vec<u8>,
+    /// The register of a `struct block_device *` among its parameters.
+    pub device: Option<u8>,
+}
+
+/// Asks the BTF of vmlinux and of all loaded modules.
+///
+/// Fails where the kernel has no such struct, or no function that takes it can be traced.
+pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
+    let name = &cli.type_name;
+    if cli.dev.is_some() && name != "bio" {
+        bail!("--dev needs bios, and a struct {name} is none: leave it out");
+    }
+    if vmlinux.structure(name).is_none() {
+        bail!(
+            "this kernel has no struct {name}: give the name of a struct without the word struct, \
+             for example --type request"
+        );
+    }
+    let mut found = Discovery::default();
+    let mut candidates = taking(vmlinux, name, None);
+    for module in btf::modules()? {
+        let btf = Btf::read(&module, Some(vmlinux))?;
+        candidates.extend(taking(&btf, name, Some(&module)));
+    }
+    if candidates.is_empty() {
+        bail!("no function of this kernel takes a struct {name} *: there is nothing to trace");
+    }
+    let names = candidates.iter().map(|candidate| candidate.function.name.clone()).collect();
+    let kernel = Kernel::read(&names)?;
+    for Candidate { function, registers, device } in candidates {
+        let refused = || kernel.refuses(&function.name, function.module.as_deref());
+        let why = unwanted(&function, cli).or_else(|| refused().map(|why| why.to_string()));
+        match (why, registers) {
+            (Some(why), _) => found.left_out.push((function, why)),
+            (None, Err(why)) => found.left_out.push((function, why)),
+            (None, Ok(registers)) => {
+                let address = kernel.address(&function.name);
+                found.functions.push(Traceable { function, address, registers, device });
+            }
+        }
+    }
+    found.symbols = kernel.symbols;
+    found.functions.sort_by(|a, b| a.function.name.cmp(&b.function.name));
+    found.left_out.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+    if found.functions.is_empty() && !cli.list {
+        bail!(
+            "none of the {} functions that take a struct {name} * can be traced: --list shows why",
+            found.left_out.len()
+        );
+    }
+    Ok(found)
+}
+
+struct Candidate {
+    function: Function,
+    /// Or why the registers cannot be told.
+    registers: Result<Vec<u8>, String>,
+    device: Option<u8>,
+}
+
+/// The functions of one BTF that take the struct.
+fn taking(btf: &Btf, name: &str, module: Option<&str>) -> Vec<Candidate> {
+    let mut seen = HashSet::new();
+    let mut candidates = Vec::new();
+    for function in btf.functions() {
+        let parameters = function.parameters();
+        let takes = parameters.iter().any(|(_, kind)| kind.points_to(name));
+        if takes && seen.insert(function.name()) {
+            candidates.push(candidate(function, &parameters, name, module));
+        }
+    }
+    candidates
+}
+
+fn candidate(
+    function: Type,
+    parameters: &[(&str, Type)],
+    name: &str,
+    module: Option<&str>,
+) -> Candidate {
+    let positions: Vec<usize> =
+        (0..parameters.len()).filter(|&i| parameters[i].1.points_to(name)).collect();
+    let passed = registers(parameters);
+    let device = parameters.iter().position(|(_, kind)| kind.points_to("block_device"));
+    let device = device.and_then(|at| passed[at]);
+    let positions = &positions[..positions.len().min(OBJECTS)];
+    let of_object = |&at: &usize| {
+        passed[at].ok_or_else(|| format!("parameter {} is passed on the stack", parameters[at].0))
+    };
+    let others = (0..parameters.len()).filter(|at| !positions.contains(at));
+    let others = others.filter_map(|at| {
+        let (name, kind) = &parameters[at];
+        let name = if name.is_empty() { format!("arg{}", at + 1) } else { (*name).to_owned() };
+        let is_status = kind.name() == "blk_status_t";
+        let register = usize::from(passed[at]?) - 1;
+        Some(Parameter { name, register, kind: (*kind).into(), is_status })
+    });
+    let declared: Vec<String> =
+        parameters.iter().map(|(name, kind)| kind.declaration() + name).collect();
+    let declared = declared.iter().map(|parameter| parameter.trim_end()).collect::<Vec<_>>();
+    let result = function.result();
+    let prototype = format!("{}{}({})", result.declaration(), function.name(), declared.join(", "));
+    Candidate {
+        function: Function {
+            name: function.name().to_owned(),
+            module: module.map(str::to_owned),
+            prototype,
+            parameters: parameters.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            arguments: positions.iter().filter_map(|&at| u8::try_from(at).ok()).collect(),
+            others: others.collect(),
+            returns: result.into(),
+        },
+        registers: positions.iter().map(of_object).collect(),
+        device,
+    }
+}
+
+/// The first register of each parameter, 1 to 6; `None`: it is passed on the stack. A struct that is
+/// passed by value takes two registers, one, or none.
+fn registers(parameters: &[(&str, Type)]) -> Vec<Option<u8>> {
+    let mut next = 1;
+    let place = |(_, kind): &(&str, Type)| {
+        let taken = kind.registers().filter(|taken| next + taken <= REGISTERS + 1)?;
+        let register = next as u8;
+        next += taken;
+        Some(register)
+    };
+    parameters.iter().map(place).collect()
+}
+
+fn unwanted(function: &Function, cli: &Ctracer) -> Option<String> {
+    let name = &function.name;
+    let matches = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
+    if name.starts_with("__traceiter_") || name.starts_with("__probestub_") {
+        Some("part of a tracepoint".to_owned())
+    } else if matches(&cli.skip) {
+        Some("--skip".to_owned())
+    } else if !cli.only.is_empty() && !matches(&cli.only) {
+        Some("not in --only".to_owned())
+    } else {
+        None
+    }
+}
+
+impl Discovery {
+    /// Prints what `--list` promises.
+    pub fn print(&self) {
+        let place = |f: &Function| f.module.as_ref().map_or(String::new(), |m| format!(" [{m}]"));
+        for Traceable { function, .. } in &self.functions {
+            println!("{}{}", function.prototype, place(function));
+        }
+        println!("\nLeft out:");
+        for (function, why) in &self.left_out {
+            println!("{}{}: {why}", function.prototype, place(function));
+        }
+        let count = self.functions.len();
+        println!("\n{count:>8} functions can be traced, {} are left out", self.left_out.len());
+    }
+
+    /// A trace of these functions, without events.
+    pub fn into_trace(self, type_name: &str) -> Result<Trace> {
+        let path = "/proc/sys/kernel/osrelease";
+        let release = fs::read_to_string(path).context(path)?.trim().to_owned();
+        let functions = self.functions.into_iter().map(|found| found.function).collect();
+        Ok(Trace { type_name: type_name.to_owned(), release, functions, ..Trace::default() })
+    }
+}

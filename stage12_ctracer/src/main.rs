@@ -1,0 +1,107 @@
+//! Stage 12: the life of a kernel struct.
+
+use std::{
+    cell::RefCell,
+    mem::MaybeUninit,
+    process::ExitCode,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use anyhow::{Context, Result};
+use common::{Cli, Session};
+use libbpf_rs::btf::Btf;
+
+mod attach;
+mod calls;
+mod cli;
+mod decode;
+mod discovery;
+mod errno;
+mod errors;
+mod events;
+mod filter;
+mod follow;
+mod ledger;
+mod lives;
+mod model;
+mod outputs;
+mod value;
+mod trace {
+    #![allow(missing_docs)]
+    include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
+}
+use attach::{Attached, Tier};
+use cli::Ctracer;
+use follow::Follower;
+use ledger::Reading;
+use trace::TraceSkelBuilder;
+
+fn main() -> ExitCode {
+    common::main(common::program!(), run)
+}
+
+fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
+    let mut object = MaybeUninit::uninit();
+    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    let cli = &cli.own;
+    let types = common::btf::Btf::read("vmlinux", None)?;
+    let tier = Tier::choose(&types);
+    let found = discovery::discover(cli, &types)?;
+    if cli.list {
+        found.print();
+        return Ok(());
+    }
+    let _runs = attach::count_runs()?; // before there are files that nobody fills
+    let outputs = outputs::Outputs::create(cli)?;
+    let vmlinux = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
+    let layout = decode::Layout::new(&vmlinux, &cli.type_name)?.with_functions(&found.symbols);
+
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.object_size = layout.size() as u64;
+    constants.by_address = tier == Tier::Single;
+    constants.pid = cli.pid.unwrap_or(0);
+    constants.pid_namespace = common::pid_namespace()?;
+    constants.dev = cli.dev.unwrap_or(0);
+    constants.sample = cli.sample.unwrap_or(1);
+    let rules = lives::rules(&cli.type_name);
+    constants.by_life = rules.tell_the_first_event();
+    let made_at = rules.made.and_then(|field| layout.position(field));
+    constants.made_at = made_at.unwrap_or(0) as u32;
+    let comparisons = match &cli.filter {
+        Some(filter) => filter.resolve(&layout)?,
+        None => Vec::new(),
+    };
+    constants.comparisons = comparisons.len() as u32;
+    constants.filter[..comparisons.len()].copy_from_slice(&comparisons);
+    let cookies = attach::cookies(&found.functions, rules);
+    tier.prepare(&mut open, &found.functions, &cookies)?;
+    let mut skel = session.load(open)?;
+
+    if tier == Tier::Single {
+        attach::fill(&skel.maps.functions, &found.functions, &cookies)?;
+    }
+    let attached = Attached::attach(tier, &skel.progs, &found.functions, &cookies, session)?;
+    let Some(attached) = attached else { return Ok(()) };
+    eprint!("{}", attached.describe(tier, &found));
+
+    let waiting = RefCell::new(Vec::new());
+    let reader = events::Reader::new(&skel.maps.events, &waiting, layout.size())?;
+    let mut follower = Follower::new(cli, &layout, rules, found.into_trace(&cli.type_name)?)?;
+    let read = || Reading::take(|| attached.counts(&skel.progs), &skel.maps.counters);
+    let before = read()?;
+    let variables = skel.maps.bss_data.as_deref_mut().context("the program has no variables")?;
+    // SAFETY: the variable is aligned, and mapped as long as the programs are loaded. Not a plain
+    // write: the compiler does not know that the kernel reads it.
+    let recording = unsafe { AtomicU64::from_ptr(&raw mut variables.recording) };
+    recording.store(1, Ordering::SeqCst);
+    session.begin()?;
+    while !session.is_over() && !follower.is_full() {
+        follower.take(reader.poll()?)?;
+    }
+    recording.store(0, Ordering::SeqCst);
+    session.detach()?;
+    let ledger = read()?.since(&before);
+    follower.take(reader.rest()?)?;
+    outputs.write(&follower.finish(ledger)?, &layout)
+    // `attached` is dropped last: the user sees the results while the probes are removed.
+}

@@ -1,0 +1,218 @@
+//! How true are storage tracers? The tools, the cases in which they run, and the verdicts.
+//!
+//! `tools.toml` says how a tool is started, when it is ready, which questions it answers and how its
+//! output is read. `cases.toml` says in words what each case does and who judges it. The loads are in
+//! `tests/guest/truth`.
+
+mod answer;
+mod report;
+mod verdict;
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+pub use answer::{Answer, How};
+pub use report::{Report, text as shown};
+pub use verdict::{Expected, Fact, Verdict, judge, warns};
+
+/// What a tool can be asked. A tool is judged only by the questions that it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Question {
+    /// How many I/Os completed: bios or requests, whichever a tool counts.
+    Ios,
+    /// How many bios completed.
+    Bios,
+    /// How many of them a process named `dd` submitted.
+    BiosOfDd,
+    /// The sector of the slowest bio, in the device that it was submitted to.
+    SlowSector,
+    /// The latency of the slowest bio, ns.
+    SlowestBio,
+    /// The same, where a cgroup's limit holds it back before the block layer's first tracepoint.
+    SlowestThrottled,
+    /// How much of the bios' latency passed before the driver had them, in percent.
+    QueuedShare,
+    /// How many requests completed.
+    Requests,
+    /// How many of them were of 64 KiB or more, below 128 KiB.
+    LargeRequests,
+    /// The latency of the slowest request, ns: at least the truth.
+    SlowestRequest,
+    /// The latency of the fastest request, ns: at least the truth.
+    FastestRequest,
+    /// How many pages that were read were resident before.
+    Hits,
+    /// How many were not.
+    Misses,
+}
+
+/// Who publishes a tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// This workshop.
+    Ours,
+    /// bcc's tools in C, with libbpf.
+    LibbpfTools,
+    /// bpftrace's tools.
+    Bpftrace,
+    /// bcc's tools in Python.
+    Bcc,
+}
+
+/// A tool, as `tools.toml` declares it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tool {
+    /// Its name in the table.
+    pub name: String,
+    /// Who publishes it.
+    pub family: Family,
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// The root in which it runs, `vm/root-NAME.toml`; ours need none.
+    pub root: Option<String>,
+    /// What it prints once it is ready; others are ready when their programs are attached.
+    #[serde(default)]
+    pub ready: String,
+    /// The questions that it answers, and where in its output.
+    pub answers: BTreeMap<Question, Answer>,
+    /// It also counts what other processes do meanwhile.
+    #[serde(default)]
+    pub system_wide: bool,
+    /// It counts pages that any process accesses, also through mappings, as each one does that starts:
+    /// nobody knows how many these are, so that only a figure that is too small is wrong.
+    #[serde(default)]
+    pub counts_mappings: bool,
+    /// It counts what the driver gets, a request that is tried again twice.
+    #[serde(default)]
+    pub at_issue: bool,
+    /// What it says that it has not measured.
+    pub admits: Option<Answer>,
+}
+
+impl Family {
+    /// As in `tools.toml`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Ours => "ours",
+            Family::LibbpfTools => "libbpf-tools",
+            Family::Bpftrace => "bpftrace",
+            Family::Bcc => "bcc",
+        }
+    }
+}
+
+impl Tool {
+    /// Whether it answers one of a case's questions.
+    pub fn is_asked(&self, case: &Case) -> bool {
+        case.asks.iter().any(|question| self.answers.contains_key(question))
+    }
+}
+
+/// The variable that holds a [`Plan`], as JSON.
+pub const PLAN: &str = "VM_TRUTH";
+
+/// What the guest is to judge.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// The names of cases.
+    pub cases: Vec<String>,
+    /// The names of tools.
+    pub tools: Vec<String>,
+    /// How often each cell is judged.
+    pub runs: u32,
+    /// Where the roots are, by name.
+    pub roots: BTreeMap<String, PathBuf>,
+    /// A root with the kernel's headers.
+    pub headers: Option<PathBuf>,
+    /// Print the commands of the load and what the tool prints.
+    pub shows: bool,
+}
+
+/// A case beside a tool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cell {
+    /// The case.
+    pub case: String,
+    /// The tool.
+    pub tool: String,
+    /// What came out.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+    /// How often the kernel skipped one of its programs meanwhile, `recursion_misses`.
+    pub skipped: u64,
+    /// How many runs were judged.
+    pub runs: u32,
+    /// What it exited with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<i32>,
+    /// A figure is wrong, the tool exited with 0, and has printed no word of an error or a loss.
+    #[serde(default)]
+    pub silent: bool,
+}
+
+/// A case, in words.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// Its name, also of the guest test `truth_NAME`.
+    pub name: String,
+    /// What its judge knows.
+    pub asks: Vec<Question>,
+    /// Our tools run one after the other.
+    #[serde(default)]
+    pub alone: bool,
+    /// What runs.
+    pub load: String,
+    /// Who says what is true.
+    pub judge: String,
+}
+
+/// All tools.
+pub fn tools() -> Result<Vec<Tool>> {
+    #[derive(Deserialize)]
+    struct File {
+        tool: Vec<Tool>,
+    }
+    let file: File = toml::from_str(include_str!("../tools.toml")).context("truth/tools.toml")?;
+    Ok(file.tool)
+}
+
+/// All cases.
+pub fn cases() -> Result<Vec<Case>> {
+    #[derive(Deserialize)]
+    struct File {
+        case: Vec<Case>,
+    }
+    let file: File = toml::from_str(include_str!("../cases.toml")).context("truth/cases.toml")?;
+    Ok(file.case)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_can_be_read() {
+        let tools = tools().unwrap();
+        for tool in &tools {
+            let answers = tool.answers.values().chain(&tool.admits);
+            for answer in answers {
+                answer.of("").unwrap_or_else(|error| panic!("{}: {error:#}", tool.name));
+            }
+            assert!(!tool.answers.is_empty(), "{} answers nothing", tool.name);
+        }
+        let unique: std::collections::BTreeSet<_> = tools.iter().map(|tool| &tool.name).collect();
+        assert_eq!(unique.len(), tools.len());
+        let cases = cases().unwrap();
+        assert!(cases.len() >= 20);
+        for case in &cases {
+            let ours = |tool: &&Tool| tool.family == Family::Ours && tool.is_asked(case);
+            assert!(tools.iter().any(|tool| ours(&tool)), "{}: no tool is asked", case.name);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What differs between the architectures of guests. Nothing else asks for one.
+
+use std::env::consts;
+use std::sync::OnceLock;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use host::fail::{MACHINE, fail};
+
+use crate::guest::qemu::Accel;
+
+/// An architecture that guests can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Arch {
+    /// PCs.
+    #[value(name = "x86-64", aliases = ["x86_64", "amd64"])]
+    X86_64,
+    /// Arm's 64 bit processors.
+    #[value(name = "arm64", alias = "aarch64")]
+    Arm64,
+}
+
+/// The guest's, where it is not this machine's own.
+static GUEST: OnceLock<Arch> = OnceLock::new();
+
+/// Makes guests have this architecture.
+pub fn set(arch: Arch) {
+    GUEST.get_or_init(|| arch);
+}
+
+/// The architecture of this program, and so of this machine; none where no guest can have it.
+fn own() -> Option<Arch> {
+    match consts::ARCH {
+        "x86_64" => Some(Arch::X86_64),
+        "aarch64" => Some(Arch::Arm64),
+        _ => None,
+    }
+}
+
+/// The guest's architecture: the one that was set, else this machine's own.
+pub fn guest() -> Arch {
+    GUEST.get().copied().or(own()).unwrap_or(Arch::X86_64)
+}
+
+/// An error where this machine runs no guest of that architecture.
+pub fn check() -> Result<()> {
+    let why = match (own(), GUEST.get()) {
+        (None, _) => format!("a guest is x86-64 or arm64, and this machine is {}", consts::ARCH),
+        (Some(Arch::Arm64), Some(Arch::X86_64)) => "on an arm64 machine, a guest is arm64".into(),
+        _ => return Ok(()),
+    };
+    let otherwise = "with VM=0, `cargo run` runs a stage on this machine's own kernel";
+    Err(fail(MACHINE, format!("{why}; {otherwise}")))
+}
+
+/// Whether a guest has another architecture than this machine: its programs do not run here.
+pub fn is_foreign() -> bool {
+    own() != Some(guest())
+}
+
+impl Arch {
+    /// As it is named on the command line, and shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "x86-64",
+            Arch::Arm64 => "arm64",
+        }
+    }
+
+    /// Whether `bench/budgets.toml` and `bench/RESULTS.md` are about it.
+    pub fn has_budgets(self) -> bool {
+        self == Arch::X86_64
+    }
+
+    /// Rust's name of the machines that it builds for.
+    pub fn rust_target(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "x86_64-unknown-linux-gnu",
+            Arch::Arm64 => "aarch64-unknown-linux-gnu",
+        }
+    }
+
+    /// The name of GCC's target, which is also that of the directories with libraries.
+    pub fn gnu(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "x86_64-linux-gnu",
+            Arch::Arm64 => "aarch64-linux-gnu",
+        }
+    }
+
+    /// Debian's name.
+    pub fn debian(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "amd64",
+            Arch::Arm64 => "arm64",
+        }
+    }
+
+    /// The name that a BPF program is compiled with: `__TARGET_ARCH_x86`.
+    pub fn bpf(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "x86",
+            Arch::Arm64 => "arm64",
+        }
+    }
+
+    /// The program that emulates it.
+    pub fn qemu(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "qemu-system-x86_64",
+            Arch::Arm64 => "qemu-system-aarch64",
+        }
+    }
+
+    /// QEMU's machine, accelerator and CPU, and what the kernel's command line begins with. `icount`: the
+    /// guest's clock counts instructions.
+    pub fn machine(self, accel: Accel, icount: bool) -> ([&'static str; 3], &'static str) {
+        // All emulated CPUs run on one thread: with more, QEMU before 8.1 could execute outdated code for
+        // ever after another CPU had changed it (fixed by its commit deba78709a), and attaching a BPF
+        // program to a function of the kernel changes code. The tests take no longer this way.
+        let tcg = "tcg,thread=single";
+        match (self, accel) {
+            (Arch::X86_64, Accel::Kvm) => (["pc", "kvm", "host"], "console=ttyS0"),
+            // The time stamp counters of emulated CPUs differ: a clock based on them would show wrong
+            // latencies, so the kernel uses the HPET from the start.
+            (Arch::X86_64, Accel::Tcg) if icount => {
+                (["pc", tcg, "max"], "console=ttyS0 tsc=unstable")
+            }
+            // Without these two, the kernel copies and clears by loops and not by `rep movsb` and `rep
+            // stosb`, which are emulated byte by byte: stage06 runs in 2.4 s instead of 2.8 s.
+            (Arch::X86_64, Accel::Tcg) => {
+                (["pc", tcg, "max,-erms,-fsrm"], "console=ttyS0 tsc=unstable")
+            }
+            (Arch::Arm64, Accel::Kvm) => {
+                (["virt,gic-version=host", "kvm", "host"], "console=ttyAMA0")
+            }
+            // Pointer authentication is computed in software: a boot takes three times as long with it.
+            (Arch::Arm64, Accel::Tcg) => {
+                (["virt,gic-version=3", tcg, "max,pauth=off"], "console=ttyAMA0")
+            }
+        }
+    }
+}

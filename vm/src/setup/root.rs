@@ -1,0 +1,396 @@
+//! The guest's root where this machine's does not do: packages of Debian, pinned by checksum, unpacked
+//! into the cache. Nothing of them runs here.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use host::fail::{USAGE, fail};
+use host::say;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use crate::arch;
+use crate::setup::apt;
+use crate::setup::cache::{self, Cache, tool};
+use crate::setup::kernels::{Package, hex, is_locked};
+use crate::setup::suite::Suite;
+
+/// A root that is made of pinned packages.
+pub struct Root {
+    /// Its name in the cache.
+    name: &'static str,
+    /// Debian's name of its architecture.
+    arch: &'static str,
+    /// What it is, in a message.
+    what: &'static str,
+    /// The file with the pinned packages, and its text.
+    file: &'static str,
+    text: &'static str,
+}
+
+/// The root of guests of another architecture.
+static ARM64: Root = Root {
+    name: "arm64",
+    arch: "arm64",
+    what: "the root of arm64 guests",
+    file: "vm/root-arm64.toml",
+    text: include_str!("../../root-arm64.toml"),
+};
+/// What `cargo vm truth` compares with: Debian sid's tracers.
+static SID: Root = Root {
+    name: "sid",
+    arch: "amd64",
+    what: "the root with Debian sid's tracers",
+    file: "vm/root-sid.toml",
+    text: include_str!("../../root-sid.toml"),
+};
+/// And Debian 12's.
+static BOOKWORM: Root = Root {
+    name: "bookworm",
+    arch: "amd64",
+    what: "the root with Debian 12's tracers",
+    file: "vm/root-bookworm.toml",
+    text: include_str!("../../root-bookworm.toml"),
+};
+/// The kernels' headers, by line.
+const HEADERS: [(&str, Root); 3] = [
+    (
+        "6.1",
+        Root {
+            name: "headers-6.1",
+            arch: "amd64",
+            what: "the headers of 6.1",
+            file: "vm/headers-6.1.toml",
+            text: include_str!("../../headers-6.1.toml"),
+        },
+    ),
+    (
+        "6.12",
+        Root {
+            name: "headers-6.12",
+            arch: "amd64",
+            what: "the headers of 6.12",
+            file: "vm/headers-6.12.toml",
+            text: include_str!("../../headers-6.12.toml"),
+        },
+    ),
+    (
+        "7.2",
+        Root {
+            name: "headers-7.2",
+            arch: "amd64",
+            what: "the headers of 7.2",
+            file: "vm/headers-7.2.toml",
+            text: include_str!("../../headers-7.2.toml"),
+        },
+    ),
+];
+
+/// The root of a kernel line's headers, where they are pinned.
+pub fn headers(line: &str, cache: &Cache) -> Result<Option<PathBuf>> {
+    let found = HEADERS.iter().find(|(name, _)| *name == line);
+    found.map(|(_, root)| root.place(cache)).transpose()
+}
+
+/// The root with tracers that `truth/tools.toml` names.
+pub fn of_tracers(name: &str) -> Result<&'static Root> {
+    let found = [&SID, &BOOKWORM].into_iter().find(|root| root.name == name);
+    found.with_context(|| format!("truth/tools.toml: there is no root {name}"))
+}
+
+/// What stands before their list in it.
+const LIST: &str = "packages = '''\n";
+/// Free megabytes that fetching and unpacking them may take.
+const ROOT_MB: u64 = 600;
+/// What of a package no guest reads.
+const LEFT_OUT: [&str; 4] = ["doc/*", "info/*", "locale/*", "man/*"];
+/// A merged /usr, as Debian has it; packages of that release still name both.
+const MERGED: [&str; 3] = ["bin", "lib", "sbin"];
+/// What the packages' scripts would have made, which do not run: links, and copies.
+const LINKS: [(&str, &str); 3] =
+    [("usr/bin/awk", "mawk"), ("usr/bin/sh", "dash"), ("etc/mtab", "../proc/self/mounts")];
+const COPIES: [(&str, &str); 2] = [
+    ("usr/share/base-passwd/passwd.master", "etc/passwd"),
+    ("usr/share/base-passwd/group.master", "etc/group"),
+];
+
+/// The pinned packages.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pins {
+    /// Their suite.
+    suite: String,
+    /// The packages that are wanted; the others are what these depend on.
+    wanted: Vec<String>,
+    /// All of them, a line each: checksum, size, path in the archive.
+    packages: String,
+}
+
+impl Root {
+    fn pins(&self) -> Result<Pins> {
+        toml::from_str(self.text).context(self.file)
+    }
+
+    fn packages(&self, pins: &Pins) -> Result<Vec<Package>> {
+        let package = |line: &str| {
+            let mut words = line.split(' ');
+            let (sha256, size, path) = (words.next()?, words.next()?, words.next()?);
+            Some(Package {
+                name: path.rsplit('/').next()?.split('_').next()?.to_owned(),
+                arch: self.arch.to_owned(),
+                path: path.to_owned(),
+                size: size.parse().ok()?,
+                sha256: sha256.to_owned(),
+            })
+        };
+        let lines = pins.packages.lines();
+        lines.map(|line| package(line).with_context(|| format!("{}: {line}", self.file))).collect()
+    }
+
+    /// Where the root lies. Other pins are another directory.
+    fn dir(&self, pins: &Pins, cache: &Cache) -> PathBuf {
+        let mut hash = Sha256::new_with_prefix(&pins.packages);
+        hash.update(format!("{LEFT_OUT:?} {LINKS:?} {COPIES:?}"));
+        cache.path(format!("roots/{}-{}", self.name, &hex(&hash.finalize())[..12]))
+    }
+
+    /// Where it lies in the cache; made where it is missing.
+    pub fn place(&self, cache: &Cache) -> Result<PathBuf> {
+        let pins = self.pins()?;
+        let place = self.dir(&pins, cache);
+        if !place.is_dir() {
+            let _lock = cache.lock()?;
+            if !place.is_dir() {
+                self.make(&pins, &place, cache)?;
+            }
+        }
+        Ok(place)
+    }
+}
+
+/// The root for guests of another architecture than this machine's, from the cache; made where it is
+/// missing. None where the guest has this machine's own root.
+pub fn get(cache: &Cache) -> Result<Option<PathBuf>> {
+    if !arch::is_foreign() {
+        return Ok(None);
+    }
+    ARM64.place(cache).map(Some)
+}
+
+/// Where it lies, and whether it is there.
+pub fn state(cache: &Cache) -> Result<(PathBuf, bool)> {
+    let place = ARM64.dir(&ARM64.pins()?, cache);
+    let here = place.is_dir();
+    Ok((place, here))
+}
+
+/// A directory that `--root` names: one with a root of the guest's architecture in it.
+pub fn named(dir: &Path) -> Result<PathBuf> {
+    let found = dir.canonicalize().ok().filter(|dir| dir.join("usr/bin").is_dir());
+    found.with_context(|| format!("{} holds no root of a Linux system", dir.display())).map_err(
+        |error| fail(USAGE, format!("{error}: there is no usr/bin in it. debootstrap makes one")),
+    )
+}
+
+impl Root {
+    fn make(&self, pins: &Pins, place: &Path, cache: &Cache) -> Result<()> {
+        let packages = self.packages(pins)?;
+        if apt::mirror().is_none() {
+            apt::need_lists()?;
+        }
+        let archives = apt::archives()?;
+        cache.need_space(ROOT_MB, self.what)?;
+        let temp = cache.temp_dir()?;
+        let root = temp.path().join("root");
+        for dir in MERGED {
+            fs::create_dir_all(root.join("usr").join(dir))?;
+            symlink(Path::new("usr").join(dir), root.join(dir))?;
+        }
+        let megabytes =
+            packages.iter().map(|package| package.size).sum::<u64>().div_ceil(1_000_000);
+        say!(
+            "fetching {}: {} packages of Debian {} ({megabytes} MB)",
+            self.what,
+            packages.len(),
+            pins.suite
+        );
+        let (mut newer, mut moved) = (None, Vec::new());
+        for package in &packages {
+            let deb = temp.path().join("package.deb");
+            if let Err(tried) = package.fetch(&archives, &deb)? {
+                if is_locked() {
+                    bail!("{} cannot be fetched as it is pinned:\n  {tried}", package.name);
+                }
+                let newest = self.newest(package, pins, &archives, &mut newer, cache);
+                let newest = newest.with_context(|| {
+                    format!(
+                        "{} cannot be fetched as it is pinned:\n  {tried}\nThe newest one",
+                        package.name
+                    )
+                })?;
+                newest.fetch(&archives, &deb)?.map_err(anyhow::Error::msg)?;
+                moved.push(newest.name);
+            }
+            unpack(&deb, &root).with_context(|| format!("cannot unpack {}", package.name))?;
+        }
+        if !moved.is_empty() {
+            say!(
+                "gone from the archive as they are pinned: {}; using the newest, not tested by us; \
+             `cargo vm repin` pins them",
+                moved.join(", ")
+            );
+        }
+        complete(&root)?;
+        cache::put(&root, place)
+    }
+
+    /// The newest version of a package that no archive has as it is pinned.
+    fn newest(
+        &self,
+        package: &Package,
+        pins: &Pins,
+        archives: &[String],
+        index: &mut Option<Suite>,
+        cache: &Cache,
+    ) -> Result<Package> {
+        if index.is_none() {
+            *index = Some(self.fetch_index(&pins.suite, archives, cache)?);
+        }
+        let index = index.as_ref().context("no index")?;
+        Ok(index.package(&package.name)?.0)
+    }
+
+    fn fetch_index(&self, suite: &str, archives: &[String], cache: &Cache) -> Result<Suite> {
+        let mut tried = Vec::new();
+        for archive in archives {
+            match Suite::fetch(archive, suite, self.arch, cache) {
+                Ok(index) => return Ok(index),
+                Err(error) => tried.push(format!("{error:#}")),
+            }
+        }
+        bail!("{}", tried.join("\n  "))
+    }
+}
+
+/// Unpacks a package through the links that lie in the root already.
+fn unpack(deb: &Path, root: &Path) -> Result<()> {
+    let mut files = Command::new(tool("dpkg-deb")?);
+    let mut files = files.arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).spawn()?;
+    let mut tar = Command::new(tool("tar")?);
+    tar.args(["--extract", "--keep-directory-symlink", "--no-same-owner", "--directory"]).arg(root);
+    tar.args(LEFT_OUT.map(|part| format!("--exclude=./usr/share/{part}")));
+    let output = tar.stdin(files.stdout.take().context("no pipe")?).output()?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    ensure!(!why.contains("No space left"), cache::no_space(root, why.trim()));
+    ensure!(files.wait()?.success() && output.status.success(), "{}", why.trim());
+    Ok(())
+}
+
+/// Makes what the packages' scripts would have made.
+fn complete(root: &Path) -> Result<()> {
+    if !root.join("etc").is_dir() {
+        return Ok(()); // a kernel's headers are no system
+    }
+    for (link, to) in LINKS {
+        if root.join(link).symlink_metadata().is_err() {
+            symlink(to, root.join(link)).context(link)?;
+        }
+    }
+    for (from, to) in COPIES {
+        fs::copy(root.join(from), root.join(to)).context(to)?;
+    }
+    Ok(())
+}
+
+/// Writes a script that calls the cross compiler with this root's headers and libraries: those of this
+/// machine's own cross compiler, where it has any, may be too new for the guest. Returns its path.
+pub fn compiler(root: &Path) -> Result<PathBuf> {
+    let file = root.with_extension("cc");
+    let gnu = arch::guest().gnu();
+    let quoted = root.to_str().filter(|root| !root.contains('\''));
+    let root = quoted.with_context(|| format!("{} cannot be quoted", root.display()))?;
+    let lib = format!("{root}/usr/lib/{gnu}");
+    let include = format!("{root}/usr/include");
+    let text = format!(
+        "#!/bin/sh\nexec {gnu}-gcc --sysroot='{root}' -B'{lib}' -isystem '{include}/{gnu}' \
+         -isystem '{include}' \"$@\" -L'{lib}'\n"
+    );
+    if fs::read_to_string(&file).is_ok_and(|old| old == text) {
+        return Ok(file);
+    }
+    let made = tempfile::NamedTempFile::new_in(file.parent().context("no directory")?)?;
+    cache::write(made.path(), text.as_bytes())?;
+    fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755))?;
+    made.persist(&file).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(file)
+}
+
+/// Pins the newest version of each package, and of all that they depend on now.
+pub fn repin(workspace: &Path, cache: &Cache) -> Result<()> {
+    [&ARM64, &SID, &BOOKWORM].into_iter().try_for_each(|root| root.repin(workspace, cache))
+}
+
+impl Root {
+    fn repin(&self, workspace: &Path, cache: &Cache) -> Result<()> {
+        let file = workspace.join(self.file);
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let pins: Pins = toml::from_str(&text).context(self.file)?;
+        let index = self.fetch_index(&pins.suite, &apt::archives()?, cache)?;
+        let mut packages = index.with_dependencies(&pins.wanted)?;
+        packages.sort_by(|a, b| a.name.cmp(&b.name));
+        let head = text.split_once(LIST).map(|(head, _)| head);
+        let head = head.with_context(|| format!("{}: no packages", self.file))?;
+        let line = |p: &Package| format!("{} {} {}\n", p.sha256, p.size, p.path);
+        let list: String = packages.iter().map(line).collect();
+        if list == pins.packages {
+            say!("{}: its {} packages are the newest", self.what, packages.len());
+            return Ok(());
+        }
+        say!("{}: {} packages are pinned", self.what, packages.len());
+        cache::write(&file, format!("{head}{LIST}{list}'''\n").as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_complete() {
+        let complete = |root: &Root| {
+            let pins = root.pins().unwrap();
+            let packages = root.packages(&pins).unwrap();
+            for package in &packages {
+                assert_eq!(package.sha256.len(), 64, "{}", package.name);
+                let path = &package.path;
+                assert!(path.starts_with("pool/main/"), "{path}");
+                let arch = format!("_{}.deb", root.arch);
+                assert!(path.ends_with(&arch) || path.ends_with("_all.deb"), "{path}");
+            }
+            let has = |name: &String| packages.iter().any(|package| package.name == *name);
+            assert!(pins.wanted.iter().all(has), "{}", root.file);
+            packages
+        };
+        for root in [&SID, &BOOKWORM].into_iter().chain(HEADERS.iter().map(|(_, root)| root)) {
+            complete(root);
+        }
+        let packages = complete(&ARM64);
+        let has = |name: &String| packages.iter().any(|package| package.name == *name);
+        // What links the programs, and what their guest tests find on this machine otherwise.
+        for name in ["libc6-dev", "libelf-dev", "zlib1g-dev", "fio", "strace", "btrfs-progs"] {
+            assert!(has(&name.to_owned()), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_root_is_a_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = named(dir.path()).unwrap_err();
+        assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, USAGE);
+        fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
+        assert!(named(dir.path()).is_ok());
+    }
+}

@@ -1,0 +1,272 @@
+//! What a Debian suite carries now, as its own signed index says: for kernels that the archive no longer
+//! has in the pinned version.
+//!
+//! apt fetches and verifies the index, in directories of its own: nothing on this machine changes, and
+//! any architecture will do.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use crate::setup::cache::{Cache, find_tool};
+use crate::setup::kernels::Package;
+
+/// The keys that Debian signs its suites with; VM_KEYRING names others, for an archive of one's own.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// The index of a suite for one architecture.
+pub struct Suite {
+    dir: tempfile::TempDir,
+    arch: String,
+}
+
+impl Suite {
+    /// Fetches the index from an archive; an error where its signature is not right.
+    pub fn fetch(archive: &str, suite: &str, arch: &str, cache: &Cache) -> Result<Suite> {
+        let keyring = std::env::var("VM_KEYRING").ok().filter(|keyring| !keyring.is_empty());
+        Suite::signed_by(keyring.as_deref().unwrap_or(KEYRING), archive, suite, arch, cache)
+    }
+
+    fn signed_by(
+        keyring: &str,
+        archive: &str,
+        suite: &str,
+        arch: &str,
+        cache: &Cache,
+    ) -> Result<Suite> {
+        ensure!(find_tool("apt-get").is_some(), "only apt can verify the index of {suite}");
+        ensure!(
+            Path::new(keyring).is_file(),
+            "{keyring} is not here, by which {suite} could be verified: install debian-archive-keyring"
+        );
+        let made = Suite { dir: cache.temp_dir()?, arch: arch.to_owned() };
+        for sub in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(made.dir.path().join(sub))?;
+        }
+        let archive = archive.trim_end_matches('/');
+        let source = format!("deb [signed-by={keyring}] {archive} {suite} main\n");
+        fs::write(made.dir.path().join("sources.list"), source)?;
+        let output = made.apt("apt-get", ["-q", "update"])?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        // An index without a signature is a warning for some versions of apt.
+        let wrong = said.lines().find(|line| line.starts_with("E:") || line.starts_with("W:"));
+        match wrong {
+            Some(line) => Err(anyhow!("{archive}: the index of {suite} cannot be used: {line}")),
+            None if output.status.success() => Ok(made),
+            None => Err(anyhow!("{archive}: apt-get update failed: {}", said.trim())),
+        }
+    }
+
+    /// The architecture, by Debian's name.
+    pub fn arch(&self) -> &str {
+        &self.arch
+    }
+
+    /// Runs a program of apt on this index alone.
+    fn apt(
+        &self,
+        program: &str,
+        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> Result<Output> {
+        let dir = self.dir.path().display();
+        let mut command = Command::new(program);
+        for option in [
+            format!("Dir::State::Lists={dir}/lists"),
+            format!("Dir::Cache={dir}/cache"),
+            format!("Dir::Etc::SourceList={dir}/sources.list"),
+            "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            "Dir::State::status=/dev/null".to_owned(),
+            format!("APT::Architecture={}", self.arch),
+            format!("APT::Architectures::={}", self.arch),
+            "APT::Update::Post-Invoke::=".to_owned(),
+            "APT::Update::Post-Invoke-Success::=".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+            "Debug::NoLocking=true".to_owned(),
+            // As root, apt would fetch as a user who may not write there.
+            "APT::Sandbox::User=root".to_owned(),
+        ] {
+            command.args(["-o", &option]);
+        }
+        command.args(args).env("LC_ALL", "C").stdin(Stdio::null());
+        command.output().with_context(|| format!("cannot start {program}"))
+    }
+
+    /// The names of all packages that begin with this.
+    pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
+        let output = self.apt("apt-cache", ["pkgnames", prefix])?;
+        Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+    }
+
+    /// The newest version of a package, and that version.
+    pub fn package(&self, name: &str) -> Result<(Package, String)> {
+        self.packages(&[name])?.pop().with_context(|| format!("the index has no package {name}"))
+    }
+
+    /// The newest version of each of these packages, in the index's order.
+    pub fn packages(&self, names: &[impl AsRef<OsStr>]) -> Result<Vec<(Package, String)>> {
+        let show = ["show", "--no-all-versions"].map(OsStr::new);
+        let args = show.into_iter().chain(names.iter().map(AsRef::as_ref));
+        let text = self.apt("apt-cache", args)?.stdout;
+        let text = String::from_utf8_lossy(&text);
+        let blocks = text.split("\n\n").filter(|block| !block.trim().is_empty());
+        blocks.map(|block| self.block(block)).collect()
+    }
+
+    /// A package as the index describes it.
+    fn block(&self, text: &str) -> Result<(Package, String)> {
+        let field = |key: &str| {
+            let mut lines = text.lines().filter_map(|line| line.split_once(": "));
+            let found = lines.find(|(name, _)| *name == key).map(|(_, value)| value.to_owned());
+            found.with_context(|| format!("the index has a package without {key}"))
+        };
+        let name = field("Package")?;
+        let package = Package {
+            arch: self.arch.clone(),
+            path: field("Filename")?,
+            size: field("Size")?.parse().with_context(|| format!("the size of {name}"))?,
+            sha256: field("SHA256")?,
+            name,
+        };
+        Ok((package, field("Version")?))
+    }
+
+    /// These packages, and all that they depend on.
+    pub fn with_dependencies(&self, names: &[String]) -> Result<Vec<Package>> {
+        let options = ["install", "--print-uris", "--yes", "--no-install-recommends"];
+        let args = options.iter().copied().chain(names.iter().map(String::as_str));
+        let output = self.apt("apt-get", args)?;
+        let why = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "apt cannot tell what they depend on: {}", why.trim());
+        // 'URL' FILE SIZE HASH
+        let text = String::from_utf8_lossy(&output.stdout);
+        let files = text.lines().filter(|line| line.starts_with('\''));
+        let names: Vec<&str> =
+            files.filter_map(|line| line.split(' ').nth(1)?.split('_').next()).collect();
+        let packages = self.packages(&names)?.into_iter().map(|(package, _)| package);
+        Ok(packages.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::cache;
+    use crate::setup::kernels::{Line, sha256};
+
+    /// An archive with one suite, `moving`, and the key that its index is signed with.
+    struct Archive {
+        dir: tempfile::TempDir,
+    }
+
+    impl Archive {
+        fn new() -> Archive {
+            let archive = Archive { dir: tempfile::tempdir().unwrap() };
+            archive.gpg(&["--quick-gen-key", "archive@example.org", "default", "default", "never"]);
+            let key = archive.gpg(&["--export"]);
+            fs::write(archive.keyring(), key).unwrap();
+            fs::create_dir_all(archive.index().parent().unwrap()).unwrap();
+            archive
+        }
+
+        fn gpg(&self, args: &[&str]) -> Vec<u8> {
+            // A socket's path is short, so the keys lie in a directory of their own.
+            let home = self.dir.path().join("g").display().to_string();
+            fs::create_dir_all(&home).unwrap();
+            let own = ["--homedir", &home, "--batch", "--quiet", "--passphrase", ""];
+            let args = own.iter().chain(args);
+            cache::run("gpg", args).unwrap()
+        }
+
+        fn keyring(&self) -> String {
+            self.dir.path().join("keyring.gpg").display().to_string()
+        }
+
+        fn suite(&self) -> std::path::PathBuf {
+            self.dir.path().join("dists/moving")
+        }
+
+        fn index(&self) -> std::path::PathBuf {
+            self.suite().join("main/binary-amd64/Packages")
+        }
+
+        /// Writes the index, with a package of each release, and signs it.
+        fn carries(&self, releases: &[&str]) {
+            let package = |release: &&str| {
+                let name = format!("linux-image-{release}-amd64");
+                format!(
+                    "Package: {name}\nVersion: {release}\nArchitecture: amd64\nMaintainer: m\n\
+                     Filename: pool/{name}.deb\nSize: 7\nSHA256: {}\nDescription: d\n\n",
+                    "a".repeat(64)
+                )
+            };
+            fs::write(self.index(), releases.iter().map(package).collect::<String>()).unwrap();
+            let (size, hash) =
+                (self.index().metadata().unwrap().len(), sha256(&self.index()).unwrap());
+            let release = format!(
+                "Origin: Test\nSuite: moving\nCodename: moving\nArchitectures: amd64\nComponents: main\n\
+                 Date: Mon, 01 Jan 2024 00:00:00 UTC\nSHA256:\n {hash} {size} main/binary-amd64/Packages\n"
+            );
+            fs::write(self.suite().join("Release"), release).unwrap();
+            let release = self.suite().join("Release").display().to_string();
+            let signed = self.gpg(&["--clearsign", "--output", "-", &release]);
+            fs::write(self.suite().join("InRelease"), signed).unwrap();
+        }
+
+        fn fetch(&self, cache: &Cache) -> Result<Suite> {
+            let url = format!("file://{}", self.dir.path().display());
+            Suite::signed_by(&self.keyring(), &url, "moving", "amd64", cache)
+        }
+    }
+
+    impl Drop for Archive {
+        fn drop(&mut self) {
+            // The agent ends when its directory is gone.
+            let _ = fs::remove_dir_all(self.dir.path());
+        }
+    }
+
+    #[test]
+    fn the_newest_kernel_of_a_line_is_found_and_nothing_unsigned_is_believed() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        archive.carries(&["6.1.0-51", "6.1.0-9", "6.1.0-52-rt", "6.1.0-53-cloud", "6.12.9"]);
+        let line: Line = toml::from_str(
+            "name = \"6.1\"\nsuite = \"moving\"\nversion = \"1\"\nrelease = \"6.1.0-50\"\n[[package]]\n\
+             name = \"linux-image-6.1.0-50-amd64\"\npath = \"pool/p.deb\"\nsize = 1\nsha256 = \"0\"\n",
+        )
+        .unwrap();
+        let newest = line.newest_in(&archive.fetch(&cache).unwrap()).unwrap();
+        assert_eq!((newest.release.as_str(), newest.version.as_str()), ("6.1.0-51", "6.1.0-51"));
+        let package = &newest.packages[0];
+        assert_eq!(package.path, "pool/linux-image-6.1.0-51-amd64.deb");
+        assert_eq!((package.size, package.sha256.as_str()), (7, &*"a".repeat(64)));
+
+        let suite = archive.fetch(&cache).unwrap();
+        let image = |release: &str| format!("linux-image-{release}-amd64");
+        assert_eq!(suite.with_dependencies(&[image("6.1.0-51")]).unwrap(), newest.packages);
+        let error = suite.with_dependencies(&[image("9")]).unwrap_err().to_string();
+        assert!(error.contains("cannot tell what they depend on"), "{error}");
+
+        archive.carries(&["6.12.9"]);
+        let error = line.newest_in(&archive.fetch(&cache).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("moving has no kernel 6.1"), "{error}");
+
+        // Another content than the signed one.
+        fs::write(archive.index(), "Package: linux-image-6.1.0-99-amd64\n").unwrap();
+        let error = archive.fetch(&cache).err().unwrap().to_string();
+        assert!(error.contains("the index of moving cannot be used"), "{error}");
+        archive.carries(&["6.1.0-51"]);
+        assert!(archive.fetch(&cache).is_ok());
+        // No signature at all; one of somebody else.
+        fs::remove_file(archive.suite().join("InRelease")).unwrap();
+        assert!(archive.fetch(&cache).is_err());
+        let other = Archive::new();
+        other.carries(&["6.1.0-51"]);
+        fs::copy(other.suite().join("InRelease"), archive.suite().join("InRelease")).unwrap();
+        assert!(archive.fetch(&cache).is_err());
+    }
+}

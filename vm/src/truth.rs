@@ -1,0 +1,207 @@
+//! `cargo vm truth`: our tools and others beside outside judges, in the guest.
+//!
+//! The others' user space is a root of its own in the cache, from pinned packages (`setup::root`). The
+//! package `truth` says which tools and cases there are; the guest tests' program runs them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use host::fail::{USAGE, fail};
+use host::judging::Judging;
+use host::say;
+use truth::{Cell, Family, PLAN, Plan, Report, Tool};
+
+use crate::arch;
+use crate::cleanup::OWN_FILE;
+use crate::follow::follow;
+use crate::guest::qemu::Disk;
+use crate::setup::cache::Cache;
+use crate::setup::kernels::Table;
+use crate::setup::packages;
+use crate::setup::root;
+use crate::test::DISKS;
+use crate::workspace::{self, GUEST};
+
+/// What is written.
+const MARKDOWN: &str = "bench/TRUTH.md";
+const PICTURE: &str = "bench/truth.svg";
+const JSON: &str = "bench/truth.json";
+/// The part of the Markdown that is written by hand ends with this line.
+const GENERATED: &str = "<!-- cargo vm truth writes what follows -->\n";
+/// How long a cell may take.
+const LIMIT: Duration = Duration::from_secs(1200);
+
+/// Which cells to judge.
+#[derive(Args)]
+pub struct Options {
+    /// Kernel lines: 6.1,7.2 [default: 6.1; arm64: 6.12]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE,…")]
+    kernel: Option<String>,
+    /// Only these cases, as in truth/cases.toml
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    case: Vec<String>,
+    /// Only these tools, as in truth/tools.toml
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    tool: Vec<String>,
+    /// Only tools of these families
+    #[arg(long, value_name = "FAMILY,…", value_delimiter = ',', conflicts_with = "tool")]
+    family: Vec<String>,
+    /// Run this one cell, print its commands and its verdict, and write nothing
+    #[arg(long, value_name = "CASE/TOOL", conflicts_with_all = ["case", "tool", "family"])]
+    reproduce: Option<String>,
+    /// Run nothing: write the page and the picture of the cells in bench/truth.json again
+    #[arg(long, conflicts_with_all = ["case", "tool", "family", "reproduce"])]
+    render: bool,
+    /// How often a cell is judged: the worst of ours counts, and the best of others [default: 3, and 1
+    /// with --reproduce]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=20))]
+    runs: Option<u32>,
+}
+
+/// Runs the command. Returns the exit code: 1 where a tool of ours is wrong.
+pub fn main(options: &Options) -> Result<i32> {
+    if options.render {
+        let workspace = workspace::root()?;
+        return write(&workspace, &read(&workspace)?).map(|()| 0);
+    }
+    let (wanted_cases, wanted_tools) = match options.reproduce.as_deref().map(|c| c.split_once('/'))
+    {
+        None => (options.case.clone(), options.tool.clone()),
+        Some(Some((case, tool))) => (vec![case.to_owned()], vec![tool.to_owned()]),
+        Some(None) => {
+            return Err(fail(USAGE, "a cell is a case and a tool: threads_16/biolatency"));
+        }
+    };
+    let is_in = |names: &[String], name: &str| names.is_empty() || names.iter().any(|n| n == name);
+    let (mut cases, mut tools) = (truth::cases()?, truth::tools()?);
+    cases.retain(|case| is_in(&wanted_cases, &case.name));
+    tools.retain(|tool| {
+        is_in(&wanted_tools, &tool.name) && is_in(&options.family, tool.family.name())
+    });
+    if tools.is_empty() || cases.is_empty() {
+        let message =
+            "there is no such case or tool: truth/cases.toml and truth/tools.toml list them";
+        return Err(fail(USAGE, message));
+    }
+    tools.retain(|tool| cases.iter().any(|case| tool.is_asked(case)));
+    if tools.is_empty() {
+        let message = "such a tool answers no such case: TRUTH.md has no cell for them";
+        return Err(fail(USAGE, message));
+    }
+    let (table, cache) = (Table::load()?, Cache::open()?);
+    let kernels = table.names(options.kernel.as_deref(), &cache)?;
+    packages::need(true)?;
+    let workspace = workspace::root()?;
+    workspace::for_guests(&workspace, &cache)?;
+    // Built as `cargo vm test` does: what it has built is not built again.
+    let guest = workspace::build(&workspace, &["test", "--workspace", "--no-run"], GUEST)?;
+    workspace::build_all(&workspace)?;
+    let mut plan = Plan {
+        cases: cases.iter().map(|case| case.name.clone()).collect(),
+        tools: tools.iter().map(|tool| tool.name.clone()).collect(),
+        runs: options.runs.unwrap_or(if options.reproduce.is_some() { 1 } else { 3 }),
+        roots: roots(&tools, &cache)?,
+        headers: None,
+        shows: options.reproduce.is_some(),
+    };
+    let mut report = read(&workspace)?;
+    for kernel in &kernels {
+        plan.headers = if tools.iter().any(|tool| tool.family == Family::Bcc) {
+            root::headers(kernel, &cache)?
+        } else {
+            None
+        };
+        // Each cell is written when it is known: what runs long may be ended at any time.
+        judge(&workspace, &guest, kernel, &plan, |cell| {
+            say!("{kernel}, {}, {}: {}", cell.case, cell.tool, truth::shown(&cell));
+            report.add(kernel, cell);
+            if plan.shows { Ok(()) } else { write(&workspace, &report) }
+        })?;
+    }
+    if options.reproduce.is_some() {
+        let (case, tool) = (&cases[0], &tools[0]);
+        println!("tool:  {}", tool.argv.join(" "));
+        println!("load:  {} (tests/guest/truth/cases.rs, {}())", case.load, case.name);
+        println!("judge: {}", case.judge);
+        for cell in report.cells(&case.name, &tool.name) {
+            println!("{cell}");
+        }
+        return Ok(0);
+    }
+    say!("{MARKDOWN}, {PICTURE} and {JSON} are written");
+    let wrong = report.wrong_of_ours()?;
+    wrong.iter().for_each(|line| say!("wrong: {line}"));
+    Ok(i32::from(!wrong.is_empty()))
+}
+
+/// The roots that these tools need.
+fn roots(tools: &[Tool], cache: &Cache) -> Result<BTreeMap<String, PathBuf>> {
+    let names: BTreeSet<&str> = tools.iter().filter_map(|tool| tool.root.as_deref()).collect();
+    let place = |name: &str| Ok((name.to_owned(), root::of_tracers(name)?.place(cache)?));
+    names.into_iter().map(place).collect()
+}
+
+/// Boots a guest that judges the cells, and hands over each.
+fn judge(
+    workspace: &Path,
+    guest: &Path,
+    kernel: &str,
+    plan: &Plan,
+    mut on_cell: impl FnMut(Cell) -> Result<()>,
+) -> Result<()> {
+    let mut command = Command::new(OWN_FILE);
+    command.args([
+        "run",
+        "--arch",
+        arch::guest().name(),
+        "--kernel",
+        kernel,
+        "--idle",
+        "--cpus",
+        "2",
+    ]);
+    for disk in DISKS.iter().filter_map(Disk::to_possible_value) {
+        command.args(["--disk", disk.get_name()]);
+    }
+    command.arg(guest).current_dir(workspace);
+    command.envs([Judging::by(guest, workspace).to_env()?]);
+    command.env(PLAN, serde_json::to_string(plan)?);
+    let mut taken = Ok(());
+    let (success, how) = follow(command, LIMIT, |line| {
+        match serde_json::from_str(line) {
+            Ok(cell) if taken.is_ok() => taken = on_cell(cell),
+            Ok(_) => {}
+            Err(_) if plan.shows => println!("{line}"),
+            Err(_) if line.starts_with("kernel ") => {}
+            Err(_) => say!("{line}"),
+        }
+        LIMIT
+    })?;
+    taken?;
+    ensure!(success, "{kernel}: the guest ended with {how}");
+    Ok(())
+}
+
+/// The cells that were judged before.
+fn read(workspace: &Path) -> Result<Report> {
+    match fs::read_to_string(workspace.join(JSON)) {
+        Ok(text) => serde_json::from_str(&text).context(JSON),
+        Err(_) => Ok(Report::default()),
+    }
+}
+
+fn write(workspace: &Path, report: &Report) -> Result<()> {
+    let file = workspace.join(MARKDOWN);
+    let text = fs::read_to_string(&file).with_context(|| MARKDOWN)?;
+    let (head, _) =
+        text.split_once(GENERATED).with_context(|| format!("{MARKDOWN}: no {GENERATED}"))?;
+    fs::write(&file, format!("{head}{GENERATED}{}", report.markdown()?)).context(MARKDOWN)?;
+    fs::write(workspace.join(PICTURE), report.picture()?).context(PICTURE)?;
+    let json = serde_json::to_string_pretty(report)? + "\n";
+    fs::write(workspace.join(JSON), json).context(JSON)
+}
