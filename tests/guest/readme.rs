@@ -56,10 +56,16 @@ const WORDS: &[&str] = &[
     "vda",
 ];
 
+/// Whether this is the kernel that the READMEs were written with.
+fn is_default_kernel() -> Result<bool> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    Ok(cfg!(target_arch = "x86_64") && release.starts_with("6.1."))
+}
+
 /// A name in backticks is one of the sources that the page is about, or of the kernel: its BTF and its
 /// symbols. For a stage, the sources are its own, those of the stage before, and what all share.
 fn readmes_name_what_exists() -> Result<()> {
-    if cfg!(not(target_arch = "x86_64")) {
+    if !is_default_kernel()? {
         return not_judged("the READMEs name functions of x86-64's default kernel");
     }
     ensure!(WORDS.is_sorted(), "the words are not sorted");
@@ -177,6 +183,9 @@ fn identifiers(text: &str) -> impl Iterator<Item = &str> {
 /// `target/readme/STAGE.txt` in the workspace, to be copied into the READMEs, shortened with `...`:
 /// `BLESS=1 cargo vm test --kernel 6.1 readmes_show_real_output`.
 fn readmes_show_real_output() -> Result<()> {
+    if cfg!(target_arch = "x86_64") && !is_default_kernel()? {
+        return not_judged("the READMEs show the output of x86-64's default kernel");
+    }
     let bless = env::var_os("BLESS").is_some_and(|bless| bless == "1");
     let mounted = Mounted::new()?;
     let workload = run::workspace().join("vm/workload.sh");
@@ -224,8 +233,7 @@ fn readmes_show_real_output() -> Result<()> {
 /// The section of a stage's README that shows bpftrace is short, and its command, run as it stands there,
 /// counts what the README shows.
 fn readmes_show_what_bpftrace_counts() -> Result<()> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    if !release.starts_with("6.1.") || cfg!(not(target_arch = "x86_64")) {
+    if !is_default_kernel()? {
         return not_judged("the READMEs show what bpftrace prints on x86-64's default kernel");
     }
     let mounted = Mounted::new()?;

@@ -41,7 +41,7 @@ struct Printed {
 
 const NOTHING: Expected = Expected { least: 0, most: 0 };
 
-/// A tool that did not start, or did not end, and what it said.
+/// A tool that did not start, and what it said.
 #[derive(Debug)]
 struct Refusal(String);
 

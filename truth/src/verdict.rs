@@ -58,7 +58,7 @@ pub enum Verdict {
         /// The last line, or the exit status.
         said: String,
     },
-    /// The case could not be set up on this kernel.
+    /// The case could not be set up on this kernel, or the tool ran out of time.
     NotRun {
         /// Why.
         why: String,

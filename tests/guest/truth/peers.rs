@@ -112,7 +112,7 @@ impl Peer {
                 break status;
             }
             if start.elapsed() > LIMIT {
-                return Err(Refusal(format!("not ended {LIMIT:?} after Ctrl-C: {}", said())).into());
+                bail!("not ended {LIMIT:?} after Ctrl-C: {}", said());
             }
             thread::sleep(Duration::from_millis(20));
         };
