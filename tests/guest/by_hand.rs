@@ -9,7 +9,7 @@ use rustix::{
     thread::{CpuSet, sched_setaffinity},
 };
 
-use crate::run::{Running, between, count, program, shell, stage};
+use crate::run::{Running, between, count, judged_weakly, preempts, program, shell, stage};
 
 tests![
     by_hand_programs_are_as_written,
@@ -268,15 +268,33 @@ fn by_hand_counts_calls_that_return_twice() -> Result<()> {
         let running = Running::stage("syscall_profiler", &[name])?;
         fork(number);
         let output = running.interrupt()?;
-        ensure!(own_times(&output, "")?.len() == FORKS, "{name}: {output}");
+        let missed = missed(&output)?;
+        let is = |seen: u64, events: u64| (events.saturating_sub(missed)..=events).contains(&seen);
+        ensure!(is(own_times(&output, "")?.len() as u64, FORKS as u64), "{name}: {output}");
         let calls = count(&output, "calls of")?;
-        let new = if cfg!(target_arch = "aarch64") { 0 } else { calls };
-        ensure!(count(&output, "returns in a new")? == new, "{name}: {output}");
-        for what in ["in progress", "unmatched", "lost", "dropped", "skipped"] {
+        // Those whose call or whose return was missed are no calls.
+        let new = if cfg!(target_arch = "aarch64") { 0 } else { calls + missed };
+        let children = count(&output, "returns in a new")?;
+        ensure!(children + 2 * missed >= new && children <= new, "{name}: {output}");
+        for what in ["in progress", "unmatched"] {
+            ensure!(count(&output, what)? <= missed, "{name}, {what}: {output}");
+        }
+        for what in ["lost", "dropped"] {
             ensure!(count(&output, what)? == 0, "{name}, {what}: {output}");
         }
     }
     Ok(())
+}
+
+/// How many events the tool may have missed: as often as the kernel has skipped its programs, which only
+/// one that preempts tasks does.
+fn missed(output: &str) -> Result<u64> {
+    let skipped = count(output, "skipped")?;
+    ensure!(skipped == 0 || preempts()?, "{output}");
+    if skipped > 0 {
+        judged_weakly(&format!("a program was skipped {skipped} times"));
+    }
+    Ok(skipped)
 }
 
 /// There is nothing to measure, and nothing stays in progress.
@@ -309,9 +327,10 @@ fn by_hand_counts_calls_that_never_return() -> Result<()> {
         let output = running.interrupt()?;
         // A few others call, too: the profiler itself returns from the handler of the test's SIGINT.
         let counted = count(&output, "calls of")?;
-        ensure!((CALLS..CALLS + 5).contains(&counted), "{name}: {output}");
+        let missed = missed(&output)?;
+        ensure!((CALLS.saturating_sub(missed)..CALLS + 5).contains(&counted), "{name}: {output}");
         ensure!(count(&output, "without a return")? == counted, "{name}: {output}");
-        for what in ["in progress", "unmatched", "lost", "dropped", "skipped"] {
+        for what in ["in progress", "unmatched", "lost", "dropped"] {
             ensure!(count(&output, what)? == 0, "{name}, {what}: {output}");
         }
     }
