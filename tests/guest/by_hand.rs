@@ -287,10 +287,10 @@ fn by_hand_counts_calls_that_return_twice() -> Result<()> {
 }
 
 /// How many events the tool may have missed: as often as the kernel has skipped its programs, which only
-/// one that preempts tasks does.
+/// one that preempts tasks does. It was once or twice; a tool that says it of half the calls is wrong.
 fn missed(output: &str) -> Result<u64> {
     let skipped = count(output, "skipped")?;
-    ensure!(skipped == 0 || preempts()?, "{output}");
+    ensure!(skipped == 0 || preempts()? && skipped < 10, "{skipped} skipped: {output}");
     if skipped > 0 {
         judged_weakly(&format!("a program was skipped {skipped} times"));
     }
