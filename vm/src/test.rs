@@ -316,6 +316,17 @@ impl HostTests {
     }
 }
 
+/// The command that boots a guest with the tests' disks and runs the guest tests' program there: its
+/// arguments and variables are still to be added.
+pub fn in_guest(program: &Path, kernel: &str) -> Command {
+    let disks = DISKS.iter().filter_map(Disk::to_possible_value);
+    let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
+    let mut command = Command::new(OWN_FILE);
+    command.args(["run", "--arch", arch::guest().name(), "--kernel", kernel]);
+    command.args(["--idle", "--cpus", "2"]).args(disks).arg(program);
+    command
+}
+
 /// Boots a guest that runs some of the guest tests.
 fn run_guest(
     guest: &Path,
@@ -325,20 +336,7 @@ fn run_guest(
     report: &mut Report,
 ) -> Result<()> {
     say!("guest tests on {}", report.label);
-    let disks = DISKS.iter().filter_map(Disk::to_possible_value);
-    let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
-    let mut command = Command::new(OWN_FILE);
-    command.args([
-        "run",
-        "--arch",
-        arch::guest().name(),
-        "--kernel",
-        kernel,
-        "--idle",
-        "--cpus",
-        "2",
-    ]);
-    command.args(disks).arg(guest);
+    let mut command = in_guest(guest, kernel);
     command.args(["--format", "json"]).args(filter).current_dir(&judging.workspace);
     command.envs([judging.to_env()?]);
     let start = Instant::now();

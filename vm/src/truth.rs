@@ -6,25 +6,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use host::fail::{USAGE, fail};
 use host::judging::Judging;
 use host::say;
 use truth::{Cell, Family, PLAN, Plan, Report, Tool};
 
-use crate::arch;
-use crate::cleanup::OWN_FILE;
 use crate::follow::follow;
-use crate::guest::qemu::Disk;
 use crate::setup::cache::Cache;
 use crate::setup::kernels::Table;
 use crate::setup::packages;
 use crate::setup::root;
-use crate::test::DISKS;
+use crate::test::in_guest;
 use crate::workspace::{self, GUEST};
 
 /// What is written.
@@ -154,21 +150,8 @@ fn judge(
     plan: &Plan,
     mut on_cell: impl FnMut(Cell) -> Result<()>,
 ) -> Result<()> {
-    let mut command = Command::new(OWN_FILE);
-    command.args([
-        "run",
-        "--arch",
-        arch::guest().name(),
-        "--kernel",
-        kernel,
-        "--idle",
-        "--cpus",
-        "2",
-    ]);
-    for disk in DISKS.iter().filter_map(Disk::to_possible_value) {
-        command.args(["--disk", disk.get_name()]);
-    }
-    command.arg(guest).current_dir(workspace);
+    let mut command = in_guest(guest, kernel);
+    command.current_dir(workspace);
     command.envs([Judging::by(guest, workspace).to_env()?]);
     command.env(PLAN, serde_json::to_string(plan)?);
     let mut taken = Ok(());
