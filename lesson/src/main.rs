@@ -85,6 +85,9 @@ enum Cmd {
         /// READMEs' experiments to every kernel
         #[arg(long)]
         all: bool,
+        /// Try nothing more after this time, and say how much was left (20m)
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        within: Option<Duration>,
         /// Prove only what contains one of these
         filters: Vec<String>,
     },
@@ -194,8 +197,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
             }
             println!("{} starts from {} again.", mine.display(), exercise.start.display());
         }
-        Some(Cmd::Prove { kernel, all, filters }) => {
-            let wrong = prove::prove(&root, &kernel, all, &filters)?;
+        Some(Cmd::Prove { kernel, all, within, filters }) => {
+            let wrong = prove::prove(&root, &kernel, all, within, &filters)?;
             return Ok(if wrong.is_empty() { done } else { ExitCode::from(NOT_YET) });
         }
         Some(Cmd::Stop) => match Guest::of(&root, None).stop()? {

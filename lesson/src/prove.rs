@@ -11,6 +11,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -138,13 +139,16 @@ type Built = (Claim, OnceLock<Result<Result<PathBuf, String>>>);
 /// Proves the exercises on each of these kernels, as many at a time as there are CPUs; that wrong answers
 /// are refused, half of them on the first kernel and half on the last one; and the experiments on the
 /// first one, whose messages the READMEs show. `all`: wrong answers and experiments on each, and the
-/// stages as answers, too, which `cargo vm test` proves anyway. Returns what does not hold.
+/// stages as answers, too, which `cargo vm test` proves anyway. What is not begun `within` this time is
+/// not tried. Returns what does not hold.
 pub fn prove(
     root: &Path,
     kernels: &[String],
     all: bool,
+    within: Option<Duration>,
     filters: &[String],
 ) -> Result<Vec<String>> {
+    let deadline = within.and_then(|within| Instant::now().checked_add(within));
     // A proof that was interrupted leaves its packages.
     remove_room(root);
     let judges = Judges::build(root)?;
@@ -193,7 +197,7 @@ pub fn prove(
     };
     let number: usize = (0..guests.len()).map(|number| of_kernel(number).len()).sum();
     let next = Mutex::new(guests.iter().enumerate());
-    let wrong = thread::scope(|scope| {
+    let sums = thread::scope(|scope| {
         // While the guests judge one program, the host builds the next.
         scope.spawn(|| {
             let wrong: Vec<&WrongProgram> = claims
@@ -208,6 +212,10 @@ pub fn prove(
                 let _building = building.lock();
                 if stopped.load(Ordering::Relaxed) {
                     break;
+                }
+                if is_over(deadline) {
+                    built.set(Err(anyhow!("the time was up"))).ok();
+                    continue;
                 }
                 let program = match &claim.program {
                     Program::Wrong(program) => {
@@ -226,7 +234,7 @@ pub fn prove(
             }
         });
         let work = || {
-            let mut wrong = Vec::new();
+            let mut sum = Sum::default();
             let take = || next.lock().ok().and_then(|mut next| next.next());
             while let Some((number, guest)) = take() {
                 let claims = of_kernel(number);
@@ -234,16 +242,16 @@ pub fn prove(
                     continue;
                 }
                 match guest.start() {
-                    Ok(()) => wrong.extend(on(guest, &judges, &claims)),
+                    Ok(()) => on(guest, &judges, &claims, deadline, &mut sum),
                     Err(error) => {
                         println!("✗ {}: {error:#}", guest.kernel());
                         let what = |claim: &Claim| format!("{}: {}", guest.kernel(), claim.what);
-                        wrong.extend(claims.iter().map(|(claim, _)| what(claim)));
+                        sum.wrong.extend(claims.iter().map(|(claim, _)| what(claim)));
                     }
                 }
                 guest.stop().ok();
             }
-            wrong
+            sum
         };
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let workers: Vec<_> = (0..cpus.min(guests.len())).map(|_| scope.spawn(work)).collect();
@@ -251,20 +259,52 @@ pub fn prove(
         joined.collect::<Result<Vec<_>, _>>().map_err(|_| anyhow!("a worker panicked"))
     });
     clean();
-    let wrong = wrong?.concat();
+    let mut sum = Sum::default();
+    for Sum { wrong, not_tried } in sums? {
+        sum.wrong.extend(wrong);
+        sum.not_tried += not_tried;
+    }
+    let Sum { wrong, not_tried } = sum;
     // Once more, where the eye ends: the lines above are hundreds.
     for what in &wrong {
         println!("does not hold: {what}");
     }
+    let number = number - not_tried;
     println!("{} of {number} hold", number - wrong.len());
+    if not_tried > 0 {
+        println!("not tried, for the time was up: {not_tried} more");
+    }
     Ok(wrong)
 }
 
-/// Proves all claims in one guest. Returns those that do not hold.
-fn on(guest: &Guest, judges: &Judges, claims: &[&Built]) -> Vec<String> {
-    let mut wrong = Vec::new();
+/// What came out.
+#[derive(Default)]
+struct Sum {
+    /// The claims that do not hold.
+    wrong: Vec<String>,
+    /// How many claims there was no time for.
+    not_tried: usize,
+}
+
+fn is_over(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
+}
+
+/// Proves all claims in one guest, as long as there is time.
+fn on(
+    guest: &Guest,
+    judges: &Judges,
+    claims: &[&Built],
+    deadline: Option<Instant>,
+    sum: &mut Sum,
+) {
     for (claim, built) in claims {
-        let verdict = match built.wait() {
+        let built = built.wait();
+        if is_over(deadline) {
+            sum.not_tried += 1;
+            continue;
+        }
+        let verdict = match built {
             Ok(program) => check(judges, guest, claim, program.as_ref()),
             Err(error) => Err(anyhow!("{error:#}")),
         };
@@ -274,11 +314,10 @@ fn on(guest: &Guest, judges: &Judges, claims: &[&Built]) -> Vec<String> {
             Err(error) => {
                 let why = format!("{error:#}").replace('\n', "\n    ");
                 println!("✗ {what}\n    {why}");
-                wrong.push(format!("{what}\n    {why}"));
+                sum.wrong.push(format!("{what}\n    {why}"));
             }
         }
     }
-    wrong
 }
 
 fn mutants(root: &Path) -> Result<Mutants> {

@@ -186,7 +186,8 @@ struct Bundle {
 struct Test {
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR", help = LINES)]
     kernel: Option<String>,
-    /// More kernel lines, which divide the guest tests among them; the tests under load run on each
+    /// More kernel lines, which divide the guest tests among them; the tests under load run on each.
+    /// Without --kernel, these are all that runs
     #[arg(long, value_name = "LINES", conflicts_with_all = ["filter", "bless"])]
     share: Option<String>,
     /// Write the table of docs/kernels.md, which a plain run only compares

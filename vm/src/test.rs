@@ -46,8 +46,8 @@ const START_LIMIT: Duration = Duration::from_secs(1800);
 pub const DISKS: [Disk; 3] = [Disk::Virtio, Disk::Nvme, Disk::Scsi];
 
 /// Runs the tests whose names contain `filter`, on the given kernel or on `all`, and prints
-/// the sum in the last line. The kernels in `share` divide the guest tests among them. `bless` writes
-/// the table of docs/kernels.md. Returns the exit code.
+/// the sum in the last line. The kernels in `share` divide the guest tests among them; without a kernel
+/// beside them, nothing else runs. `bless` writes the table of docs/kernels.md. Returns the exit code.
 pub fn main(
     kernel: Option<&str>,
     share: Option<&str>,
@@ -61,7 +61,10 @@ pub fn main(
         ));
     }
     let (table, cache) = (Table::load()?, Cache::open()?);
-    let mut kernels = table.names(kernel, &cache)?;
+    let mut kernels = match (kernel, share) {
+        (None, Some(_)) => Vec::new(),
+        _ => table.names(kernel, &cache)?,
+    };
     if bless && kernels.iter().any(|kernel| table.line(kernel).is_err()) {
         return Err(fail(
             USAGE,
@@ -77,7 +80,7 @@ pub fn main(
     workspace::for_guests(&root, &cache)?;
 
     let default = table.default_name(&cache);
-    let sum = match Programs::build(&root, filter, &kernels, default) {
+    let sum = match Programs::build(&root, filter, kernels.split_at(whole), default) {
         Ok(programs) if programs.is_empty() => {
             let filter = filter.unwrap_or_default();
             let message = format!(
@@ -119,15 +122,16 @@ struct Programs {
 }
 
 impl Programs {
-    /// Builds all of them, and keeps those that have tests whose names contain `filter`. Where
-    /// the guest tests are among them, builds the programs that these test, too.
+    /// Builds all of them, and keeps those that have tests whose names contain `filter`: the guest
+    /// tests only, where no kernel runs all of them. Where the guest tests are among them, builds the
+    /// programs that these test, too.
     fn build(
         root: &Path,
         filter: Option<&str>,
-        kernels: &[String],
+        (whole, share): (&[String], &[String]),
         default: String,
     ) -> Result<Programs> {
-        let bench = kernels.contains(&default)
+        let bench = [whole, share].concat().contains(&default)
             && arch::guest().has_budgets()
             && filter.is_none_or(|f| BENCH.contains(f));
         let known = workspace::programs(root)?.into_iter().map(|program| program.package);
@@ -140,6 +144,9 @@ impl Programs {
             let file = file.into_std_path_buf();
             let manifest = artifact.manifest_path.into_std_path_buf();
             let dir = manifest.parent().unwrap_or(root).to_owned();
+            if whole.is_empty() && artifact.target.name != GUEST {
+                continue;
+            }
             if !has_tests(&file, &dir, filter)? {
                 continue;
             }
@@ -198,14 +205,17 @@ fn run(
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     // Two boots share a kernel's tests: with larger jobs, all would wait for the last one.
     let parts = if filter.is_none() { 2 } else { 1 };
-    let judge = whole.iter().position(|kernel| *kernel == programs.default).unwrap_or(0);
+    // It runs those tests, too, that are enough on one kernel.
+    let judge = whole.iter().position(|kernel| *kernel == programs.default);
+    let judge = judge.or((!whole.is_empty()).then_some(0));
     let mut jobs = Vec::new();
     if !programs.host.is_empty() {
         jobs.push(Job::Host);
     }
     if let Some(guest) = &programs.guest {
         // The longest first.
-        let order = (judge..=judge).chain((0..whole.len()).filter(|number| *number != judge));
+        let others = (0..whole.len()).filter(|number| Some(*number) != judge);
+        let order = judge.into_iter().chain(others);
         for number in order {
             let part = |part| Part { number: part, of: parts };
             jobs.extend((0..parts).map(|n| Job::Guest { guest, number, part: part(n) }));
@@ -246,7 +256,7 @@ fn run(
                         Job::Bench(kernel) => run_bench(root, kernel, &mut report),
                         Job::Guest { guest, number, part } => {
                             let mut judging = Judging::by(guest, root);
-                            judging.without_once = filter.is_none() && number != judge;
+                            judging.without_once = filter.is_none() && Some(number) != judge;
                             if number < whole.len() {
                                 judging.part = part;
                             } else {
