@@ -271,6 +271,7 @@ pub fn prove(
     }
     let number = number - not_tried;
     println!("{} of {number} hold", number - wrong.len());
+    ensure!(number > 0 || not_tried == 0, "there was no time to try anything");
     if not_tried > 0 {
         println!("not tried, for the time was up: {not_tried} more");
     }
@@ -291,13 +292,7 @@ fn is_over(deadline: Option<Instant>) -> bool {
 }
 
 /// Proves all claims in one guest, as long as there is time.
-fn on(
-    guest: &Guest,
-    judges: &Judges,
-    claims: &[&Built],
-    deadline: Option<Instant>,
-    sum: &mut Sum,
-) {
+fn on(guest: &Guest, judges: &Judges, claims: &[&Built], deadline: Option<Instant>, sum: &mut Sum) {
     for (claim, built) in claims {
         let built = built.wait();
         if is_over(deadline) {

@@ -22,7 +22,7 @@ use crate::arch;
 use crate::cleanup::OWN_FILE;
 use crate::follow::follow;
 use crate::setup::cache::Cache;
-use crate::setup::kernels::Table;
+use crate::setup::kernels::{Table, is_locked};
 use crate::setup::packages;
 use crate::workspace;
 
@@ -198,6 +198,7 @@ fn measure(
             command
                 .args(["run", "--arch", arch::guest().name(), "--icount", "--idle"])
                 .args(["--kernel", kernel, "--memory", "1G"])
+                .args(is_locked().then_some("--locked"))
                 .arg(bench);
             command
         }

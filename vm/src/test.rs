@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use host::events::Verdict;
-use host::fail::{USAGE, fail};
+use host::fail::{MACHINE, USAGE, fail};
 use host::judging::{Judging, Part};
 use host::say;
 
@@ -27,7 +27,7 @@ use crate::cleanup::OWN_FILE;
 use crate::follow::follow;
 use crate::guest::qemu::Disk;
 use crate::setup::cache::Cache;
-use crate::setup::kernels::Table;
+use crate::setup::kernels::{Table, is_locked};
 use crate::setup::packages;
 use crate::workspace::{self, GUEST};
 use report::Report;
@@ -333,6 +333,7 @@ pub fn in_guest(program: &Path, kernel: &str) -> Command {
     let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
     let mut command = Command::new(OWN_FILE);
     command.args(["run", "--arch", arch::guest().name(), "--kernel", kernel]);
+    command.args(is_locked().then_some("--locked"));
     command.args(["--idle", "--cpus", "2"]).args(disks).arg(program);
     command
 }
@@ -351,14 +352,23 @@ fn run_guest(
     command.envs([judging.to_env()?]);
     let start = Instant::now();
     let mut limit = START_LIMIT;
+    let mut begun = false;
     let (success, how) = follow(command, limit, |line| {
         if report.guest_line(line) {
+            begun = true;
             limit = SHORTEST_LIMIT.max(start.elapsed() * LIMIT_IN_BOOTS);
         }
         report.flush();
         limit
     })?;
-    report.end_of_guest(&how, success);
+    let is_extra = Table::load()?.line(kernel).is_ok_and(|line| line.extra);
+    if !begun && is_extra && how == format!("exit status: {MACHINE}") {
+        let why = "the archive has no kernel of this line any more, see above";
+        report.result("the guest tests", Verdict::NotJudged(why.to_owned()));
+        report.flush();
+    } else {
+        report.end_of_guest(&how, success);
+    }
     Ok(())
 }
 

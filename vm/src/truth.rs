@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use host::fail::{USAGE, fail};
+use host::fail::{MACHINE, USAGE, fail};
 use host::judging::Judging;
 use host::say;
-use truth::{Cell, Family, PLAN, Plan, Report, Tool};
+use truth::{Cell, Family, PLAN, Plan, Report, Tool, Verdict};
 
+use crate::arch::{self, Arch};
 use crate::follow::follow;
 use crate::setup::cache::Cache;
 use crate::setup::kernels::Table;
@@ -59,11 +60,18 @@ pub struct Options {
     runs: Option<u32>,
 }
 
-/// Runs the command. Returns the exit code: 1 where a tool of ours is wrong.
+/// Runs the command. Returns the exit code: 1 where a tool of ours is wrong, or was not judged.
 pub fn main(options: &Options) -> Result<i32> {
     if options.render {
         let workspace = workspace::root()?;
         return write(&workspace, &read(&workspace)?).map(|()| 0);
+    }
+    if arch::guest() != Arch::X86_64 {
+        return Err(fail(
+            MACHINE,
+            "the other tools come from packages for x86-64, and so do the results in bench/: leave out \
+             --arch",
+        ));
     }
     let (wanted_cases, wanted_tools) = match options.reproduce.as_deref().map(|c| c.split_once('/'))
     {
@@ -105,7 +113,8 @@ pub fn main(options: &Options) -> Result<i32> {
         headers: None,
         shows: options.reproduce.is_some(),
     };
-    let mut report = read(&workspace)?;
+    // What this run finds; the files keep what was found before, too.
+    let (mut found, mut not_judged) = (Report::default(), Vec::new());
     for kernel in &kernels {
         plan.headers = if tools.iter().any(|tool| tool.family == Family::Bcc) {
             root::headers(kernel, &cache)?
@@ -114,9 +123,24 @@ pub fn main(options: &Options) -> Result<i32> {
         };
         // Each cell is written when it is known: what runs long may be ended at any time.
         judge(&workspace, &guest, kernel, &plan, |cell| {
-            say!("{kernel}, {}, {}: {}", cell.case, cell.tool, truth::shown(&cell));
+            let what = format!("{kernel}, {}, {}", cell.case, cell.tool);
+            let why = match &cell.verdict {
+                Verdict::NotRun { why } => format!(": {why}"),
+                _ => String::new(),
+            };
+            say!("{what}: {}{why}", truth::shown(&cell));
+            let is_ours = |tool: &&Tool| tool.family == Family::Ours && tool.name == cell.tool;
+            if !why.is_empty() && tools.iter().any(|tool| is_ours(&tool)) {
+                not_judged.push(format!("{what}{why}"));
+            }
+            found.add(kernel, cell.clone());
+            if plan.shows {
+                return Ok(());
+            }
+            // Read anew: another kernel may be judged at the same time.
+            let mut report = read(&workspace)?;
             report.add(kernel, cell);
-            if plan.shows { Ok(()) } else { write(&workspace, &report) }
+            write(&workspace, &report)
         })?;
     }
     if options.reproduce.is_some() {
@@ -124,15 +148,16 @@ pub fn main(options: &Options) -> Result<i32> {
         println!("tool:  {}", tool.argv.join(" "));
         println!("load:  {} (tests/guest/truth/cases.rs, {}())", case.load, case.name);
         println!("judge: {}", case.judge);
-        for cell in report.cells(&case.name, &tool.name) {
+        for cell in found.cells(&case.name, &tool.name) {
             println!("{cell}");
         }
-        return Ok(0);
+    } else {
+        say!("{MARKDOWN}, {PICTURE} and {JSON} are written");
     }
-    say!("{MARKDOWN}, {PICTURE} and {JSON} are written");
-    let wrong = report.wrong_of_ours()?;
+    let wrong = found.wrong_of_ours()?;
     wrong.iter().for_each(|line| say!("wrong: {line}"));
-    Ok(i32::from(!wrong.is_empty()))
+    not_judged.iter().for_each(|line| say!("a tool of ours was not judged: {line}"));
+    Ok(i32::from(!wrong.is_empty() || !not_judged.is_empty()))
 }
 
 /// The roots that these tools need.

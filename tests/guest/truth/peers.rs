@@ -3,8 +3,9 @@
 use std::{
     fs,
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -16,8 +17,8 @@ use truth::Tool;
 use super::Refusal;
 use crate::run::{LIMIT, shell};
 
-/// Where its output goes.
-const OUTPUT: &str = "/run/peer";
+/// How many have been started: each has a file of its own for its output.
+static STARTED: AtomicU32 = AtomicU32::new(0);
 /// A tool has attached its programs once it has not used a CPU for this long.
 const IDLE: Duration = Duration::from_secs(2);
 /// How long its start may take: bcc's tools compile, for a minute in an emulated machine that is busy.
@@ -27,6 +28,8 @@ const READY_LIMIT: Duration = Duration::from_secs(400);
 /// A tool that runs in a root of its own.
 pub struct Peer {
     child: Child,
+    /// What it prints.
+    output: PathBuf,
 }
 
 impl Peer {
@@ -44,7 +47,8 @@ impl Peer {
                 ))?;
             }
         }
-        let output = fs::File::create(OUTPUT).context(OUTPUT)?;
+        let path = PathBuf::from(format!("/run/peer-{}", STARTED.fetch_add(1, Relaxed)));
+        let output = fs::File::create(&path).context("no file in /run")?;
         // Line by line, though it is no terminal.
         let child = Command::new("chroot")
             .arg(root)
@@ -60,7 +64,7 @@ impl Peer {
             .process_group(0)
             .spawn()
             .context("chroot does not start")?;
-        Ok(Peer { child })
+        Ok(Peer { child, output: path })
     }
 
     /// Waits until it has loaded programs, and has not worked for a while.
@@ -68,7 +72,7 @@ impl Peer {
         let (start, mut idle, mut before) = (Instant::now(), Instant::now(), 0);
         loop {
             if let Some(status) = self.child.try_wait()? {
-                return Err(Refusal(format!("{} ({status})", said())).into());
+                return Err(Refusal(format!("{} ({status})", self.said())).into());
             }
             let cpu = self.ticks().unwrap_or(before);
             if cpu > before {
@@ -78,7 +82,7 @@ impl Peer {
                 return Ok(());
             }
             if start.elapsed() > READY_LIMIT {
-                bail!("not attached after {READY_LIMIT:?}: {}", said());
+                bail!("not attached after {READY_LIMIT:?}: {}", self.said());
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -112,11 +116,21 @@ impl Peer {
                 break status;
             }
             if start.elapsed() > LIMIT {
-                bail!("not ended {LIMIT:?} after Ctrl-C: {}", said());
+                bail!("not ended {LIMIT:?} after Ctrl-C: {}", self.said());
             }
             thread::sleep(Duration::from_millis(20));
         };
-        Ok((String::from_utf8_lossy(&fs::read(OUTPUT)?).into_owned(), status.code()))
+        Ok((String::from_utf8_lossy(&fs::read(&self.output)?).into_owned(), status.code()))
+    }
+
+    /// The line of its output that is most likely the reason.
+    fn said(&self) -> String {
+        let text = fs::read(&self.output).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let error =
+            lines().find(|line| line.to_lowercase().contains("error") || line.contains("ailed"));
+        error.or(lines().next_back()).unwrap_or("it says nothing").to_owned()
     }
 }
 
@@ -126,14 +140,6 @@ impl Drop for Peer {
             kill_process_group(Pid::from_child(&self.child), Signal::KILL).ok();
             self.child.wait().ok();
         }
+        fs::remove_file(&self.output).ok();
     }
-}
-
-/// The line of its output that is most likely the reason.
-fn said() -> String {
-    let text = String::from_utf8_lossy(&fs::read(OUTPUT).unwrap_or_default()).into_owned();
-    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let error =
-        lines().find(|line| line.to_lowercase().contains("error") || line.contains("ailed"));
-    error.or(lines().next_back()).unwrap_or("it says nothing").to_owned()
 }

@@ -257,9 +257,15 @@ pub fn table(
     let (mark, rest) = rest.split_once('\n').with_context(missing)?;
     let (old, after) =
         rest.split_once(END).with_context(|| format!("the table of {PAGE} has no end"))?;
-    let mut columns = if all { Vec::new() } else { columns(programs, old) };
+    let was = columns(programs, old);
+    let mut columns = if all { Vec::new() } else { was.clone() };
     for guest in guests {
-        let column = column(programs, guest);
+        let mut column = column(programs, guest);
+        // A line may have moved to a newer release since the table was written.
+        let same = was.iter().find(|old| line(&old[0]) == line(&column[0]));
+        if let Some(same) = same.filter(|_| !bless) {
+            column[0].clone_from(&same[0]);
+        }
         match columns.iter_mut().find(|old| line(&old[0]) == line(&column[0])) {
             Some(old) => *old = column,
             None => columns.push(column),
@@ -435,6 +441,11 @@ not judged on 6.1: stage08_a: no fentry: here
             kernel("7.2", &[A_OK, B_FAILED]),
             kernel("7.3", &[A_OK, &B_FAILED.replace("failed", "ignored")]),
         ];
+        let kernel_of = |guest: &Report| Report {
+            release: guest.release.clone(),
+            programs: guest.programs.clone(),
+            ..Report::default()
+        };
         let programs = report().known;
         let expected = "\
 | | 6.1.0 | 6.12 | 7.2 | 7.3 |
@@ -460,6 +471,16 @@ not judged on 6.1: stage08_a: no fentry: here
         let written = fs::read_to_string(&page).unwrap();
         assert_eq!(written, format!("a\n{mark}{expected}{}\nb\n", END));
         table(dir.path(), &programs, &guests, false, true).unwrap();
+
+        // A newer release of a line changes nothing, unless its tests say something else.
+        let moved = |kernel: Report, release: &str| {
+            let mut all = guests.each_ref().map(kernel_of);
+            all[0] = Report { release: Some(release.to_owned()), ..kernel };
+            table(dir.path(), &programs, &all, false, true)
+        };
+        moved(kernel_of(&guests[0]), "6.1.7").unwrap();
+        moved(of_guest(&[A_OK]), "6.1.7").unwrap_err();
+        moved(kernel_of(&guests[0]), "6.0.7").unwrap_err();
 
         // One kernel of them in a newer version, and a new one.
         assert_eq!(line("6.1.0-50-rt-amd64"), line("6.1.0-51-rt-amd64"));
