@@ -91,6 +91,7 @@ struct user_pt_regs {
 /* include/linux/blk_types.h: a disk or a partition. */
 struct block_device {
 	dev_t bd_dev;
+	struct gendisk *bd_disk; /* of a partition, the disk that it is on */
 };
 
 /* include/linux/bvec.h: how far a bio has come. */

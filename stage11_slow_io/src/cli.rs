@@ -1,6 +1,9 @@
 //! The command line.
 
-use std::time::Duration;
+use std::{
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    time::Duration,
+};
 
 use clap::Args;
 use common::{Cli, Device, InFlight};
@@ -14,7 +17,7 @@ pub struct Slow {
     /// The shortest latency that is shown: 10ms, 500us, 0
     #[arg(long, value_name = "TIME", value_parser = latency, default_value = "10ms")]
     pub min: Duration,
-    /// Only bios of this disk or partition: vda, dm-0
+    /// Only bios of this disk, its partitions included, or of this partition: vda, dm-0, /dev/mapper/home
     #[arg(long, value_name = "NAME", value_parser = disk)]
     pub disk: Option<Device>,
     /// Only bios that this process submits
@@ -60,12 +63,15 @@ fn latency(text: &str) -> Result<Duration, String> {
     if text == "0" { Ok(Duration::ZERO) } else { common::duration(text) }
 }
 
-/// A block device by its name, as in /sys/class/block.
+/// A block device by its path, or by its name as `lsblk` shows it.
 fn disk(name: &str) -> Result<Device, String> {
-    let name = name.trim_start_matches("/dev/");
-    let path = format!("/sys/class/block/{name}/dev");
-    let found = std::fs::read_to_string(path).ok().and_then(|dev| number(&dev));
-    found.map(Device).ok_or("there is no such disk; `lsblk` shows those that there are".into())
+    let paths = ["", "/dev/", "/dev/mapper/"].map(|directory| format!("{directory}{name}"));
+    let files = paths.iter().filter_map(|path| std::fs::metadata(path).ok());
+    let device = files.filter(|file| file.file_type().is_block_device()).map(|file| file.rdev());
+    // As stat(2) has it: 12 bits of the major number between two pieces of the minor one.
+    let number = |dev: u64| (dev >> 8 & 0xfff) << 20 | (dev >> 12 & 0xfff00) | (dev & 0xff);
+    let found = device.map(|dev| Device(number(dev) as u32)).next();
+    found.ok_or("there is no such disk; `lsblk` shows those that there are".into())
 }
 
 /// `254:16`, as the kernel has it in a dev_t.

@@ -1,6 +1,10 @@
 //! A line for each slow bio.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, HashMap},
+    time::Instant,
+};
 
 use anyhow::Result;
 use common::Device;
@@ -29,6 +33,8 @@ pub struct Lines<'a> {
     top: BTreeMap<(u64, u64), Io>,
     /// The first error.
     failed: Option<anyhow::Error>,
+    /// When its turn ends; none for what is left at the end, and after an error.
+    turn: &'a Cell<Option<Instant>>,
 }
 
 impl<'a> Lines<'a> {
@@ -38,6 +44,7 @@ impl<'a> Lines<'a> {
         bold: bool,
         operations: &'a Operations,
         maps: &'a TraceMaps<'a>,
+        turn: &'a Cell<Option<Instant>>,
     ) -> Lines<'a> {
         if !options.json {
             println!(
@@ -64,14 +71,21 @@ impl<'a> Lines<'a> {
             stacks: HashMap::new(),
             top: BTreeMap::new(),
             failed: None,
+            turn,
         }
     }
 
-    /// A bio that took long, from the ring buffer. Returns 0, or -1 to stop its reader.
+    /// A bio that took long, from the ring buffer. Returns 0, or -1 to stop its reader when its turn is over.
+    /// After an error, which [`finish`](Lines::finish) returns, there is no turn and no line any more.
     pub fn add(&mut self, bytes: &[u8]) -> i32 {
-        let added = self.try_add(bytes);
-        self.failed = self.failed.take().or(added.err());
-        if self.failed.is_some() { -1 } else { 0 }
+        if self.failed.is_none()
+            && let Err(error) = self.try_add(bytes)
+        {
+            self.failed = Some(error);
+            self.turn.set(None);
+        }
+        let is_over = self.turn.get().is_some_and(|end| Instant::now() >= end);
+        if is_over { -1 } else { 0 }
     }
 
     fn try_add(&mut self, bytes: &[u8]) -> Result<()> {

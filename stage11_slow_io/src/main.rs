@@ -1,10 +1,19 @@
 //! Stage 11: every slow bio, and where its time went.
 
-use std::{mem::MaybeUninit, process::ExitCode, time::Duration};
+use std::{
+    cell::Cell,
+    mem::MaybeUninit,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use common::Session;
-use libbpf_rs::{MapCore, RingBufferBuilder, skel::Skel};
+use libbpf_rs::{
+    ErrorKind::{Interrupted, PermissionDenied},
+    MapCore, RingBufferBuilder,
+    skel::Skel,
+};
 use serde_json::json;
 
 mod cli;
@@ -22,6 +31,9 @@ use line::Lines;
 use operation::Operations;
 use sums::Places;
 use trace::{TraceSkelBuilder, types::io as Io};
+
+/// How long slow bios are printed before the end of the run is looked for.
+const TURN: Duration = Duration::from_millis(100);
 
 /// The inode number of the PID namespace of the host: PROC_PID_INIT_INO of the kernel.
 const INITIAL: u32 = 0xeffffffc;
@@ -67,7 +79,11 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let skel = session.load(open)?;
     places.write(&skel.maps.places)?;
     let operations = Operations::of_kernel()?;
-    let mut lines = Lines::new(&cli.own, session.stdout_is_terminal(), &operations, &skel.maps);
+    // poll() reads until the buffer is empty, and a busy disk may fill it faster than lines are printed: an
+    // error from its callback ends it after each turn.
+    let turn = Cell::new(None);
+    let bold = session.stdout_is_terminal();
+    let mut lines = Lines::new(&cli.own, bold, &operations, &skel.maps, &turn);
     let mut ring = RingBufferBuilder::new();
     ring.add(&skel.maps.events, |bytes| lines.add(bytes))?;
     let ring = ring.build()?;
@@ -80,14 +96,20 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_start])?;
     session.begin()?;
     while !session.is_over() {
-        match ring.poll(Duration::from_millis(100)) {
-            Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
+        turn.set(Some(Instant::now() + TURN));
+        match ring.poll(TURN) {
+            // -1, with which a turn ends, is -EPERM.
+            Err(error) if ![Interrupted, PermissionDenied].contains(&error.kind()) => {
                 return Err(error).context("the ring buffer could not be read");
             }
             _ => places.write(&skel.maps.places)?, // there may be a new disk
         }
+        if turn.get().is_none() {
+            break; // a line could not be made
+        }
     }
     session.detach()?;
+    turn.set(None);
     ring.consume()?;
     drop(ring);
     lines.finish()?;

@@ -1,11 +1,12 @@
 //! The flight recorder: what completed before a slow bio.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Result, anyhow};
+use common::Device;
 use libbpf_rs::{Map, MapCore, MapFlags};
 
-use crate::Io;
+use crate::{Io, line};
 
 /// How many records the map has room for: RECENT in recent.h for each of two programs.
 pub const ENTRIES: u32 = 2 * 1024;
@@ -18,17 +19,25 @@ pub fn io(bytes: &[u8]) -> Result<Io> {
     Ok(io)
 }
 
-/// The bios of the same disk that have completed in this time before `slow`, the oldest one first.
+/// The bios of the same disk, its partitions included, that have completed in this time before `slow`, the
+/// oldest one first.
 /// Each program on each CPU keeps the last 1024. A record that is being written while it is read is
 /// left out: then two reads differ.
 pub fn before(recent: &Map<'_>, slow: &Io, time: Duration) -> Result<Vec<Io>> {
     let mut found = Vec::new();
+    let mut disks = HashMap::new();
+    let mut disk = |dev| {
+        let name =
+            |dev| Device(dev).partition_of().map_or_else(|| line::name(dev), |(disk, _)| disk);
+        disks.entry(dev).or_insert_with(|| name(dev)).clone()
+    };
+    let slow_disk = disk(slow.dev);
     let from = slow.ended.saturating_sub(time.as_nanos() as u64);
     for key in recent.keys() {
         let read = || recent.lookup_percpu(&key, MapFlags::ANY).map(Option::unwrap_or_default);
         for (bytes, _) in read()?.iter().zip(read()?).filter(|(bytes, again)| *bytes == again) {
             let io = io(bytes)?;
-            if io.dev == slow.dev && (from..slow.ended).contains(&io.ended) {
+            if disk(io.dev) == slow_disk && (from..slow.ended).contains(&io.ended) {
                 found.push(io);
             }
         }

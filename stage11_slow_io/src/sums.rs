@@ -115,6 +115,8 @@ impl Sum {
             counted += count;
             counted >= rank
         });
+        // The last slot has no upper end.
+        let reached = reached.filter(|slot| slot + 1 < self.slots.len());
         reached.map_or(self.max, longest).min(self.max)
     }
 }
@@ -141,7 +143,7 @@ impl Disk {
 
     /// Bios without a request that was seen: every other one has this part.
     fn undivided(&self) -> u64 {
-        self.total.bios() - self.parts[DEVICE].bios()
+        self.total.bios().saturating_sub(self.parts[DEVICE].bios())
     }
 
     /// A line of --json.
@@ -151,8 +153,10 @@ impl Disk {
         });
         for (name, sum) in NAMES.into_iter().zip(&self.parts).chain([("total", &self.total)]) {
             let [p50, p99] = [50, 99].map(|percent| sum.percentile(percent));
-            object[name] =
-                json!({ "sum_ns": sum.sum, "p50_ns": p50, "p99_ns": p99, "max_ns": sum.max });
+            object[name] = match sum.bios() {
+                0 => Value::Null, // a part that is known of no bio is not 0
+                _ => json!({ "sum_ns": sum.sum, "p50_ns": p50, "p99_ns": p99, "max_ns": sum.max }),
+            };
         }
         object
     }
@@ -209,10 +213,12 @@ fn what_next(part: &str) -> &'static str {
     match part {
         "wait" => "no request was free, or a cgroup was throttled (io.max, nr_requests)",
         "queue" => {
-            "requests waited in the scheduler or for the disk (queue/scheduler, queue depth)"
+            "requests waited in the scheduler, for the disk, or for a flush (queue/scheduler, queue depth)"
         }
         "device" => "the disk itself (its load, its health; fewer or larger I/Os)",
-        "end" => "after the disk (other parts of a split bio, checksums, a busy CPU)",
+        "end" => {
+            "after the disk (parts of a split bio, checksums, a flush after a write, a busy CPU)"
+        }
         _ => "device mapper (dmsetup table: encryption, delay, a snapshot)",
     }
 }

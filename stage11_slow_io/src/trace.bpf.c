@@ -42,6 +42,14 @@ struct {
 	__uint(max_entries, 4 << 20); /* bytes */
 } events SEC(".maps");
 
+/* Whether a bio is for the disk that --disk names, or for a partition of it. */
+static __always_inline bool is_wanted(struct bio *bio, u32 dev)
+{
+	struct gendisk *disk = BPF_CORE_READ(bio, bi_bdev, bd_disk);
+
+	return dev == only_dev || (BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor)) == only_dev;
+}
+
 SEC("kprobe/submit_bio")
 int BPF_KPROBE(bio_start, struct bio *bio)
 {
@@ -55,8 +63,11 @@ int BPF_KPROBE(bio_start, struct bio *bio)
 		.process = pid_namespace ? process_in(pid_namespace) : bpf_get_current_pid_tgid() >> 32,
 	};
 
-	if ((only_dev && io.dev != only_dev) || (only_process && io.process != only_process))
+	if ((only_dev && !is_wanted(bio, io.dev)) || (only_process && io.process != only_process)) {
+		/* An entry at this address is of an earlier bio, whose completion was not seen. */
+		__sync_fetch_and_add(&dropped, !bpf_map_delete_elem(&ios, &key));
 		return 0;
+	}
 	if (with_stack)
 		io.stack_id = bpf_get_stackid(ctx, &stacks, 0);
 	bpf_get_current_comm(io.comm, sizeof(io.comm));
@@ -132,7 +143,7 @@ static __always_inline int rq_ends(u64 rq, u64 allocated, bool noted, u64 bio, u
 	return 0;
 }
 
-__noinline int completes(u64 bio, u32 program)
+__noinline int completes(u64 bio, u32 status, u32 program)
 {
 	u64 now = bpf_ktime_get_ns();
 	struct io *found = bpf_map_lookup_elem(&ios, &bio);
@@ -151,16 +162,14 @@ __noinline int completes(u64 bio, u32 program)
 		return 0; /* only the call that deletes the entry completes the bio */
 	__sync_fetch_and_add(&completed, 1);
 	io.ended = now > io.submitted ? now : io.submitted; /* clocks of two CPUs differ a little */
-	bool is_slow = io.ended - io.submitted >= slow;
-	if (is_slow || record)
-		io.status = BPF_CORE_READ((struct bio *)bio, bi_status);
+	io.status = status;
 	divide(&io);
 	add_to_disk(&io, program);
 	if (who)
 		add_to_cause(&io, program);
 	if (record)
 		keep(&io, program);
-	if (is_slow && bpf_ringbuf_output(&events, &io, sizeof(io), 0))
+	if (io.ended - io.submitted >= slow && bpf_ringbuf_output(&events, &io, sizeof(io), 0))
 		__sync_fetch_and_add(&lost, 1);
 	return 0;
 }
@@ -169,11 +178,13 @@ __noinline int completes(u64 bio, u32 program)
 static int bio_ends(u64 address, u32 program)
 {
 	struct bio *bio = (void *)address;
+	u32 status = 0;
 
 	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
 		bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
 
-		completes((u64)bio, program);
+		status = status ?: BPF_CORE_READ(bio, bi_status); /* the whole gets it from its part later */
+		completes((u64)bio, status, program);
 		bio = is_part ? BPF_CORE_READ(bio, bi_private) : NULL; /* the whole */
 	}
 	return 0;
@@ -187,7 +198,7 @@ int BPF_PROG(bio_end, struct bio *bio)
 			  (bpf_core_field_exists(bio->bi_integrity) && bio->bi_integrity) ||
 			  (u64)bio->bi_end_io == address_of_bio_chain_endio;
 
-	return is_special ? bio_ends(number(bio), 0) : completes(number(bio), 0);
+	return is_special ? bio_ends(number(bio), 0) : completes(number(bio), bio->bi_status, 0);
 }
 
 SEC("tp_btf/block_rq_complete")

@@ -18,6 +18,7 @@ struct cause {
 
 struct cause_sum {
 	u64 bios, bytes, sum, max, parts[PARTS]; /* ns */
+	u64 known; /* bit n: part n is known of one of the bios */
 };
 
 struct {
@@ -47,9 +48,12 @@ static __always_inline void add_to_cause(struct io *io, u32 program)
 	sum->sum += latency;
 	if (latency > sum->max)
 		sum->max = latency;
-	for (int i = 0; i < PARTS; i++)
-		if (io->parts[i] != UNKNOWN)
-			sum->parts[i] += io->parts[i];
+	for (int i = 0; i < PARTS; i++) {
+		if (io->parts[i] == UNKNOWN)
+			continue;
+		sum->parts[i] += io->parts[i];
+		sum->known |= 1 << i;
+	}
 }
 
 #endif /* __WHO_H__ */

@@ -11,7 +11,7 @@ use crate::{
     cli::{Slow, Who},
     line,
     operation::Operations,
-    parts::{self, KEYS, NAMES},
+    parts::{self, KEYS, NAMES, Parts},
     trace::{
         TraceMaps,
         types::{cause, cause_sum},
@@ -27,6 +27,13 @@ unsafe impl Plain for cause_sum {}
 struct Row {
     of: cause,
     sum: cause_sum,
+}
+
+impl Row {
+    /// The parts; `None` where one is known of no bio.
+    fn parts(&self) -> Parts {
+        std::array::from_fn(|n| (self.sum.known >> n & 1 == 1).then_some(self.sum.parts[n]))
+    }
 }
 
 /// The causes, that of the largest sum first.
@@ -48,6 +55,7 @@ fn rows(maps: &TraceMaps<'_>) -> Result<Vec<Row>> {
             row.sum.bytes += other.bytes;
             row.sum.sum += other.sum;
             row.sum.max = row.sum.max.max(other.max);
+            row.sum.known |= other.known;
             row.sum.parts.iter_mut().zip(other.parts).for_each(|(part, other)| *part += other);
         }
     }
@@ -65,7 +73,8 @@ pub fn print(maps: &TraceMaps<'_>, options: &Slow, operations: &Operations) -> R
             "PID", "PROCESS", "DISK", "OP", "BIOS", "KIB", "SUM", "MAX"
         );
     }
-    for Row { of, sum } in rows(maps)? {
+    for row in rows(maps)? {
+        let (Row { of, sum }, known) = (&row, row.parts());
         let stack = match by_stack {
             true => common::stack(&maps.stacks, of.stack_id.into())?,
             false => Vec::new(),
@@ -78,14 +87,15 @@ pub fn print(maps: &TraceMaps<'_>, options: &Slow, operations: &Operations) -> R
                 "operation": operation, "bios": sum.bios, "bytes": sum.bytes, "total_ns": sum.sum,
                 "max_ns": sum.max, "stack": stack,
             });
-            for (key, ns) in KEYS.into_iter().zip(sum.parts) {
+            for (key, ns) in KEYS.into_iter().zip(known) {
                 object[key] = json!(ns);
             }
             println!("{object}");
             continue;
         }
-        let largest =
-            NAMES.iter().zip(sum.parts).max_by_key(|(_, ns)| *ns).filter(|(_, ns)| *ns > 0);
+        // Bios of which no part is known may have taken the most of the time.
+        let rest = sum.sum.saturating_sub(sum.parts.iter().sum());
+        let largest = parts::largest(&known).filter(|&part| sum.parts[part] > rest);
         println!(
             "{:>7} {process:<15} {disk:<7} {operation:<4} {:>8} {:>10} {:>12} {:>10}    {}",
             of.process,
@@ -93,7 +103,7 @@ pub fn print(maps: &TraceMaps<'_>, options: &Slow, operations: &Operations) -> R
             sum.bytes / 1024,
             parts::ms(sum.sum),
             parts::ms(sum.max),
-            largest.map_or("-", |(name, _)| name)
+            largest.map_or("-", |part| NAMES[part])
         );
         stack.iter().for_each(|function| println!("=> {function}"));
     }

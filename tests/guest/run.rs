@@ -200,6 +200,11 @@ impl Running {
         self.child.id()
     }
 
+    /// Whether it runs still.
+    pub fn runs(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill_process(Pid::from_child(&self.child), signal).context("kill")

@@ -10,7 +10,8 @@ use crate::{
     disks::{self, Mapped, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
     run::{
-        Running, compared, count, fio, judged_weakly, may_skip, shell, stage, wait_until, workspace,
+        Running, compared, count, fio, fio_command, judged_weakly, may_skip, program, shell, stage,
+        wait_until, workspace,
     },
 };
 
@@ -20,6 +21,7 @@ tests![
     stage11_knows_operations_by_blktraces_letters,
     stage11_adds_up_what_it_shows,
     stage11_counts_lost_lines,
+    stage11_ends_beside_a_busy_disk,
     stage11_names_errors,
     stage11_has_no_wait_without_statistics,
     stage11_has_documented_json,
@@ -483,6 +485,22 @@ fn stage11_counts_lost_lines() -> Result<()> {
     Ok(())
 }
 
+/// A reader that is slower than the disk does not keep the stage from its end.
+fn stage11_ends_beside_a_busy_disk() -> Result<()> {
+    let null = NullBlk::new(&[])?;
+    let busy = fio_command(&format!(
+        "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 --numjobs=2 \
+         --thread --time_based --runtime=110",
+        null.name
+    ));
+    let mut busy = Running::bash(&format!("exec {busy}"))?;
+    // The shell reads each byte by a system call.
+    let lines = format!("{} --min 0 --duration 2s", program("stage11").display());
+    shell(&format!("{lines} 2>/dev/null | sh -c 'while read -r line; do :; done'"))?;
+    ensure!(busy.runs()?, "stage 11 ran for as long as the disk was busy");
+    Ok(())
+}
+
 /// A disk without requests has no parts, and an error has its name.
 fn stage11_names_errors() -> Result<()> {
     let broken = Mapped::new("broken", "0 8000 error")?;
@@ -502,6 +520,18 @@ fn stage11_names_errors() -> Result<()> {
     let failed: Vec<&Value> = lines.iter().filter(|line| line["process"] == "dd").collect();
     ensure!(failed.len() == 1 && failed[0]["error"] == "ENODATA", "{lines:?}");
     ensure!(failed[0]["device_ns"].as_u64() > Some(0), "{lines:?}");
+    // The last part of a bio that is split fails: when it completes, the whole does not have its error yet.
+    fs::write(format!("/sys/block/{}/queue/max_sectors_kb", debug.name), "64")?;
+    let lines = lines_of(&debug.name, || {
+        shell(&format!(
+            "! dd if={path} of=/dev/null bs=1M count=1 skip={} iflag=direct,skip_bytes status=none 2>&1",
+            (0x1234 - 2040) / 8 * 8 * 512
+        )).map(drop)
+    })?;
+    let is_split = |line: &&Value| line["process"] == "dd" && line["bytes"] == 1 << 20;
+    let split: Vec<&Value> = lines.iter().filter(is_split).collect();
+    ensure!(split.len() == 1 && split[0]["requests"].as_u64() > Some(1), "{lines:?}");
+    ensure!(split[0]["error"] == "ENODATA", "{split:?}");
     Ok(())
 }
 
@@ -520,6 +550,16 @@ fn stage11_has_no_wait_without_statistics() -> Result<()> {
         ensure!(of_dd.len() == 30 && waits == expected, "{with_statistics}: {waits} of {lines:?}");
         ensure!(of_dd.iter().all(|line| line["queue_ns"].is_u64()), "{lines:?}");
     }
+    // Nor is there a sum of it.
+    fs::write(format!("{queue}/iostats"), "0")?;
+    let running = Running::stage("stage11", &["--json", "--disk", &disk.name, "--who"])?;
+    shell(&format!("dd if=/dev/{} of=/dev/null bs=4k count=30 iflag=direct", disk.name))?;
+    let output = running.interrupt()?;
+    let (sums, causes) = (objects(&output, "disk")?, objects(&output, "cause")?);
+    let is_known = |sum: &Value| sum["wait"].is_null() && sum["queue"].is_object();
+    ensure!(sums.len() == 1 && sums.iter().all(is_known), "{output}");
+    let is_known = |cause: &Value| cause["wait_ns"].is_null() && cause["queue_ns"].is_u64();
+    ensure!(!causes.is_empty() && causes.iter().all(is_known), "{output}");
     Ok(())
 }
 
@@ -605,6 +645,26 @@ fn stage11_shows_what_is_wanted() -> Result<()> {
         .map(|line| Ok(line.split_whitespace().nth(5).context("no total")?.parse::<f64>()?))
         .collect::<Result<Vec<f64>>>()?;
     ensure!(totals.is_sorted_by(|a, b| a >= b) && totals[2] >= 20.0, "{}", outputs[2]);
+    // A disk with its partitions, a partition, and a name that `lsblk` shows.
+    let disk = disks::virtio()?;
+    let partition = disks::partition(&disk);
+    shell(&format!(
+        "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{disk}; partx -u /dev/{disk} || true"
+    ))?;
+    let mapped = Mapped::new("shown", &format!("0 4096 linear /dev/{disk} 0"))?;
+    let path = mapped.path();
+    let names = [&*disk, &partition, "shown", &path];
+    let running = names.map(|disk| ("stage11", vec!["--min", "0", "--disk", disk]));
+    let running = Running::stages(running)?;
+    for (file, count) in [(&disk, 3), (&partition, 4), (&"mapper/shown".to_owned(), 5)] {
+        shell(&format!(
+            "dd if=/dev/{file} of=/dev/null bs=4k count={count} iflag=direct status=none"
+        ))?;
+    }
+    let outputs = Running::interrupt_all(running)?;
+    let of_dd = |output: &String| output.lines().filter(|line| line.contains(" dd")).count();
+    let counts: Vec<usize> = outputs.iter().map(of_dd).collect();
+    ensure!(counts == [7, 4, 5, 5], "{counts:?}: {}", outputs.concat());
     for (arguments, word) in [(["--disk", "nothing"], "no such disk"), (["--min", "10"], "10ms")] {
         let ended = stage("stage11", &arguments)?;
         ensure!(ended.code == Some(2) && ended.stderr.contains(word), "{ended:?}");
