@@ -46,11 +46,14 @@ pub fn attach(
     at: At,
 ) -> Result<(Vec<Link>, Refused)> {
     let (mut links, mut refused) = (Vec::new(), Vec::new());
+    // 6.18 takes a link without cookies, and follows a null pointer when somebody reads its fdinfo (measured
+    // on 6.18.15: bpf_kprobe_multi_show_fdinfo()), as `Session::begin()` and lsof do.
+    let nothing = vec![0; names.len()];
+    let cookies = if cookies.is_empty() { &nothing } else { cookies };
     // The kernel refuses a list with one bad function: halve it until that one is found.
     let mut lists = vec![(0, names.len())];
     while let Some((start, end)) = lists.pop() {
-        let some = cookies.get(start..end).unwrap_or_default();
-        match attach_multi(program, &names[start..end], some, at) {
+        match attach_multi(program, &names[start..end], &cookies[start..end], at) {
             Ok(link) => links.push(link),
             Err(error) if end - start == 1 => refused.push((start, format!("{error:#}"))),
             Err(_) => {
@@ -74,7 +77,7 @@ fn attach_multi(program: &ProgramMut, names: &[&str], cookies: &[u64], at: At) -
     let options = sys::bpf_kprobe_multi_opts {
         sz: size_of::<sys::bpf_kprobe_multi_opts>() as _,
         syms: pointers.as_mut_ptr(),
-        cookies: if cookies.is_empty() { ptr::null() } else { cookies.as_ptr() },
+        cookies: cookies.as_ptr(),
         cnt: names.len() as _,
         retprobe: at == At::Return,
         session: at == At::Session,
