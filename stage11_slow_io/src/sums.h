@@ -46,7 +46,10 @@ __noinline int add(struct sum *sum, u64 ns)
 			shift += step;
 	slot = shift * 16 + (ns >> shift);
 	barrier_var(slot); /* or the compiler drops the test, which the verifier needs */
-	sum->slots[slot < SLOTS ? slot : SLOTS - 1]++; /* what takes longer than that is in the last one */
+	if (slot < SLOTS)
+		sum->slots[slot]++;
+	else
+		sum->slots[SLOTS - 1]++; /* it takes even longer */
 	return 0;
 }
 

@@ -246,13 +246,20 @@ fn fs_numbers(disk: &str) -> Result<String> {
     Ok(format!("{} ", disks::numbers(disk)?.replace(':', ",")))
 }
 
-/// A delay in one place is blamed on that part, and on no other one: at least 95 % of it.
+/// A delay in one place is blamed on that part, and on no other one: at least 95 % of each bio's time. Of one
+/// in ten it may be less, for a busy host may stop the guest's CPU anywhere.
 fn stage11_blames_the_right_part() -> Result<()> {
     let blamed = |what: &str, lines: &[Value], name: &str, least: u64| -> Result<()> {
-        let total = sum(lines, "total");
         let blamed = sum(lines, name);
         ensure!(blamed >= least, "{what}: {blamed} ns of {least} are in {name}: {lines:?}");
-        ensure!(blamed * 100 >= total * 95, "{what}: {blamed} of {total} are in {name}: {lines:?}");
+        // Of bios that the cgroup lets pass two at a time, one has not waited.
+        let delayed = lines.iter().filter(|line| part(line, "total") >= 40_000_000);
+        let (delayed, others): (Vec<_>, Vec<_>) =
+            delayed.partition(|line| part(line, name) * 100 >= part(line, "total") * 95);
+        ensure!(
+            others.len() * 9 <= delayed.len(),
+            "{what}: not in {name}: {others:?} of {lines:?}"
+        );
         Ok(())
     };
     let read = |device: &str, options: &str| -> Result<()> {
@@ -495,8 +502,10 @@ fn stage11_ends_beside_a_busy_disk() -> Result<()> {
     ));
     let mut busy = Running::bash(&format!("exec {busy}"))?;
     // The shell reads each byte by a system call.
-    let lines = format!("{} --min 0 --duration 2s", program("stage11").display());
-    shell(&format!("{lines} 2>/dev/null | sh -c 'while read -r line; do :; done'"))?;
+    let lines = format!("{} --min 0 --duration 2s 2>/dev/null", program("stage11").display());
+    let read = "sh -c 'n=0; while read -r line; do n=$((n + 1)); done; echo $n'";
+    let read: u64 = shell(&format!("{lines} | {read}"))?.trim().parse()?;
+    ensure!(read > 1000, "{read} lines, the test does not test");
     ensure!(busy.runs()?, "stage 11 ran for as long as the disk was busy");
     Ok(())
 }
