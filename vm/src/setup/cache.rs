@@ -159,8 +159,16 @@ pub fn write(path: &Path, content: &[u8]) -> Result<()> {
     }
 }
 
+/// The path with this at its end. What follows a dot in it may be a version, so it is no extension that
+/// another could replace.
+pub fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(end);
+    path.into()
+}
+
 /// Moves a finished file or directory to its place, with its content on the disk before. A
-/// directory that is there already moves to where the new one was.
+/// directory that is there already moves to where the new one was, with `.old` at its name's end.
 pub fn put(made: &Path, place: &Path) -> Result<()> {
     let flush = || -> io::Result<()> {
         let file = File::open(made)?;
@@ -173,7 +181,7 @@ pub fn put(made: &Path, place: &Path) -> Result<()> {
             fs::create_dir_all(parent)?;
         }
         if place.is_dir() {
-            fs::rename(place, made.with_extension("old"))?;
+            fs::rename(place, beside(made, ".old"))?;
         }
         fs::rename(made, place)
     };
@@ -194,9 +202,7 @@ pub fn is_sealed(place: &Path) -> bool {
 }
 
 fn seal_of(place: &Path) -> PathBuf {
-    let mut path = place.as_os_str().to_owned();
-    path.push(".seal");
-    path.into()
+    beside(place, ".seal")
 }
 
 fn stamp(place: &Path) -> Result<String> {
