@@ -4,7 +4,6 @@
 //! apt fetches and verifies the index, in directories of its own: nothing on this machine changes, and
 //! any architecture will do.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -14,6 +13,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use crate::setup::cache::{Cache, find_tool};
 use crate::setup::kernels::Package;
 
+/// Clears what this machine's settings make apt run when it has fetched an index: `-o` can only add to it.
+const CLEARED: &str = "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n\
+                       #clear APT::Update::Post-Invoke-Success;\n";
 /// The keys that Debian signs its suites with; VM_KEYRING names others, for an archive of one's own.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -49,7 +51,8 @@ impl Suite {
         let archive = archive.trim_end_matches('/');
         let source = format!("deb [signed-by={keyring}] {archive} {suite} main\n");
         fs::write(made.dir.path().join("sources.list"), source)?;
-        let output = made.apt("apt-get", ["-q", "update"])?;
+        fs::write(made.dir.path().join("apt.conf"), CLEARED)?;
+        let output = made.apt("apt-get", &["-q", "update"])?;
         let said = String::from_utf8_lossy(&output.stderr);
         // An index without a signature is a warning for some versions of apt.
         let wrong = said.lines().find(|line| line.starts_with("E:") || line.starts_with("W:"));
@@ -65,24 +68,24 @@ impl Suite {
         &self.arch
     }
 
-    /// Runs a program of apt on this index alone.
-    fn apt(
-        &self,
-        program: &str,
-        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
-    ) -> Result<Output> {
+    /// A program of apt that knows this index alone: of this machine's settings, those of its network
+    /// stay, and not those by which it prefers a version to another.
+    fn command(&self, program: &str) -> Command {
         let dir = self.dir.path().display();
         let mut command = Command::new(program);
+        // Read after this machine's settings; a file that APT_CONFIG names is read before them.
+        command.arg("-c").arg(self.dir.path().join("apt.conf"));
         for option in [
             format!("Dir::State::Lists={dir}/lists"),
             format!("Dir::Cache={dir}/cache"),
             format!("Dir::Etc::SourceList={dir}/sources.list"),
             "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            "Dir::Etc::Preferences=/dev/null".to_owned(),
+            "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
             "Dir::State::status=/dev/null".to_owned(),
+            "APT::Default-Release=".to_owned(),
             format!("APT::Architecture={}", self.arch),
             format!("APT::Architectures::={}", self.arch),
-            "APT::Update::Post-Invoke::=".to_owned(),
-            "APT::Update::Post-Invoke-Success::=".to_owned(),
             "Acquire::Languages=none".to_owned(),
             "Debug::NoLocking=true".to_owned(),
             // As root, apt would fetch as a user who may not write there.
@@ -90,27 +93,42 @@ impl Suite {
         ] {
             command.args(["-o", &option]);
         }
-        command.args(args).env("LC_ALL", "C").stdin(Stdio::null());
-        command.output().with_context(|| format!("cannot start {program}"))
+        command.env("LC_ALL", "C").stdin(Stdio::null());
+        command
+    }
+
+    fn apt(&self, program: &str, args: &[&str]) -> Result<Output> {
+        let output = self.command(program).args(args).output();
+        output.with_context(|| format!("cannot start {program}"))
+    }
+
+    /// What a program of apt printed; where it failed, an error with what it said.
+    fn ask(&self, program: &str, args: &[&str]) -> Result<String> {
+        let output = self.apt(program, args)?;
+        let why = String::from_utf8_lossy(&output.stderr);
+        let what = args.first().unwrap_or(&"");
+        ensure!(output.status.success(), "{program} {what} failed: {}", why.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// The names of all packages that begin with this.
     pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
-        let output = self.apt("apt-cache", ["pkgnames", prefix])?;
-        Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+        let text = self.ask("apt-cache", &["pkgnames", prefix])?;
+        Ok(text.lines().map(str::to_owned).collect())
     }
 
     /// The newest version of a package, and that version.
     pub fn package(&self, name: &str) -> Result<(Package, String)> {
-        self.packages(&[name])?.pop().with_context(|| format!("the index has no package {name}"))
+        let found = self
+            .packages(&[name])
+            .with_context(|| format!("cannot look up the package {name}"))?
+            .pop();
+        found.with_context(|| format!("the index has no package {name}"))
     }
 
     /// The newest version of each of these packages, in the index's order.
-    pub fn packages(&self, names: &[impl AsRef<OsStr>]) -> Result<Vec<(Package, String)>> {
-        let show = ["show", "--no-all-versions"].map(OsStr::new);
-        let args = show.into_iter().chain(names.iter().map(AsRef::as_ref));
-        let text = self.apt("apt-cache", args)?.stdout;
-        let text = String::from_utf8_lossy(&text);
+    pub fn packages(&self, names: &[&str]) -> Result<Vec<(Package, String)>> {
+        let text = self.ask("apt-cache", &[&["show", "--no-all-versions"], names].concat())?;
         let blocks = text.split("\n\n").filter(|block| !block.trim().is_empty());
         blocks.map(|block| self.block(block)).collect()
     }
@@ -136,8 +154,8 @@ impl Suite {
     /// These packages, and all that they depend on.
     pub fn with_dependencies(&self, names: &[String]) -> Result<Vec<Package>> {
         let options = ["install", "--print-uris", "--yes", "--no-install-recommends"];
-        let args = options.iter().copied().chain(names.iter().map(String::as_str));
-        let output = self.apt("apt-get", args)?;
+        let args: Vec<&str> = options.into_iter().chain(names.iter().map(String::as_str)).collect();
+        let output = self.apt("apt-get", &args)?;
         let why = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "apt cannot tell what they depend on: {}", why.trim());
         // 'URL' FILE SIZE HASH
@@ -251,6 +269,9 @@ mod tests {
         let error = suite.with_dependencies(&[image("9")]).unwrap_err().to_string();
         assert!(error.contains("cannot tell what they depend on"), "{error}");
 
+        let error = format!("{:#}", suite.package("no-such").unwrap_err());
+        assert!(error.contains("apt-cache show failed: ") && error.contains("E: "), "{error}");
+
         archive.carries(&["6.12.9"]);
         let error = line.newest_in(&archive.fetch(&cache).unwrap()).unwrap_err().to_string();
         assert!(error.contains("moving has no kernel 6.1"), "{error}");
@@ -268,5 +289,41 @@ mod tests {
         other.carries(&["6.1.0-51"]);
         fs::copy(other.suite().join("InRelease"), archive.suite().join("InRelease")).unwrap();
         assert!(archive.fetch(&cache).is_err());
+    }
+
+    #[test]
+    fn this_machines_settings_of_apt_do_not_count() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        archive.carries(&["6.1.0-51"]);
+        let suite = archive.fetch(&cache).unwrap();
+        let preferences = temp.path().join("preferences");
+        fs::write(&preferences, "Package: *\nPin: release *\nPin-Priority: -1\n").unwrap();
+        let settings = temp.path().join("settings");
+        let text = format!(
+            "APT::Default-Release \"stable\";\nDir::Etc::Preferences \"{}\";\n\
+             APT::Update::Pre-Invoke {{ \"a\"; }};\nAPT::Update::Post-Invoke {{ \"b\"; }};\n\
+             APT::Update::Post-Invoke-Success {{ \"c\"; }};\n",
+            preferences.display()
+        );
+        fs::write(&settings, text).unwrap();
+        let asked = |program: &str, args: &[&str]| {
+            let mut command = suite.command(program);
+            let output = command.args(args).env("APT_CONFIG", &settings).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let image = "linux-image-6.1.0-51-amd64";
+        assert!(asked("apt-cache", &["show", image]).contains(image));
+        let policy = asked("apt-cache", &["policy", image]);
+        assert!(policy.contains("Candidate: 6.1.0-51"), "{policy}");
+        let run: Vec<String> = asked("apt-config", &["dump"])
+            .lines()
+            .filter(|line| line.starts_with("APT::Update::P") && line.contains("Invoke"))
+            .filter(|line| !line.ends_with(" \"\";"))
+            .map(str::to_owned)
+            .collect();
+        assert!(run.is_empty(), "{run:?}");
     }
 }
