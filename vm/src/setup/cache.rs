@@ -18,6 +18,9 @@ use crate::workspace;
 /// A snapshot of QEMU's that is there for longer has no owner.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
 
+/// An index of a suite that is there for longer has no owner.
+const INDEX_AGE: Duration = Duration::from_secs(24 * 3600);
+
 /// The cache directory of this user.
 #[derive(Clone, Debug)]
 pub struct Cache {
@@ -74,9 +77,12 @@ impl Cache {
         for entry in fs::read_dir(self.path("tmp")).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed());
-            let old = age.is_ok_and(|age| age.is_ok_and(|age| age > SNAPSHOT_AGE));
+            let is_older = |than| matches!(age, Ok(Ok(age)) if age > than);
             let name = name.to_string_lossy();
-            if name.starts_with("part-") || (old && name.starts_with("vl.")) {
+            if name.starts_with("part-")
+                || (name.starts_with("vl.") && is_older(SNAPSHOT_AGE))
+                || (name.starts_with("index-") && is_older(INDEX_AGE))
+            {
                 let path = entry.path();
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
             }
@@ -86,8 +92,18 @@ impl Cache {
     /// A temporary directory on the cache's file system, removed when dropped. Only with the
     /// lock held: whoever takes it next removes what lies there.
     pub fn temp_dir(&self) -> Result<tempfile::TempDir> {
+        self.temp("part-")
+    }
+
+    /// A temporary directory for an index, which is also fetched by those who do not hold the lock:
+    /// whoever takes it leaves this directory alone for a day.
+    pub fn index_dir(&self) -> Result<tempfile::TempDir> {
+        self.temp("index-")
+    }
+
+    fn temp(&self, prefix: &str) -> Result<tempfile::TempDir> {
         tempfile::Builder::new()
-            .prefix("part-")
+            .prefix(prefix)
             .tempdir_in(self.path("tmp"))
             .context("cannot create a temporary directory in the cache")
     }
@@ -309,5 +325,13 @@ mod tests {
         drop(cache.lock().unwrap());
         assert!(!cache.path("tmp/part-x").exists());
         assert_eq!(snapshots.map(|path| path.exists()), [false, true]);
+        // What is fetched without the lock is in use, until it is a day old.
+        let index = cache.index_dir().unwrap();
+        drop(cache.lock().unwrap());
+        assert!(index.path().exists());
+        let old = std::time::SystemTime::now() - 2 * INDEX_AGE;
+        File::open(index.path()).unwrap().set_modified(old).unwrap();
+        drop(cache.lock().unwrap());
+        assert!(!index.path().exists());
     }
 }

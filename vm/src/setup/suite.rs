@@ -44,7 +44,7 @@ impl Suite {
             Path::new(keyring).is_file(),
             "{keyring} is not here, by which {suite} could be verified: install debian-archive-keyring"
         );
-        let made = Suite { dir: cache.temp_dir()?, arch: arch.to_owned() };
+        let made = Suite { dir: cache.index_dir()?, arch: arch.to_owned() };
         for sub in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(made.dir.path().join(sub))?;
         }
@@ -264,6 +264,8 @@ mod tests {
         assert_eq!((package.size, package.sha256.as_str()), (7, &*"a".repeat(64)));
 
         let suite = archive.fetch(&cache).unwrap();
+        // Another set-up begins, and sweeps: the index is fetched without the lock.
+        drop(cache.lock().unwrap());
         let image = |release: &str| format!("linux-image-{release}-amd64");
         assert_eq!(suite.with_dependencies(&[image("6.1.0-51")]).unwrap(), newest.packages);
         let error = suite.with_dependencies(&[image("9")]).unwrap_err().to_string();
