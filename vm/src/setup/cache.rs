@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
@@ -181,6 +181,66 @@ pub fn beside(path: &Path, end: &str) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(end);
     path.into()
+}
+
+/// What a note begins with: the archives that do not have what is pinned.
+const ASKED: &str = "# not in: ";
+
+/// A note beside a place of the cache: what takes that place, as no archive has what is pinned there.
+pub struct Note(PathBuf);
+
+impl Note {
+    /// The note beside that place.
+    pub fn of(place: &Path) -> Note {
+        Note(beside(place, ".moved"))
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// What it says, where there is one. None also where the mirror is one that was not asked.
+    pub fn read(&self, mirror: Option<&str>) -> Option<String> {
+        let text = fs::read_to_string(&self.0).ok()?;
+        let (asked, rest) = match text.strip_prefix(ASKED) {
+            Some(text) => text.split_once('\n')?,
+            None => ("", text.as_str()),
+        };
+        let was_asked = mirror.is_none_or(|mirror| asked.split(' ').any(|one| one == mirror));
+        was_asked.then(|| rest.to_owned())
+    }
+
+    /// Writes it where it says something else.
+    pub fn write(&self, archives: &[String], text: &str) -> Result<()> {
+        let text = format!("{ASKED}{}\n{text}", archives.join(" "));
+        if fs::read_to_string(&self.0).is_ok_and(|old| old == text) {
+            return Ok(());
+        }
+        replace(&[(self.0.clone(), text)])
+    }
+}
+
+/// Writes files, each of them in one step: whoever reads one sees the old text or the new one. None is
+/// changed before all are on the disk.
+pub fn replace(files: &[(PathBuf, String)]) -> Result<()> {
+    let make = |path: &Path, text: &str| -> Result<tempfile::NamedTempFile> {
+        let made = tempfile::NamedTempFile::new_in(path.parent().context("no directory")?)?;
+        write(made.path(), text.as_bytes())?;
+        let mode = fs::metadata(path).map_or(0o644, |meta| meta.permissions().mode());
+        made.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
+        made.as_file().sync_all()?;
+        Ok(made)
+    };
+    let mut all = Vec::new();
+    for (path, text) in files {
+        let cannot = || format!("cannot write {}", path.display());
+        all.push((make(path, text).with_context(cannot)?, path));
+    }
+    for (made, path) in all {
+        made.persist(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Moves a finished file or directory to its place, with its content on the disk before. A

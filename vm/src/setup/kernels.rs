@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
@@ -15,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::arch;
-use crate::setup::apt;
-use crate::setup::cache::{self, Cache};
+use crate::setup::apt::{self, Refused};
+use crate::setup::cache::{self, Cache, Note};
 use crate::setup::root;
-use crate::setup::suite::Suite;
+use crate::setup::suite::{Archives, Suite};
 
 /// The file to edit when a pinned package is gone.
 const TABLE_FILE: &str = "vm/kernels.toml";
@@ -212,22 +213,21 @@ impl Line {
     }
 
     /// The note in the cache of the kernel that takes the pinned one's place.
-    fn note(&self, cache: &Cache) -> PathBuf {
-        let mut note = self.dir(cache).into_os_string();
-        note.push(".moved");
-        note.into()
+    fn note(&self, cache: &Cache) -> Note {
+        Note::of(&self.dir(cache))
     }
 
-    /// The kernel that takes the pinned one's place, where the cache has such a note.
-    fn moved(&self, cache: &Cache) -> Option<Line> {
-        toml::from_str(&fs::read_to_string(self.note(cache)).ok()?).ok()
+    /// The kernel that takes the pinned one's place, where the cache has such a note; none where the
+    /// mirror was not asked for the pinned one.
+    fn moved(&self, mirror: Option<&str>, cache: &Cache) -> Option<Line> {
+        toml::from_str(&self.note(cache).read(mirror)?).ok()
     }
 
     /// All that the cache has of it: the pinned kernel, or the one that takes its place, with the note.
     pub fn places(&self, cache: &Cache) -> Vec<PathBuf> {
-        let moved = self.moved(cache).map(|line| line.dir(cache));
+        let moved = self.moved(None, cache).map(|line| line.dir(cache));
         let mut places = vec![self.dir(cache)];
-        places.extend(moved.into_iter().flat_map(|dir| [dir, self.note(cache)]));
+        places.extend(moved.into_iter().flat_map(|dir| [dir, self.note(cache).path().to_owned()]));
         places.retain(|place| place.exists());
         places
     }
@@ -240,25 +240,37 @@ impl Line {
     /// The kernel, fetched and unpacked where that is still to be done, or done again where its
     /// files are damaged. Where no archive has the pinned one any more: the newest of the line.
     pub fn get(&self, cache: &Cache) -> Result<Kernel> {
-        let locked = is_locked();
-        let moved = match (self.moved(cache), self.state(cache)) {
-            (Some(moved), State::Missing) if !locked => moved,
-            _ => match self.get_pinned(cache) {
-                Err(gone) if gone.is::<Gone>() && !locked => {
-                    let newest = self.newest(cache).with_context(|| {
-                        format!(
-                            "{gone}\nThe newest kernel of the line cannot be taken in its place"
-                        )
-                    });
-                    let extra = |error| fail(MACHINE, format!("{error:#}"));
-                    newest.map_err(|error| if self.extra { extra(error) } else { error })?
-                }
-                result => return result,
-            },
+        self.get_from(cache, is_locked(), apt::mirror().as_deref(), Archives::here)
+    }
+
+    fn get_from(
+        &self,
+        cache: &Cache,
+        locked: bool,
+        mirror: Option<&str>,
+        archives: impl Fn() -> Result<Archives>,
+    ) -> Result<Kernel> {
+        if let State::Here(kernel) = self.state(cache) {
+            return Ok(kernel);
+        }
+        let moved = if locked { None } else { self.moved(mirror, cache) };
+        if let Some(moved) = &moved {
+            self.say_once(moved);
+        }
+        let gone = match moved.as_ref().unwrap_or(self).get_pinned(cache, &archives) {
+            Err(gone) if gone.is::<Gone>() && !locked => gone,
+            result => return result,
         };
-        self.say_once(&moved);
-        let kernel = moved.get_pinned(cache)?;
-        cache::write(&self.note(cache), toml::to_string(&moved)?.as_bytes())?;
+        let archives = archives()?;
+        let newest = self.newest(&archives, cache).with_context(|| {
+            format!("{gone}\nThe newest kernel of the line cannot be taken in its place")
+        });
+        let extra = |error| fail(MACHINE, format!("{error:#}"));
+        let newest = newest.map_err(|error| if self.extra { extra(error) } else { error })?;
+        self.say_once(&newest);
+        let roots = archives.roots.clone();
+        let kernel = newest.get_pinned(cache, || Ok(archives))?;
+        self.note(cache).write(&roots, &toml::to_string(&newest)?)?;
         Ok(kernel)
     }
 
@@ -266,8 +278,9 @@ impl Line {
     fn say_once(&self, moved: &Line) {
         static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
         let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-        if !said.contains(&self.name) {
-            said.push(self.name.clone());
+        let key = format!("{} {}", self.name, moved.release);
+        if !said.contains(&key) {
+            said.push(key);
             say!(
                 "{} is gone from the archive: using {}, not tested by us; `cargo vm repin {}` pins it",
                 self.release,
@@ -285,28 +298,19 @@ impl Line {
         )
     }
 
-    fn get_pinned(&self, cache: &Cache) -> Result<Kernel> {
+    fn get_pinned(
+        &self,
+        cache: &Cache,
+        archives: impl FnOnce() -> Result<Archives>,
+    ) -> Result<Kernel> {
         let dir = self.dir(cache);
-        State::here(&dir, &self.name, cache, || {
-            if apt::mirror().is_none() {
-                apt::need_lists()?;
-            }
-            self.unpack(cache, &dir, &apt::archives()?)
-        })
+        State::here(&dir, &self.name, cache, || self.unpack(cache, &dir, &archives()?.roots))
     }
 
     /// This line with the newest kernel that an archive has of it, by the suite's own signed index.
-    fn newest(&self, cache: &Cache) -> Result<Line> {
-        let mut tried = Vec::new();
-        for archive in apt::archives()? {
-            let arch = self.packages.first().map_or("amd64", |package| &package.arch);
-            let suite = Suite::fetch(&archive, &self.suite, arch, cache);
-            match suite.and_then(|suite| self.newest_in(&suite)) {
-                Ok(line) => return Ok(line),
-                Err(error) => tried.push(format!("{error:#}")),
-            }
-        }
-        bail!("{}", tried.join("\n  "))
+    fn newest(&self, archives: &Archives, cache: &Cache) -> Result<Line> {
+        let arch = self.packages.first().map_or("amd64", |package| &package.arch);
+        archives.find(&self.suite, arch, cache, |index| self.newest_in(index))
     }
 
     /// The same, from one index: its packages of that architecture.
@@ -339,6 +343,15 @@ impl Line {
             line.version = version;
             anyhow::Ok(())
         })?;
+        ensure!(
+            !is_older(&line.version, &self.version)?,
+            "the newest kernel {} in {}, {}, is older than {}, the pinned one: this archive is behind. \
+             Try again later, or set VM_MIRROR to another archive",
+            self.name,
+            self.suite,
+            line.version,
+            self.version
+        );
         Ok(line)
     }
 
@@ -347,7 +360,7 @@ impl Line {
         let temp = tempfile::tempdir().context("cannot create a temporary directory")?;
         let url = format!("{}/dists/{}/Release", archive.trim_end_matches('/'), self.suite);
         apt::download(&url, &temp.path().join("Release"))?
-            .map_err(|why| anyhow!("does not answer for {}: {why}", self.suite))
+            .map_err(|refused| anyhow!("does not answer for {}: {}", self.suite, refused.why))
     }
 
     fn unpack(&self, cache: &Cache, dir: &Path, archives: &[String]) -> Result<()> {
@@ -367,14 +380,20 @@ impl Line {
 
     /// Downloads one package to `deb`, with its checksum checked.
     fn fetch(&self, package: &Package, archives: &[String], deb: &Path) -> Result<()> {
-        let Err(tried) = package.fetch(archives, deb)? else { return Ok(()) };
+        let Err(refused) = package.fetch(archives, deb)? else { return Ok(()) };
+        let Line { suite, version, name, .. } = self;
+        let why = format!("{} {version} cannot be fetched:\n  {}\n", package.name, refused.why);
+        let host = format!("`--kernel {HOST}` runs this machine's own kernel.");
+        let mirror =
+            format!("set VM_MIRROR to the root of a Debian archive that has the suite {suite}");
+        ensure!(
+            refused.is_gone,
+            "{why}This may pass, so no other kernel takes its place: try again when the network and the \
+             archive answer, or {mirror}. {host}"
+        );
         let gone = format!(
-            "{} {} cannot be fetched:\n  {}\n\
-             If the network is down, try again. If the archive does not carry this file: set \
-             VM_MIRROR to the root of a Debian archive that has the suite {}, or pin the newest \
-             kernel of that suite: `cargo vm repin {}` writes it to {TABLE_FILE}. `--kernel {HOST}` \
-             runs this machine's own kernel.",
-            package.name, self.version, tried, self.suite, self.name,
+            "{why}The archive does not have this file: {mirror}, or pin the newest kernel of that suite: \
+             `cargo vm repin {name}` writes it to {TABLE_FILE}. {host}"
         );
         Err(Gone(gone).into())
     }
@@ -391,14 +410,14 @@ pub fn repin(workspace: &Path, names: &[String], cache: &Cache) -> Result<()> {
         [] => table.lines.iter().collect(),
         names => names.iter().map(|name| table.line(name)).collect::<Result<_>>()?,
     };
-    apt::need_lists()?;
+    let archives = Archives::here()?;
     if names.is_empty() {
-        root::repin(workspace, cache)?;
+        root::repin(workspace, &archives, cache)?;
     }
     for line in wanted {
         let mut new = Line { packages: Vec::new(), ..line.clone() };
         for arch in line.packages.chunk_by(|a, b| a.arch == b.arch) {
-            let own = Line { packages: arch.to_vec(), ..line.clone() }.newest(cache)?;
+            let own = Line { packages: arch.to_vec(), ..line.clone() }.newest(&archives, cache)?;
             new = Line { packages: [new.packages, own.packages.clone()].concat(), ..own };
         }
         if new.release == line.release && new.packages == line.packages {
@@ -427,18 +446,21 @@ impl Package {
         format!("name = \"{name}\"\npath = \"{path}\"\nsize = {size}\nsha256 = \"{sha256}\"\n")
     }
 
-    /// Downloads it to `deb`, with its checksum checked. The inner error: no archive has it, and what
-    /// each of them says.
-    pub fn fetch(&self, archives: &[String], deb: &Path) -> Result<Result<(), String>> {
-        let mut tried = Vec::new();
+    /// Downloads it to `deb`, with its checksum checked. The inner error: no archive gives it, and what
+    /// each of them says. It is gone where all of them say that they do not have it.
+    pub fn fetch(&self, archives: &[String], deb: &Path) -> Result<Result<(), Refused>> {
+        let (mut tried, mut is_gone) = (Vec::new(), true);
         for archive in archives {
             let url = format!("{}/{}", archive.trim_end_matches('/'), self.path);
             match apt::download(&url, deb)? {
                 Ok(()) => return check(deb, self).map(Ok),
-                Err(why) => tried.push(format!("{url}\n      {why}")),
+                Err(refused) => {
+                    tried.push(format!("{url}\n      {}", refused.why));
+                    is_gone &= refused.is_gone;
+                }
             }
         }
-        Ok(Err(tried.join("\n  ")))
+        Ok(Err(Refused { why: tried.join("\n  "), is_gone }))
     }
 }
 
@@ -707,6 +729,17 @@ fn image(root: &Path, release: &str, modules: &Path) -> Option<PathBuf> {
     places.into_iter().find(|image| image.is_file())
 }
 
+/// Whether a version of a package is older than another, in Debian's order.
+fn is_older(version: &str, than: &str) -> Result<bool> {
+    let mut compare = Command::new(cache::tool("dpkg")?);
+    let compare = compare.args(["--compare-versions", version, "lt", than]);
+    let status = compare.stdin(Stdio::null()).status().context("cannot start dpkg")?;
+    match status.code() {
+        Some(code @ 0..=1) => Ok(code == 0),
+        _ => bail!("dpkg cannot compare the versions {version} and {than}: {status}"),
+    }
+}
+
 /// Compares releases by the numbers in them: 6.12 is newer than 6.9.
 fn by_version(a: &str, b: &str) -> std::cmp::Ordering {
     let numbers = |release: &str| -> Vec<u64> {
@@ -717,9 +750,8 @@ fn by_version(a: &str, b: &str) -> std::cmp::Ordering {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
+    use crate::setup::suite::tests::Archive;
 
     #[test]
     fn the_table_is_complete() {
@@ -838,6 +870,103 @@ mod tests {
             line.unpack(&cache, &line.dir(&cache), &archives).unwrap();
             assert!(matches!(line.state(&cache), State::Here(_)));
         }
+    }
+
+    /// The line 1.0 with the kernel that the archive has built.
+    fn line_of(archive: &Archive, release: &str) -> Line {
+        let deb = archive.deb(release);
+        let name = format!("linux-image-{release}-amd64");
+        let package = Package {
+            path: format!("pool/{name}.deb"),
+            name,
+            arch: amd64(),
+            size: deb.metadata().unwrap().len(),
+            sha256: sha256(&deb).unwrap(),
+        };
+        Line {
+            name: "1.0".into(),
+            suite: "moving".into(),
+            version: release.into(),
+            release: release.into(),
+            extra: false,
+            packages: vec![package],
+        }
+    }
+
+    fn no_network() -> Result<Archives> {
+        bail!("no network")
+    }
+
+    #[test]
+    fn another_kernel_takes_the_place_of_one_that_is_gone_and_of_no_other() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        let here = || Ok(archive.archives());
+        ["1.0.0-8", "1.0.0-9", "1.0.0-10"].into_iter().for_each(|release| archive.build(release));
+        archive.carries(&["1.0.0-9", "1.0.0-10"]);
+        let line = line_of(&archive, "1.0.0-9");
+        let note = line.note(&cache).path().to_owned();
+
+        // An archive that does not answer, alone and beside one that does not have it.
+        let pinned = temp.path().join("pinned.deb");
+        fs::rename(archive.deb("1.0.0-9"), &pinned).unwrap();
+        let down = "http://127.0.0.1:9".to_owned();
+        for others in [vec![], archive.archives().roots] {
+            let roots = [others, vec![down.clone()]].concat();
+            let down = || Ok(Archives { roots: roots.clone(), ..archive.archives() });
+            let error = line.get_from(&cache, false, None, down).unwrap_err();
+            assert!(!error.is::<Gone>() && error.to_string().contains("connect"), "{error}");
+            assert!(!note.exists());
+        }
+
+        let error = line.get_from(&cache, true, None, here).unwrap_err();
+        assert!(error.is::<Gone>() && !note.exists(), "{error}");
+        assert_eq!(line.get_from(&cache, false, None, here).unwrap().release, "1.0.0-10-amd64");
+        // From now on without the network, and nothing is written.
+        let written = fs::metadata(&note).unwrap().modified().unwrap();
+        let again = |mirror| line.get_from(&cache, false, mirror, no_network);
+        assert_eq!(again(None).unwrap().release, "1.0.0-10-amd64");
+        let own = archive.archives().roots.remove(0);
+        assert_eq!(again(Some(&own)).unwrap().release, "1.0.0-10-amd64");
+        // Also where something is left of the pinned one.
+        fs::create_dir(line.dir(&cache)).unwrap();
+        assert_eq!(again(None).unwrap().release, "1.0.0-10-amd64");
+        fs::remove_dir(line.dir(&cache)).unwrap();
+        assert_eq!(fs::metadata(&note).unwrap().modified().unwrap(), written);
+        assert!(again(Some("http://other")).is_err());
+
+        // That one is gone, too.
+        fs::remove_dir_all(line.moved(None, &cache).unwrap().dir(&cache)).unwrap();
+        fs::remove_file(archive.deb("1.0.0-10")).unwrap();
+        archive.build("1.0.0-11");
+        archive.carries(&["1.0.0-11"]);
+        assert_eq!(line.get_from(&cache, false, None, here).unwrap().release, "1.0.0-11-amd64");
+        assert_eq!(line.moved(None, &cache).unwrap().release, "1.0.0-11");
+
+        // Another archive has the pinned one.
+        fs::rename(&pinned, archive.deb("1.0.0-9")).unwrap();
+        let found = line.get_from(&cache, false, Some("http://other"), here).unwrap();
+        assert_eq!(found.release, "1.0.0-9-amd64");
+        assert_eq!(again(None).unwrap().release, "1.0.0-9-amd64");
+    }
+
+    #[test]
+    fn an_older_kernel_is_not_the_newest() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        ["1.0.0-9", "1.0.0-10"].into_iter().for_each(|release| archive.build(release));
+        archive.carries(&["1.0.0-9"]);
+        let line = line_of(&archive, "1.0.0-10");
+        fs::remove_file(archive.deb("1.0.0-10")).unwrap();
+        let here = || Ok(archive.archives());
+        let error = format!("{:#}", line.get_from(&cache, false, None, here).unwrap_err());
+        assert!(error.contains("1.0.0-9, is older than 1.0.0-10, the pinned one"), "{error}");
+        assert!(!line.note(&cache).path().exists());
+        assert!(is_older("6.1.9-1~bpo12+1", "6.1.9-1").unwrap());
+        assert!(!is_older("6.1.10-1", "6.1.9-1").unwrap());
+        assert!(!is_older("6.1.9-1", "6.1.9-1").unwrap());
     }
 
     #[test]

@@ -6,17 +6,16 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use host::fail::{USAGE, fail};
 use host::say;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::arch;
-use crate::setup::apt;
 use crate::setup::cache::{self, Cache, tool};
 use crate::setup::kernels::{Package, hex, is_locked};
-use crate::setup::suite::Suite;
+use crate::setup::suite::{Archives, Suite};
 
 /// A root that is made of pinned packages.
 pub struct Root {
@@ -198,10 +197,7 @@ pub fn named(dir: &Path) -> Result<PathBuf> {
 impl Root {
     fn make(&self, pins: &Pins, place: &Path, cache: &Cache) -> Result<()> {
         let packages = self.packages(pins)?;
-        if apt::mirror().is_none() {
-            apt::need_lists()?;
-        }
-        let archives = apt::archives()?;
+        let archives = Archives::here()?;
         cache.need_space(ROOT_MB, self.what)?;
         let temp = cache.temp_dir()?;
         let root = temp.path().join("root");
@@ -217,21 +213,20 @@ impl Root {
             packages.len(),
             pins.suite
         );
-        let (mut newer, mut moved) = (None, Vec::new());
+        let mut moved = Vec::new();
         for package in &packages {
             let deb = temp.path().join("package.deb");
-            if let Err(tried) = package.fetch(&archives, &deb)? {
-                if is_locked() {
-                    bail!("{} cannot be fetched as it is pinned:\n  {tried}", package.name);
+            if let Err(refused) = package.fetch(&archives.roots, &deb)? {
+                let why = format!(
+                    "{} cannot be fetched as it is pinned:\n  {}",
+                    package.name, refused.why
+                );
+                if is_locked() || !refused.is_gone {
+                    bail!(why);
                 }
-                let newest = self.newest(package, pins, &archives, &mut newer, cache);
-                let newest = newest.with_context(|| {
-                    format!(
-                        "{} cannot be fetched as it is pinned:\n  {tried}\nThe newest one",
-                        package.name
-                    )
-                })?;
-                newest.fetch(&archives, &deb)?.map_err(anyhow::Error::msg)?;
+                let newest = self.newest(package, pins, &archives, cache);
+                let newest = newest.with_context(|| format!("{why}\nThe newest one"))?;
+                newest.fetch(&archives.roots, &deb)?.map_err(|refused| anyhow!(refused.why))?;
                 moved.push(newest.name);
             }
             unpack(&deb, &root).with_context(|| format!("cannot unpack {}", package.name))?;
@@ -252,26 +247,10 @@ impl Root {
         &self,
         package: &Package,
         pins: &Pins,
-        archives: &[String],
-        index: &mut Option<Suite>,
+        archives: &Archives,
         cache: &Cache,
     ) -> Result<Package> {
-        if index.is_none() {
-            *index = Some(self.fetch_index(&pins.suite, archives, cache)?);
-        }
-        let index = index.as_ref().context("no index")?;
-        Ok(index.package(&package.name)?.0)
-    }
-
-    fn fetch_index(&self, suite: &str, archives: &[String], cache: &Cache) -> Result<Suite> {
-        let mut tried = Vec::new();
-        for archive in archives {
-            match Suite::fetch(archive, suite, self.arch, cache) {
-                Ok(index) => return Ok(index),
-                Err(error) => tried.push(format!("{error:#}")),
-            }
-        }
-        bail!("{}", tried.join("\n  "))
+        archives.find(&pins.suite, self.arch, cache, |index| Ok(index.package(&package.name)?.0))
     }
 }
 
@@ -329,17 +308,18 @@ pub fn compiler(root: &Path) -> Result<PathBuf> {
 }
 
 /// Pins the newest version of each package, and of all that they depend on now.
-pub fn repin(workspace: &Path, cache: &Cache) -> Result<()> {
-    [&ARM64, &SID, &BOOKWORM].into_iter().try_for_each(|root| root.repin(workspace, cache))
+pub fn repin(workspace: &Path, archives: &Archives, cache: &Cache) -> Result<()> {
+    let roots = [&ARM64, &SID, &BOOKWORM];
+    roots.into_iter().try_for_each(|root| root.repin(workspace, archives, cache))
 }
 
 impl Root {
-    fn repin(&self, workspace: &Path, cache: &Cache) -> Result<()> {
+    fn repin(&self, workspace: &Path, archives: &Archives, cache: &Cache) -> Result<()> {
         let file = workspace.join(self.file);
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let pins: Pins = toml::from_str(&text).context(self.file)?;
-        let index = self.fetch_index(&pins.suite, &apt::archives()?, cache)?;
-        let mut packages = index.with_dependencies(&pins.wanted)?;
+        let find = |index: &Suite| index.with_dependencies(&pins.wanted);
+        let mut packages = archives.find(&pins.suite, self.arch, cache, find)?;
         packages.sort_by(|a, b| a.name.cmp(&b.name));
         let head = text.split_once(LIST).map(|(head, _)| head);
         let head = head.with_context(|| format!("{}: no packages", self.file))?;

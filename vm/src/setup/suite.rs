@@ -8,8 +8,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
+use crate::setup::apt;
 use crate::setup::cache::{Cache, find_tool};
 use crate::setup::kernels::Package;
 
@@ -19,6 +20,47 @@ const CLEARED: &str = "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post
 /// The keys that Debian signs its suites with; VM_KEYRING names others, for an archive of one's own.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
+/// The archives to ask.
+pub struct Archives {
+    /// Their roots.
+    pub roots: Vec<String>,
+    /// The keys that their suites are signed with.
+    pub keyring: String,
+}
+
+impl Archives {
+    /// Those of this machine.
+    pub fn here() -> Result<Archives> {
+        if apt::mirror().is_none() {
+            apt::need_lists()?;
+        }
+        let keyring = std::env::var("VM_KEYRING").ok().filter(|keyring| !keyring.is_empty());
+        Ok(Archives {
+            roots: apt::archives()?,
+            keyring: keyring.unwrap_or_else(|| KEYRING.to_owned()),
+        })
+    }
+
+    /// What the first one finds whose index of the suite has it.
+    pub fn find<T>(
+        &self,
+        suite: &str,
+        arch: &str,
+        cache: &Cache,
+        find: impl Fn(&Suite) -> Result<T>,
+    ) -> Result<T> {
+        let mut tried = Vec::new();
+        for archive in &self.roots {
+            let index = Suite::fetch(&self.keyring, archive, suite, arch, cache);
+            match index.and_then(|index| find(&index)) {
+                Ok(found) => return Ok(found),
+                Err(error) => tried.push(format!("{error:#}")),
+            }
+        }
+        bail!("{}", tried.join("\n  "))
+    }
+}
+
 /// The index of a suite for one architecture.
 pub struct Suite {
     dir: tempfile::TempDir,
@@ -27,12 +69,7 @@ pub struct Suite {
 
 impl Suite {
     /// Fetches the index from an archive; an error where its signature is not right.
-    pub fn fetch(archive: &str, suite: &str, arch: &str, cache: &Cache) -> Result<Suite> {
-        let keyring = std::env::var("VM_KEYRING").ok().filter(|keyring| !keyring.is_empty());
-        Suite::signed_by(keyring.as_deref().unwrap_or(KEYRING), archive, suite, arch, cache)
-    }
-
-    fn signed_by(
+    fn fetch(
         keyring: &str,
         archive: &str,
         suite: &str,
@@ -169,18 +206,18 @@ impl Suite {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::setup::cache;
     use crate::setup::kernels::{Line, sha256};
 
     /// An archive with one suite, `moving`, and the key that its index is signed with.
-    struct Archive {
+    pub struct Archive {
         dir: tempfile::TempDir,
     }
 
     impl Archive {
-        fn new() -> Archive {
+        pub fn new() -> Archive {
             let archive = Archive { dir: tempfile::tempdir().unwrap() };
             archive.gpg(&["--quick-gen-key", "archive@example.org", "default", "default", "never"]);
             let key = archive.gpg(&["--export"]);
@@ -210,14 +247,45 @@ mod tests {
             self.suite().join("main/binary-amd64/Packages")
         }
 
+        /// The file of a kernel's package.
+        pub fn deb(&self, release: &str) -> std::path::PathBuf {
+            self.dir.path().join(format!("pool/linux-image-{release}-amd64.deb"))
+        }
+
+        /// Makes the package of a kernel.
+        pub fn build(&self, release: &str) {
+            let tree = self.dir.path().join("tree");
+            let modules = format!("lib/modules/{release}-amd64/kernel");
+            for sub in ["DEBIAN", "boot", &modules, "../pool"] {
+                fs::create_dir_all(tree.join(sub)).unwrap();
+            }
+            fs::write(tree.join(format!("boot/vmlinuz-{release}-amd64")), release).unwrap();
+            let control = format!(
+                "Package: p\nVersion: {release}\nArchitecture: amd64\nMaintainer: m\nDescription: d\n"
+            );
+            fs::write(tree.join("DEBIAN/control"), control).unwrap();
+            let deb = self.deb(release);
+            cache::run("dpkg-deb", ["--build".as_ref(), tree.as_os_str(), deb.as_os_str()])
+                .unwrap();
+            fs::remove_dir_all(tree).unwrap();
+        }
+
+        /// Itself, as the only archive to ask.
+        pub fn archives(&self) -> Archives {
+            let url = format!("file://{}", self.dir.path().display());
+            Archives { roots: vec![url], keyring: self.keyring() }
+        }
+
         /// Writes the index, with a package of each release, and signs it.
-        fn carries(&self, releases: &[&str]) {
+        pub fn carries(&self, releases: &[&str]) {
             let package = |release: &&str| {
                 let name = format!("linux-image-{release}-amd64");
+                let deb = self.deb(release);
+                let size = deb.metadata().map_or(7, |meta| meta.len());
+                let hash = sha256(&deb).unwrap_or_else(|_| "a".repeat(64));
                 format!(
                     "Package: {name}\nVersion: {release}\nArchitecture: amd64\nMaintainer: m\n\
-                     Filename: pool/{name}.deb\nSize: 7\nSHA256: {}\nDescription: d\n\n",
-                    "a".repeat(64)
+                     Filename: pool/{name}.deb\nSize: {size}\nSHA256: {hash}\nDescription: d\n\n",
                 )
             };
             fs::write(self.index(), releases.iter().map(package).collect::<String>()).unwrap();
@@ -234,8 +302,8 @@ mod tests {
         }
 
         fn fetch(&self, cache: &Cache) -> Result<Suite> {
-            let url = format!("file://{}", self.dir.path().display());
-            Suite::signed_by(&self.keyring(), &url, "moving", "amd64", cache)
+            let Archives { roots, keyring } = self.archives();
+            Suite::fetch(&keyring, &roots[0], "moving", "amd64", cache)
         }
     }
 
