@@ -176,9 +176,13 @@ impl Table {
     /// The kernel where none is named: the default line, or this machine's own kernel where no
     /// Debian archive can have that line.
     pub fn default_name(&self, cache: &Cache) -> String {
+        self.default_of(cache, apt::may_have_debian)
+    }
+
+    fn default_of(&self, cache: &Cache, may_have_debian: impl Fn() -> bool) -> String {
         let line = self.lines.iter().find(|line| line.name == self.default());
-        let here = line.is_some_and(|line| line.dir(cache).is_dir());
-        if here || apt::may_have_debian() || arch::is_foreign() {
+        let here = line.is_some_and(|line| !line.places(cache).is_empty());
+        if here || may_have_debian() || arch::is_foreign() {
             return self.default().to_owned();
         }
         static SAID: Once = Once::new();
@@ -225,11 +229,30 @@ impl Line {
 
     /// All that the cache has of it: the pinned kernel, or the one that takes its place, with the note.
     pub fn places(&self, cache: &Cache) -> Vec<PathBuf> {
-        let moved = self.moved(None, cache).map(|line| line.dir(cache));
         let mut places = vec![self.dir(cache)];
-        places.extend(moved.into_iter().flat_map(|dir| [dir, self.note(cache).path().to_owned()]));
         places.retain(|place| place.exists());
+        let moved = self.moved(None, cache).map(|moved| moved.dir(cache));
+        if let Some(moved) = moved.filter(|moved| moved.exists()) {
+            places.extend([moved, self.note(cache).path().to_owned()]);
+        }
         places
+    }
+
+    /// Its version and what the cache has of it, for `cargo vm doctor`.
+    pub fn describe(&self, cache: &Cache) -> String {
+        let state = |line: &Line| match line.state(cache) {
+            State::Here(_) => "here, intact".to_owned(),
+            State::Damaged(why) => format!("damaged ({why}); the next run fetches it again"),
+            State::Missing => format!("not fetched (cargo vm setup --kernel {} does)", line.name),
+        };
+        let moved = if is_locked() { None } else { self.moved(None, cache) };
+        let state = match moved {
+            Some(moved) if !matches!(self.state(cache), State::Here(_)) => {
+                format!("gone from the archive; {} in its place: {}", moved.version, state(&moved))
+            }
+            _ => state(self),
+        };
+        format!("{} {state}", self.version)
     }
 
     /// What the cache has of it.
@@ -923,6 +946,13 @@ mod tests {
         let error = line.get_from(&cache, true, None, here).unwrap_err();
         assert!(error.is::<Gone>() && !note.exists(), "{error}");
         assert_eq!(line.get_from(&cache, false, None, here).unwrap().release, "1.0.0-10-amd64");
+        assert_eq!(
+            line.describe(&cache),
+            "1.0.0-9 gone from the archive; 1.0.0-10 in its place: here, intact"
+        );
+        let default = HashMap::from([(arch::guest().debian().to_owned(), line.name.clone())]);
+        let table = Table { default, lines: vec![line.clone()] };
+        assert_eq!(table.default_of(&cache, || false), "1.0");
         // From now on without the network, and nothing is written.
         let written = fs::metadata(&note).unwrap().modified().unwrap();
         let again = |mirror| line.get_from(&cache, false, mirror, no_network);
@@ -938,6 +968,8 @@ mod tests {
 
         // That one is gone, too.
         fs::remove_dir_all(line.moved(None, &cache).unwrap().dir(&cache)).unwrap();
+        assert!(line.places(&cache).is_empty());
+        assert_eq!(table.default_of(&cache, || false), HOST);
         fs::remove_file(archive.deb("1.0.0-10")).unwrap();
         archive.build("1.0.0-11");
         archive.carries(&["1.0.0-11"]);
