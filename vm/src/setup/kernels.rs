@@ -378,6 +378,26 @@ impl Line {
         Ok(line)
     }
 
+    /// The line with the packages of all architectures, each of which has found its newest kernel.
+    fn of_all(lines: &[Line]) -> Result<Line> {
+        let first = lines.first().context("the line has no package")?;
+        let one = |line: &Line| (line.release.clone(), line.version.clone());
+        if lines.iter().any(|line| one(line) != one(first)) {
+            let each = lines.iter().map(|line| {
+                let arch = line.packages.first().map_or("", |package| &package.arch);
+                format!("{arch} {} ({})", line.release, line.version)
+            });
+            bail!(
+                "{}: the archive does not have the same kernel for all architectures yet: {}. Nothing is \
+                 written; try again in some hours",
+                first.name,
+                each.collect::<Vec<_>>().join(", ")
+            );
+        }
+        let packages = lines.iter().flat_map(|line| line.packages.clone()).collect();
+        Ok(Line { packages, ..first.clone() })
+    }
+
     /// Asks an archive for the suite of this line.
     pub fn reach(&self, archive: &str) -> Result<()> {
         let temp = tempfile::tempdir().context("cannot create a temporary directory")?;
@@ -422,9 +442,30 @@ impl Line {
     }
 }
 
+/// What is written when pins change.
+#[derive(Default)]
+pub struct Changes {
+    /// The files, and their new texts.
+    pub files: Vec<(PathBuf, String)>,
+    /// What to say when they are written.
+    pub said: Vec<String>,
+}
+
 /// Pins the newest kernel of these lines, or of all: writes it to kernels.toml. With all, the packages
-/// of the guest's root, too.
+/// of the guest's root, too. Nothing is written before all is found.
 pub fn repin(workspace: &Path, names: &[String], cache: &Cache) -> Result<()> {
+    let changes = changes(workspace, names, &Archives::here()?, cache)?;
+    cache::replace(&changes.files)?;
+    changes.said.iter().for_each(|what| say!("{what}"));
+    Ok(())
+}
+
+fn changes(
+    workspace: &Path,
+    names: &[String],
+    archives: &Archives,
+    cache: &Cache,
+) -> Result<Changes> {
     let file = workspace.join(TABLE_FILE);
     let reading = || file.display().to_string();
     let mut text = fs::read_to_string(&file).with_context(reading)?;
@@ -433,27 +474,30 @@ pub fn repin(workspace: &Path, names: &[String], cache: &Cache) -> Result<()> {
         [] => table.lines.iter().collect(),
         names => names.iter().map(|name| table.line(name)).collect::<Result<_>>()?,
     };
-    let archives = Archives::here()?;
+    let mut changes = Changes::default();
     if names.is_empty() {
-        root::repin(workspace, &archives, cache)?;
+        root::repin(workspace, archives, cache, &mut changes)?;
     }
     for line in wanted {
-        let mut new = Line { packages: Vec::new(), ..line.clone() };
+        let mut all = Vec::new();
         for arch in line.packages.chunk_by(|a, b| a.arch == b.arch) {
-            let own = Line { packages: arch.to_vec(), ..line.clone() }.newest(&archives, cache)?;
-            new = Line { packages: [new.packages, own.packages.clone()].concat(), ..own };
+            let own = Line { packages: arch.to_vec(), ..line.clone() };
+            all.push(own.newest(archives, cache)?);
         }
+        let new = Line::of_all(&all)?;
         if new.release == line.release && new.packages == line.packages {
-            say!("{}: {} is the newest", line.name, line.release);
+            changes.said.push(format!("{}: {} is the newest", line.name, line.release));
             continue;
         }
         for (old, new) in line.packages.iter().zip(&new.packages) {
             text = replaced(&text, &old.pin(), &new.pin())?;
         }
         text = replaced(&text, &line.pin(), &new.pin())?;
-        say!("{}: {} is pinned in place of {}", line.name, new.release, line.release);
+        let (new, old) = (&new.release, &line.release);
+        changes.said.push(format!("{}: {new} is pinned in place of {old}", line.name));
     }
-    cache::write(&file, text.as_bytes())
+    changes.files.push((file, text));
+    Ok(changes)
 }
 
 /// The text of kernels.toml with these lines in place of those.
@@ -981,6 +1025,77 @@ mod tests {
         let found = line.get_from(&cache, false, Some("http://other"), here).unwrap();
         assert_eq!(found.release, "1.0.0-9-amd64");
         assert_eq!(again(None).unwrap().release, "1.0.0-9-amd64");
+    }
+
+    /// A workspace whose pins are of this release, in the archive's suite.
+    fn workspace(release: &str) -> tempfile::TempDir {
+        let workspace = tempfile::tempdir().unwrap();
+        fs::create_dir(workspace.path().join("vm")).unwrap();
+        let hash = "0".repeat(64);
+        let package = |arch| {
+            let name = format!("linux-image-{release}-{arch}");
+            format!(
+                "\n[[line.package]]\narch = \"{arch}\"\nname = \"{name}\"\npath = \"pool/{name}.deb\"\n\
+                 size = 1\nsha256 = \"{hash}\"\n"
+            )
+        };
+        let table = format!(
+            "[default]\n\n[[line]]\nname = \"6.1\"\nsuite = \"moving\"\nversion = \"{release}\"\n\
+             release = \"{release}\"\n{}{}",
+            package("amd64"),
+            package("arm64")
+        );
+        fs::write(workspace.path().join(TABLE_FILE), table).unwrap();
+        for (root, arch) in [("arm64", "arm64"), ("sid", "amd64"), ("bookworm", "amd64")] {
+            let text = format!(
+                "suite = \"moving\"\nwanted = [\"tool\"]\n\npackages = \'\'\'\n\
+                 {hash} 1 pool/tool_1_{arch}.deb\n\'\'\'\n"
+            );
+            fs::write(workspace.path().join(format!("vm/root-{root}.toml")), text).unwrap();
+        }
+        workspace
+    }
+
+    /// The files of a workspace and their texts.
+    fn texts(workspace: &Path) -> Vec<(PathBuf, String)> {
+        let files = fs::read_dir(workspace.join("vm")).unwrap().map(|entry| entry.unwrap().path());
+        let mut texts: Vec<_> =
+            files.map(|file| (file.clone(), fs::read_to_string(file).unwrap())).collect();
+        texts.sort();
+        texts
+    }
+
+    #[test]
+    fn all_that_is_pinned_anew_is_written_or_nothing() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        let workspace = workspace("6.1.0-50");
+        let before = texts(workspace.path());
+
+        // One architecture's is there before the other's.
+        archive.carries_in(&[("amd64", &["6.1.0-50", "6.1.0-51"]), ("arm64", &["6.1.0-50"])]);
+        let repin = |names: &[String]| {
+            let changes = changes(workspace.path(), names, &archive.archives(), &cache)?;
+            cache::replace(&changes.files)
+        };
+        for names in [vec![], vec!["6.1".to_owned()]] {
+            let error = format!("{:#}", repin(&names).unwrap_err());
+            assert!(error.contains("amd64 6.1.0-51 (6.1.0-51), arm64 6.1.0-50 "), "{error}");
+            assert_eq!(texts(workspace.path()), before);
+        }
+
+        archive.carries_in(&[("amd64", &["6.1.0-51"]), ("arm64", &["6.1.0-51"])]);
+        repin(&[]).unwrap();
+        let after = texts(workspace.path());
+        assert_eq!(after.len(), before.len());
+        for ((file, after), (_, before)) in after.iter().zip(&before) {
+            assert!(after != before, "{}", file.display());
+        }
+        let table = fs::read_to_string(workspace.path().join(TABLE_FILE)).unwrap();
+        assert!(!table.contains("6.1.0-50"), "{table}");
+        let line = &Table::parse(&table).unwrap().lines[0];
+        assert_eq!((line.version.as_str(), line.packages.len()), ("6.1.0-51", 2));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::arch;
 use crate::setup::cache::{self, Cache, tool};
-use crate::setup::kernels::{Package, hex, is_locked};
+use crate::setup::kernels::{Changes, Package, hex, is_locked};
 use crate::setup::suite::{Archives, Suite};
 
 /// A root that is made of pinned packages.
@@ -307,31 +307,37 @@ pub fn compiler(root: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Pins the newest version of each package, and of all that they depend on now.
-pub fn repin(workspace: &Path, archives: &Archives, cache: &Cache) -> Result<()> {
-    let roots = [&ARM64, &SID, &BOOKWORM];
-    roots.into_iter().try_for_each(|root| root.repin(workspace, archives, cache))
-}
-
-impl Root {
-    fn repin(&self, workspace: &Path, archives: &Archives, cache: &Cache) -> Result<()> {
-        let file = workspace.join(self.file);
+/// Finds the newest version of each package, and of all that they depend on now, to pin them.
+pub fn repin(
+    workspace: &Path,
+    archives: &Archives,
+    cache: &Cache,
+    changes: &mut Changes,
+) -> Result<()> {
+    for root in [&ARM64, &SID, &BOOKWORM] {
+        let file = workspace.join(root.file);
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let pins: Pins = toml::from_str(&text).context(self.file)?;
+        let pins: Pins = toml::from_str(&text).context(root.file)?;
         let find = |index: &Suite| index.with_dependencies(&pins.wanted);
-        let mut packages = archives.find(&pins.suite, self.arch, cache, find)?;
+        let mut packages = archives.find(&pins.suite, root.arch, cache, find)?;
         packages.sort_by(|a, b| a.name.cmp(&b.name));
         let head = text.split_once(LIST).map(|(head, _)| head);
-        let head = head.with_context(|| format!("{}: no packages", self.file))?;
-        let line = |p: &Package| format!("{} {} {}\n", p.sha256, p.size, p.path);
-        let list: String = packages.iter().map(line).collect();
+        let head = head.with_context(|| format!("{}: no packages", root.file))?;
+        let list = listed(&packages);
         if list == pins.packages {
-            say!("{}: its {} packages are the newest", self.what, packages.len());
-            return Ok(());
+            let said = format!("{}: its {} packages are the newest", root.what, packages.len());
+            changes.said.push(said);
+            continue;
         }
-        say!("{}: {} packages are pinned", self.what, packages.len());
-        cache::write(&file, format!("{head}{LIST}{list}'''\n").as_bytes())
+        changes.said.push(format!("{}: {} packages are pinned", root.what, packages.len()));
+        changes.files.push((file, format!("{head}{LIST}{list}'''\n")));
     }
+    Ok(())
+}
+
+/// Packages as they are pinned, a line each.
+fn listed(packages: &[Package]) -> String {
+    packages.iter().map(|p| format!("{} {} {}\n", p.sha256, p.size, p.path)).collect()
 }
 
 #[cfg(test)]

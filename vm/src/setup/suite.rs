@@ -222,7 +222,6 @@ pub mod tests {
             archive.gpg(&["--quick-gen-key", "archive@example.org", "default", "default", "never"]);
             let key = archive.gpg(&["--export"]);
             fs::write(archive.keyring(), key).unwrap();
-            fs::create_dir_all(archive.index().parent().unwrap()).unwrap();
             archive
         }
 
@@ -244,7 +243,11 @@ pub mod tests {
         }
 
         fn index(&self) -> std::path::PathBuf {
-            self.suite().join("main/binary-amd64/Packages")
+            self.index_of("amd64")
+        }
+
+        fn index_of(&self, arch: &str) -> std::path::PathBuf {
+            self.suite().join(format!("main/binary-{arch}/Packages"))
         }
 
         /// The file of a kernel's package.
@@ -278,22 +281,39 @@ pub mod tests {
 
         /// Writes the index, with a package of each release, and signs it.
         pub fn carries(&self, releases: &[&str]) {
-            let package = |release: &&str| {
-                let name = format!("linux-image-{release}-amd64");
-                let deb = self.deb(release);
-                let size = deb.metadata().map_or(7, |meta| meta.len());
-                let hash = sha256(&deb).unwrap_or_else(|_| "a".repeat(64));
-                format!(
-                    "Package: {name}\nVersion: {release}\nArchitecture: amd64\nMaintainer: m\n\
-                     Filename: pool/{name}.deb\nSize: {size}\nSHA256: {hash}\nDescription: d\n\n",
-                )
-            };
-            fs::write(self.index(), releases.iter().map(package).collect::<String>()).unwrap();
-            let (size, hash) =
-                (self.index().metadata().unwrap().len(), sha256(&self.index()).unwrap());
+            self.carries_in(&[("amd64", releases)]);
+        }
+
+        /// The same, for each of these architectures. Another package, `tool`, depends on `part`.
+        pub fn carries_in(&self, archs: &[(&str, &[&str])]) {
+            let mut sums = String::new();
+            for (arch, releases) in archs {
+                let package = |name: &str, version: &str, more: &str| {
+                    let path = format!("pool/{name}.deb");
+                    let deb = self.dir.path().join(&path);
+                    let size = deb.metadata().map_or(7, |meta| meta.len());
+                    let hash = sha256(&deb).unwrap_or_else(|_| "a".repeat(64));
+                    format!(
+                        "Package: {name}\nVersion: {version}\nArchitecture: {arch}\nMaintainer: m\n{more}\
+                         Filename: {path}\nSize: {size}\nSHA256: {hash}\nDescription: d\n\n",
+                    )
+                };
+                let image =
+                    |release: &&str| package(&format!("linux-image-{release}-{arch}"), release, "");
+                let mut text: String = releases.iter().map(image).collect();
+                text += &package("tool", "2", "Depends: part\n");
+                text += &package("part", "2", "");
+                let file = self.index_of(arch);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(&file, &text).unwrap();
+                let (size, hash) = (text.len(), sha256(&file).unwrap());
+                sums += &format!(" {hash} {size} main/binary-{arch}/Packages\n");
+            }
+            let names: Vec<&str> = archs.iter().map(|(arch, _)| *arch).collect();
             let release = format!(
-                "Origin: Test\nSuite: moving\nCodename: moving\nArchitectures: amd64\nComponents: main\n\
-                 Date: Mon, 01 Jan 2024 00:00:00 UTC\nSHA256:\n {hash} {size} main/binary-amd64/Packages\n"
+                "Origin: Test\nSuite: moving\nCodename: moving\nArchitectures: {}\nComponents: main\n\
+                 Date: Mon, 01 Jan 2024 00:00:00 UTC\nSHA256:\n{sums}",
+                names.join(" ")
             );
             fs::write(self.suite().join("Release"), release).unwrap();
             let release = self.suite().join("Release").display().to_string();
