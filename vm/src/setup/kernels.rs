@@ -452,7 +452,7 @@ pub struct Changes {
 }
 
 /// Pins the newest kernel of these lines, or of all: writes it to kernels.toml. With all, the packages
-/// of the guest's root, too. Nothing is written before all is found.
+/// of the guest's root, too. A line's headers belong to it. Nothing is written before all is found.
 pub fn repin(workspace: &Path, names: &[String], cache: &Cache) -> Result<()> {
     let changes = changes(workspace, names, &Archives::here()?, cache)?;
     cache::replace(&changes.files)?;
@@ -485,6 +485,7 @@ fn changes(
             all.push(own.newest(archives, cache)?);
         }
         let new = Line::of_all(&all)?;
+        root::repin_headers(workspace, &new, archives, cache, &mut changes)?;
         if new.release == line.release && new.packages == line.packages {
             changes.said.push(format!("{}: {} is the newest", line.name, line.release));
             continue;
@@ -1046,12 +1047,20 @@ mod tests {
             package("arm64")
         );
         fs::write(workspace.path().join(TABLE_FILE), table).unwrap();
-        for (root, arch) in [("arm64", "arm64"), ("sid", "amd64"), ("bookworm", "amd64")] {
-            let text = format!(
-                "suite = \"moving\"\nwanted = [\"tool\"]\n\npackages = \'\'\'\n\
-                 {hash} 1 pool/tool_1_{arch}.deb\n\'\'\'\n"
-            );
-            fs::write(workspace.path().join(format!("vm/root-{root}.toml")), text).unwrap();
+        let headers =
+            [format!("linux-headers-{release}-amd64"), format!("linux-headers-{release}-common")];
+        let tool = ["tool".to_owned()];
+        for (root, wanted) in [
+            ("root-arm64", tool.as_slice()),
+            ("root-sid", &tool),
+            ("root-bookworm", &tool),
+            ("headers-6.1", &headers),
+        ] {
+            let list: String =
+                wanted.iter().map(|name| format!("{hash} 1 pool/{name}_1_amd64.deb\n")).collect();
+            let text =
+                format!("suite = \"moving\"\nwanted = {wanted:?}\n\npackages = '''\n{list}'''\n");
+            fs::write(workspace.path().join(format!("vm/{root}.toml")), text).unwrap();
         }
         workspace
     }
@@ -1096,6 +1105,17 @@ mod tests {
         assert!(!table.contains("6.1.0-50"), "{table}");
         let line = &Table::parse(&table).unwrap().lines[0];
         assert_eq!((line.version.as_str(), line.packages.len()), ("6.1.0-51", 2));
+        let headers = fs::read_to_string(workspace.path().join("vm/headers-6.1.toml")).unwrap();
+        for name in ["linux-headers-6.1.0-51-amd64", "linux-headers-6.1.0-51-common"] {
+            assert!(headers.contains(&format!("\"{name}\"")), "{headers}");
+            assert!(headers.contains(&format!(" 7 pool/{name}.deb\n")), "{headers}");
+        }
+        assert!(!headers.contains("6.1.0-50"), "{headers}");
+        // The kernel is the newest, and its headers are not: of the line alone, too.
+        fs::write(workspace.path().join("vm/headers-6.1.toml"), headers.replace("-51-", "-50-"))
+            .unwrap();
+        repin(&["6.1".to_owned()]).unwrap();
+        assert_eq!(texts(workspace.path()), after);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::arch;
 use crate::setup::cache::{self, Cache, tool};
-use crate::setup::kernels::{Changes, Package, hex, is_locked};
+use crate::setup::kernels::{Changes, Kernel, Line, Package, hex, is_locked};
 use crate::setup::suite::{Archives, Suite};
 
 /// A root that is made of pinned packages.
@@ -88,10 +88,19 @@ const HEADERS: [(&str, Root); 3] = [
     ),
 ];
 
-/// The root of a kernel line's headers, where they are pinned.
+/// What the packages with a kernel's headers are called before its release.
+const HEADERS_OF: &str = "linux-headers-";
+
+/// The root of a kernel line's headers. None where none are pinned, and where the kernel in use is not
+/// the one that they belong to: what is compiled with them would read that kernel's memory wrongly.
 pub fn headers(line: &str, cache: &Cache) -> Result<Option<PathBuf>> {
-    let found = HEADERS.iter().find(|(name, _)| *name == line);
-    found.map(|(_, root)| root.place(cache)).transpose()
+    let Some((_, root)) = HEADERS.iter().find(|(name, _)| *name == line) else { return Ok(None) };
+    let kernel = Kernel::named(line, cache)?;
+    if let Err(why) = root.fit(&kernel.release) {
+        say!("{why}");
+        return Ok(None);
+    }
+    root.place(cache).map(Some)
 }
 
 /// The root with tracers that `truth/tools.toml` names.
@@ -129,6 +138,23 @@ struct Pins {
 }
 
 impl Root {
+    /// The releases that its headers belong to, by the packages' names.
+    fn releases<'a>(&self, pins: &'a Pins) -> impl Iterator<Item = &'a str> {
+        pins.wanted.iter().filter_map(|name| name.strip_prefix(HEADERS_OF))
+    }
+
+    /// An error where its headers are not those of the kernel with this release.
+    fn fit(&self, release: &str) -> Result<()> {
+        let pins = self.pins()?;
+        let mut releases = self.releases(&pins);
+        let own = self.releases(&pins).next().unwrap_or_default();
+        ensure!(
+            releases.any(|one| one == release),
+            "bcc's headers are those of {own}, the kernel is {release}: bcc's tools are not compared"
+        );
+        Ok(())
+    }
+
     fn pins(&self) -> Result<Pins> {
         toml::from_str(self.text).context(self.file)
     }
@@ -335,6 +361,46 @@ pub fn repin(
     Ok(())
 }
 
+/// Finds a line's headers, of the version that the line is to have, to pin them.
+pub fn repin_headers(
+    workspace: &Path,
+    line: &Line,
+    archives: &Archives,
+    cache: &Cache,
+    changes: &mut Changes,
+) -> Result<()> {
+    let Some((_, root)) = HEADERS.iter().find(|(name, _)| *name == line.name) else {
+        return Ok(());
+    };
+    let file = workspace.join(root.file);
+    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let pins: Pins = toml::from_str(&text).context(root.file)?;
+    let arch = format!("-{}", root.arch);
+    let old = root.releases(&pins).find_map(|release| release.strip_suffix(&arch));
+    let old = old.with_context(|| format!("{}: no package for {}", root.file, root.arch))?;
+    let wanted: Vec<String> =
+        pins.wanted.iter().map(|name| name.replace(old, &line.release)).collect();
+    let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    let packages = archives.find(&pins.suite, root.arch, cache, |index| {
+        let found = index.packages(&names)?;
+        ensure!(
+            found.len() == names.len() && found.iter().all(|(_, version)| *version == line.version),
+            "the archive does not have {} {} yet, of {}. Nothing is written; try again in some hours",
+            root.what,
+            line.version,
+            names.join(", ")
+        );
+        Ok(found.into_iter().map(|(package, _)| package).collect::<Vec<_>>())
+    })?;
+    let (head, _) = text.split_once(LIST).with_context(|| format!("{}: no packages", root.file))?;
+    let new = format!("{}{LIST}{}'''\n", head.replace(old, &line.release), listed(&packages));
+    if new != text {
+        changes.said.push(format!("{} are those of {}", root.what, line.release));
+        changes.files.push((file, new));
+    }
+    Ok(())
+}
+
 /// Packages as they are pinned, a line each.
 fn listed(packages: &[Package]) -> String {
     packages.iter().map(|p| format!("{} {} {}\n", p.sha256, p.size, p.path)).collect()
@@ -343,6 +409,7 @@ fn listed(packages: &[Package]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::setup::kernels::Table;
 
     #[test]
     fn the_list_is_complete() {
@@ -369,6 +436,21 @@ mod tests {
         for name in ["libc6-dev", "libelf-dev", "zlib1g-dev", "fio", "strace", "btrfs-progs"] {
             assert!(has(&name.to_owned()), "{name}");
         }
+    }
+
+    #[test]
+    fn headers_belong_to_one_kernel() {
+        let table = Table::load().unwrap();
+        for (name, root) in &HEADERS {
+            let release = &table.line(name).unwrap().release;
+            root.fit(&format!("{release}-amd64")).unwrap();
+        }
+        let error = HEADERS[0].1.fit("6.1.0-99-amd64").unwrap_err().to_string();
+        assert!(error.starts_with("bcc's headers are those of 6.1.0-"), "{error}");
+        assert!(
+            error.ends_with("the kernel is 6.1.0-99-amd64: bcc's tools are not compared"),
+            "{error}"
+        );
     }
 
     #[test]

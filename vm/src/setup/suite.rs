@@ -279,12 +279,12 @@ pub mod tests {
             Archives { roots: vec![url], keyring: self.keyring() }
         }
 
-        /// Writes the index, with a package of each release, and signs it.
+        /// Writes the index, with the kernels of these releases, and signs it.
         pub fn carries(&self, releases: &[&str]) {
             self.carries_in(&[("amd64", releases)]);
         }
 
-        /// The same, for each of these architectures. Another package, `tool`, depends on `part`.
+        /// The same, for each of these architectures. The headers are there, too. Another package, `tool`, depends on `part`.
         pub fn carries_in(&self, archs: &[(&str, &[&str])]) {
             let mut sums = String::new();
             for (arch, releases) in archs {
@@ -298,9 +298,12 @@ pub mod tests {
                          Filename: {path}\nSize: {size}\nSHA256: {hash}\nDescription: d\n\n",
                     )
                 };
-                let image =
-                    |release: &&str| package(&format!("linux-image-{release}-{arch}"), release, "");
-                let mut text: String = releases.iter().map(image).collect();
+                let mut text = String::new();
+                for release in *releases {
+                    text += &package(&format!("linux-image-{release}-{arch}"), release, "");
+                    text += &package(&format!("linux-headers-{release}-{arch}"), release, "");
+                    text += &package(&format!("linux-headers-{release}-common"), release, "");
+                }
                 text += &package("tool", "2", "Depends: part\n");
                 text += &package("part", "2", "");
                 let file = self.index_of(arch);
