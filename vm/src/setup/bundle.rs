@@ -46,7 +46,7 @@ pub fn write(file: &Path, kernel: Option<&str>) -> Result<()> {
         Kernel::named(&name, &cache)?;
         kernels.extend(line.places(&cache));
     }
-    kernels.extend(root::get(&cache)?);
+    kernels.extend(root::places(&cache)?);
     let file = std::path::absolute(file)?;
     let _lock = cache.lock()?;
     cache.need_space(CRATES_MB, "a bundle")?;

@@ -53,7 +53,7 @@ pub fn is_locked() -> bool {
 
 /// No archive has a pinned file: why.
 #[derive(Debug)]
-struct Gone(String);
+pub struct Gone(pub String);
 
 impl fmt::Display for Gone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

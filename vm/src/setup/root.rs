@@ -5,16 +5,18 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use host::fail::{USAGE, fail};
 use host::say;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::arch;
-use crate::setup::cache::{self, Cache, tool};
-use crate::setup::kernels::{Changes, Kernel, Line, Package, hex, is_locked};
+use crate::setup::apt;
+use crate::setup::cache::{self, Cache, Note, tool};
+use crate::setup::kernels::{Changes, Gone, Kernel, Line, Package, hex, is_locked};
 use crate::setup::suite::{Archives, Suite};
 
 /// A root that is made of pinned packages.
@@ -159,7 +161,7 @@ impl Root {
         toml::from_str(self.text).context(self.file)
     }
 
-    fn packages(&self, pins: &Pins) -> Result<Vec<Package>> {
+    fn packages(&self, list: &str) -> Result<Vec<Package>> {
         let package = |line: &str| {
             let mut words = line.split(' ');
             let (sha256, size, path) = (words.next()?, words.next()?, words.next()?);
@@ -171,28 +173,79 @@ impl Root {
                 sha256: sha256.to_owned(),
             })
         };
-        let lines = pins.packages.lines();
-        lines.map(|line| package(line).with_context(|| format!("{}: {line}", self.file))).collect()
+        list.lines()
+            .map(|line| package(line).with_context(|| format!("{}: {line}", self.file)))
+            .collect()
     }
 
-    /// Where the root lies. Other pins are another directory.
-    fn dir(&self, pins: &Pins, cache: &Cache) -> PathBuf {
-        let mut hash = Sha256::new_with_prefix(&pins.packages);
+    /// Where the root of these packages lies. Others are another directory.
+    fn dir(&self, list: &str, cache: &Cache) -> PathBuf {
+        let mut hash = Sha256::new_with_prefix(list);
         hash.update(format!("{LEFT_OUT:?} {LINKS:?} {COPIES:?}"));
         cache.path(format!("roots/{}-{}", self.name, &hex(&hash.finalize())[..12]))
     }
 
+    /// The note in the cache of the packages that take the pinned ones' place.
+    fn note(&self, pins: &Pins, cache: &Cache) -> Note {
+        Note::of(&self.dir(&pins.packages, cache))
+    }
+
+    /// Where the cache has it: as it is pinned, or what takes its place.
+    fn here(
+        &self,
+        pins: &Pins,
+        locked: bool,
+        mirror: Option<&str>,
+        cache: &Cache,
+    ) -> Option<PathBuf> {
+        let pinned = self.dir(&pins.packages, cache);
+        if pinned.is_dir() {
+            return Some(pinned);
+        }
+        let moved = if locked { None } else { self.note(pins, cache).read(mirror) };
+        moved.map(|list| self.dir(&list, cache)).filter(|moved| moved.is_dir())
+    }
+
     /// Where it lies in the cache; made where it is missing.
     pub fn place(&self, cache: &Cache) -> Result<PathBuf> {
+        self.place_from(cache, is_locked(), apt::mirror().as_deref(), Archives::here)
+    }
+
+    fn place_from(
+        &self,
+        cache: &Cache,
+        locked: bool,
+        mirror: Option<&str>,
+        archives: impl FnOnce() -> Result<Archives>,
+    ) -> Result<PathBuf> {
         let pins = self.pins()?;
-        let place = self.dir(&pins, cache);
-        if !place.is_dir() {
+        let mut here = self.here(&pins, locked, mirror, cache);
+        if here.is_none() {
             let _lock = cache.lock()?;
-            if !place.is_dir() {
-                self.make(&pins, &place, cache)?;
+            here = self.here(&pins, locked, mirror, cache);
+            if here.is_none() {
+                here = Some(self.fetch(&pins, locked, mirror, &archives()?, cache)?);
             }
         }
+        let place = here.context("no root")?;
+        if place != self.dir(&pins.packages, cache) {
+            self.say_once();
+        }
         Ok(place)
+    }
+
+    /// Says that other packages take the place of the pinned ones.
+    fn say_once(&self) {
+        static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+        if !said.contains(&self.name) {
+            said.push(self.name);
+            say!(
+                "{}: packages are gone from the archive as they are pinned; using the newest, not \
+                 tested by us; `cargo vm repin` pins them",
+                self.what
+            );
+        }
     }
 }
 
@@ -207,9 +260,21 @@ pub fn get(cache: &Cache) -> Result<Option<PathBuf>> {
 
 /// Where it lies, and whether it is there.
 pub fn state(cache: &Cache) -> Result<(PathBuf, bool)> {
-    let place = ARM64.dir(&ARM64.pins()?, cache);
-    let here = place.is_dir();
-    Ok((place, here))
+    let pins = ARM64.pins()?;
+    let here = ARM64.here(&pins, is_locked(), None, cache);
+    let is_here = here.is_some();
+    Ok((here.unwrap_or_else(|| ARM64.dir(&pins.packages, cache)), is_here))
+}
+
+/// All that the cache has to have of it, for another machine: where it is not the pinned one, the note
+/// that says so, too.
+pub fn places(cache: &Cache) -> Result<Vec<PathBuf>> {
+    let mut places = Vec::from_iter(get(cache)?);
+    let pins = ARM64.pins()?;
+    if places.iter().any(|place| *place != ARM64.dir(&pins.packages, cache)) {
+        places.push(ARM64.note(&pins, cache).path().to_owned());
+    }
+    Ok(places)
 }
 
 /// A directory that `--root` names: one with a root of the guest's architecture in it.
@@ -221,9 +286,49 @@ pub fn named(dir: &Path) -> Result<PathBuf> {
 }
 
 impl Root {
-    fn make(&self, pins: &Pins, place: &Path, cache: &Cache) -> Result<()> {
-        let packages = self.packages(pins)?;
-        let archives = Archives::here()?;
+    /// Makes it of the pinned packages. Where one of them is gone: of the newest ones, all of them, as a
+    /// new version may depend on what the others do not have. Returns where it lies.
+    fn fetch(
+        &self,
+        pins: &Pins,
+        locked: bool,
+        mirror: Option<&str>,
+        archives: &Archives,
+        cache: &Cache,
+    ) -> Result<PathBuf> {
+        let note = self.note(pins, cache);
+        let moved = if locked { None } else { note.read(mirror) };
+        let list = moved.as_ref().unwrap_or(&pins.packages);
+        let gone = match self.make(&pins.suite, list, archives, cache) {
+            Err(gone) if gone.is::<Gone>() && !locked => gone,
+            result => return result,
+        };
+        let newest = archives.find(&pins.suite, self.arch, cache, |index| self.newest(pins, index));
+        let list = listed(&newest.with_context(|| {
+            format!("{gone}\nThe newest packages cannot be taken in their place")
+        })?);
+        let place = self.make(&pins.suite, &list, archives, cache)?;
+        note.write(&archives.roots, &list)?;
+        Ok(place)
+    }
+
+    /// The newest packages of an index, in the order of their names.
+    fn newest(&self, pins: &Pins, index: &Suite) -> Result<Vec<Package>> {
+        let mut packages = if self.releases(pins).next().is_some() {
+            // A kernel's headers are unpacked without the compiler that they depend on.
+            let names: Vec<&str> = pins.wanted.iter().map(String::as_str).collect();
+            index.packages(&names)?.into_iter().map(|(package, _)| package).collect()
+        } else {
+            index.with_dependencies(&pins.wanted)?
+        };
+        packages.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(packages)
+    }
+
+    /// Fetches and unpacks these packages. Returns where they lie.
+    fn make(&self, suite: &str, list: &str, archives: &Archives, cache: &Cache) -> Result<PathBuf> {
+        let place = self.dir(list, cache);
+        let packages = self.packages(list)?;
         cache.need_space(ROOT_MB, self.what)?;
         let temp = cache.temp_dir()?;
         let root = temp.path().join("root");
@@ -234,49 +339,36 @@ impl Root {
         let megabytes =
             packages.iter().map(|package| package.size).sum::<u64>().div_ceil(1_000_000);
         say!(
-            "fetching {}: {} packages of Debian {} ({megabytes} MB)",
+            "fetching {}: {} packages of Debian {suite} ({megabytes} MB)",
             self.what,
-            packages.len(),
-            pins.suite
+            packages.len()
         );
-        let mut moved = Vec::new();
         for package in &packages {
             let deb = temp.path().join("package.deb");
             if let Err(refused) = package.fetch(&archives.roots, &deb)? {
                 let why = format!(
-                    "{} cannot be fetched as it is pinned:\n  {}",
-                    package.name, refused.why
+                    "{}: {} cannot be fetched:\n  {}\n",
+                    self.what, package.name, refused.why
                 );
-                if is_locked() || !refused.is_gone {
-                    bail!(why);
-                }
-                let newest = self.newest(package, pins, &archives, cache);
-                let newest = newest.with_context(|| format!("{why}\nThe newest one"))?;
-                newest.fetch(&archives.roots, &deb)?.map_err(|refused| anyhow!(refused.why))?;
-                moved.push(newest.name);
+                let mirror = format!(
+                    "set VM_MIRROR to the root of a Debian archive that has the suite {suite}"
+                );
+                ensure!(
+                    refused.is_gone,
+                    "{why}This may pass, so no other package takes its place: try again when the \
+                     network and the archive answer, or {mirror}"
+                );
+                let gone = format!(
+                    "{why}The archive does not have this file: {mirror}, or pin the newest packages: \
+                     `cargo vm repin`"
+                );
+                return Err(Gone(gone).into());
             }
             unpack(&deb, &root).with_context(|| format!("cannot unpack {}", package.name))?;
         }
-        if !moved.is_empty() {
-            say!(
-                "gone from the archive as they are pinned: {}; using the newest, not tested by us; \
-             `cargo vm repin` pins them",
-                moved.join(", ")
-            );
-        }
         complete(&root)?;
-        cache::put(&root, place)
-    }
-
-    /// The newest version of a package that no archive has as it is pinned.
-    fn newest(
-        &self,
-        package: &Package,
-        pins: &Pins,
-        archives: &Archives,
-        cache: &Cache,
-    ) -> Result<Package> {
-        archives.find(&pins.suite, self.arch, cache, |index| Ok(index.package(&package.name)?.0))
+        cache::put(&root, &place)?;
+        Ok(place)
     }
 }
 
@@ -344,9 +436,8 @@ pub fn repin(
         let file = workspace.join(root.file);
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let pins: Pins = toml::from_str(&text).context(root.file)?;
-        let find = |index: &Suite| index.with_dependencies(&pins.wanted);
-        let mut packages = archives.find(&pins.suite, root.arch, cache, find)?;
-        packages.sort_by(|a, b| a.name.cmp(&b.name));
+        let find = |index: &Suite| root.newest(&pins, index);
+        let packages = archives.find(&pins.suite, root.arch, cache, find)?;
         let head = text.split_once(LIST).map(|(head, _)| head);
         let head = head.with_context(|| format!("{}: no packages", root.file))?;
         let list = listed(&packages);
@@ -409,13 +500,14 @@ fn listed(packages: &[Package]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::setup::kernels::Table;
+    use crate::setup::kernels::{Table, sha256};
+    use crate::setup::suite::tests::Archive;
 
     #[test]
     fn the_list_is_complete() {
         let complete = |root: &Root| {
             let pins = root.pins().unwrap();
-            let packages = root.packages(&pins).unwrap();
+            let packages = root.packages(&pins.packages).unwrap();
             for package in &packages {
                 assert_eq!(package.sha256.len(), 64, "{}", package.name);
                 let path = &package.path;
@@ -436,6 +528,62 @@ mod tests {
         for name in ["libc6-dev", "libelf-dev", "zlib1g-dev", "fio", "strace", "btrfs-progs"] {
             assert!(has(&name.to_owned()), "{name}");
         }
+    }
+
+    #[test]
+    fn a_root_of_other_packages_is_not_taken_for_the_pinned_one() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&temp.path().join("cache")).unwrap();
+        let archive = Archive::new();
+        archive.pack("tool_1_amd64", &[("usr/bin/tool", "old")]);
+        archive.pack("tool", &[("usr/bin/tool", "new")]);
+        archive.pack("part", &[("usr/bin/part", "new")]);
+        archive.carries(&[]);
+        let pinned = archive.pool().join("tool_1_amd64.deb");
+        let text = format!(
+            "suite = \"moving\"\nwanted = [\"tool\"]\npackages = '''\n{} 1 pool/tool_1_amd64.deb\n'''\n",
+            sha256(&pinned).unwrap()
+        );
+        let root = Root {
+            name: "test",
+            arch: "amd64",
+            what: "the root of a test",
+            file: "vm/root-test.toml",
+            text: text.leak(),
+        };
+        let pins = root.pins().unwrap();
+        let as_pinned = root.dir(&pins.packages, &cache);
+        let note = root.note(&pins, &cache).path().to_owned();
+        let get =
+            |locked, mirror| root.place_from(&cache, locked, mirror, || Ok(archive.archives()));
+        let no_network = || -> Result<Archives> { anyhow::bail!("no network") };
+        let read = |place: &Path| fs::read_to_string(place.join("usr/bin/tool")).unwrap();
+
+        assert_eq!(get(true, None).unwrap(), as_pinned);
+        assert_eq!(read(&as_pinned), "old");
+        fs::remove_dir_all(&as_pinned).unwrap();
+
+        // An archive does not have it any more, and another one does not answer; it is alone.
+        let kept = temp.path().join("kept.deb");
+        fs::rename(&pinned, &kept).unwrap();
+        let down = [archive.archives().roots, vec!["http://127.0.0.1:9".to_owned()]].concat();
+        let down = || Ok(Archives { roots: down, ..archive.archives() });
+        let error = root.place_from(&cache, false, None, down).unwrap_err();
+        assert!(!error.is::<Gone>() && error.to_string().contains("connect"), "{error}");
+        assert!(get(true, None).unwrap_err().is::<Gone>());
+        assert!(!as_pinned.exists() && !note.exists());
+        let other = get(false, None).unwrap();
+        assert_ne!(other, as_pinned);
+        assert_eq!(read(&other), "new");
+        assert!(other.join("usr/bin/part").exists(), "what the new version depends on");
+        assert!(!as_pinned.exists() && note.exists());
+
+        // That is remembered, and it is not what is pinned.
+        assert_eq!(root.place_from(&cache, false, None, no_network).unwrap(), other);
+        assert!(root.place_from(&cache, true, None, no_network).is_err());
+        fs::rename(&kept, &pinned).unwrap();
+        assert_eq!(get(false, Some("http://other")).unwrap(), as_pinned);
+        assert_eq!(root.place_from(&cache, true, None, no_network).unwrap(), as_pinned);
     }
 
     #[test]

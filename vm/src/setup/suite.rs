@@ -250,24 +250,35 @@ pub mod tests {
             self.suite().join(format!("main/binary-{arch}/Packages"))
         }
 
+        /// Where its packages lie.
+        pub fn pool(&self) -> std::path::PathBuf {
+            self.dir.path().join("pool")
+        }
+
         /// The file of a kernel's package.
         pub fn deb(&self, release: &str) -> std::path::PathBuf {
-            self.dir.path().join(format!("pool/linux-image-{release}-amd64.deb"))
+            self.pool().join(format!("linux-image-{release}-amd64.deb"))
         }
 
         /// Makes the package of a kernel.
         pub fn build(&self, release: &str) {
+            let image = format!("boot/vmlinuz-{release}-amd64");
+            let module = format!("lib/modules/{release}-amd64/kernel/module");
+            let name = format!("linux-image-{release}-amd64");
+            self.pack(&name, &[(&image, release), (&module, "")]);
+        }
+
+        /// Makes a package with these files and their texts.
+        pub fn pack(&self, name: &str, files: &[(&str, &str)]) {
             let tree = self.dir.path().join("tree");
-            let modules = format!("lib/modules/{release}-amd64/kernel");
-            for sub in ["DEBIAN", "boot", &modules, "../pool"] {
-                fs::create_dir_all(tree.join(sub)).unwrap();
+            let control =
+                "Package: p\nVersion: 1\nArchitecture: amd64\nMaintainer: m\nDescription: d\n";
+            for (file, text) in files.iter().chain(&[("DEBIAN/control", control)]) {
+                fs::create_dir_all(tree.join(file).parent().unwrap()).unwrap();
+                fs::write(tree.join(file), text).unwrap();
             }
-            fs::write(tree.join(format!("boot/vmlinuz-{release}-amd64")), release).unwrap();
-            let control = format!(
-                "Package: p\nVersion: {release}\nArchitecture: amd64\nMaintainer: m\nDescription: d\n"
-            );
-            fs::write(tree.join("DEBIAN/control"), control).unwrap();
-            let deb = self.deb(release);
+            fs::create_dir_all(self.pool()).unwrap();
+            let deb = self.pool().join(format!("{name}.deb"));
             cache::run("dpkg-deb", ["--build".as_ref(), tree.as_os_str(), deb.as_os_str()])
                 .unwrap();
             fs::remove_dir_all(tree).unwrap();
