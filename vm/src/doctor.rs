@@ -10,7 +10,7 @@ use crate::guest::qemu;
 use crate::launch::{self, Options, Program};
 use crate::setup::apt;
 use crate::setup::cache::Cache;
-use crate::setup::kernels::{State, Table};
+use crate::setup::kernels::Table;
 use crate::setup::packages;
 use crate::setup::root;
 use crate::workspace;
@@ -39,12 +39,7 @@ pub fn main(options: &Options) -> Result<i32> {
     report("cache", cache.describe());
 
     for line in &table.lines {
-        let state = match line.state(&cache) {
-            State::Here(_) => "here, intact".to_owned(),
-            State::Damaged(why) => format!("damaged ({why}); the next run fetches it again"),
-            State::Missing => format!("not fetched (cargo vm setup --kernel {} does)", line.name),
-        };
-        report("kernel", format!("{:<6} {} {state}", line.name, line.version));
+        report("kernel", format!("{:<6} {}", line.name, line.describe(&cache)));
     }
     if arch::is_foreign() {
         let (place, here) = root::state(&cache)?;

@@ -159,9 +159,25 @@ fn roots(uri: &str) -> Vec<String> {
     first.filter(|uri| !uri.starts_with('#')).map(str::to_owned).collect()
 }
 
-/// Fetches `url`. The inner result is an archive that doesn't have it; the outer one is an
-/// error that another archive won't cure.
-pub fn download(url: &str, to: &Path) -> Result<Result<(), String>> {
+/// Why an archive gave no file.
+#[derive(Debug)]
+pub struct Refused {
+    /// What it said.
+    pub why: String,
+    /// Whether it says that it has no such file. If not, another try may succeed.
+    pub is_gone: bool,
+}
+
+/// Whether what apt-helper or curl said of an address means that the archive has no such file.
+fn says_gone(why: &str) -> bool {
+    let in_file = why.contains("File not found - ") && why.contains("No such file or directory");
+    let curls = ["returned error: 404", "Couldn't open file", "Could not open file"];
+    in_file || why.contains("  404 ") || curls.iter().any(|curl| why.contains(curl))
+}
+
+/// Fetches `url`. The inner result is an archive that doesn't have it, or doesn't answer; the outer one
+/// is an error that another archive won't cure.
+pub fn download(url: &str, to: &Path) -> Result<Result<(), Refused>> {
     let helper = Path::new(APT_HELPER);
     let mut command;
     if helper.is_file() {
@@ -175,7 +191,8 @@ pub fn download(url: &str, to: &Path) -> Result<Result<(), String>> {
         let message = "neither apt nor curl is here to fetch a kernel with; install curl";
         return Err(fail(MACHINE, message));
     }
-    let output = command.stdin(Stdio::null()).output().context("cannot start the download")?;
+    command.env("LC_ALL", "C").stdin(Stdio::null());
+    let output = command.output().context("cannot start the download")?;
     if output.status.success() && to.is_file() {
         return Ok(Ok(()));
     }
@@ -184,7 +201,7 @@ pub fn download(url: &str, to: &Path) -> Result<Result<(), String>> {
     let why: Vec<&str> = lines.filter(|l| !l.is_empty() && !l.starts_with("W:")).collect();
     let why = if why.is_empty() { output.status.to_string() } else { why.join(" ") };
     ensure!(!why.contains("No space left"), cache::no_space(to, &why));
-    Ok(Err(why))
+    Ok(Err(Refused { is_gone: says_gone(&why), why }))
 }
 
 /// The packages that make up this distribution's own kernel, from its archive, downloaded into
@@ -260,6 +277,38 @@ mod tests {
         fs::write(&list, "# of the cloud\nhttp://d/debian\tpriority:1\nhttp://e/debian\n").unwrap();
         let text = format!("Packages|Debian|bookworm|mirror+file:{}/\n", list.path().display());
         assert_eq!(archives_of(&text), ["http://d/debian", "http://e/debian"]);
+    }
+
+    #[test]
+    fn a_file_that_is_gone_is_told_from_an_archive_that_does_not_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = format!("file://{}/404/p.deb", dir.path().display());
+        let download = |url: &str| download(url, &dir.path().join("got")).unwrap().unwrap_err();
+        let refused = download(&missing);
+        assert!(refused.is_gone, "{refused:?}");
+        let refused = download("http://127.0.0.1:9/404/p.deb");
+        assert!(!refused.is_gone, "{refused:?}");
+
+        let failed = "E: Failed to fetch http://a/linux_404.deb  ";
+        for (why, gone) in [
+            ("404  Not Found [IP: 10.0.0.1 80]", true),
+            ("503  Service Unavailable [IP: 10.0.0.1 80]", false),
+            ("407  Proxy Authentication Required [IP: 10.0.0.1 404]", false),
+            ("Could not resolve 'a'", false),
+            ("Connection timed out", false),
+            ("File not found - /mnt/p.deb (2: No such file or directory)", true),
+            ("File not found - /mnt/p.deb (5: Input/output error)", false),
+        ] {
+            assert_eq!(says_gone(&format!("{failed}{why} E: Download Failed")), gone, "{why}");
+        }
+        for (why, gone) in [
+            ("curl: (22) The requested URL returned error: 404", true),
+            ("curl: (22) The requested URL returned error: 503", false),
+            ("curl: (37) Couldn't open file /mnt/p.deb", true),
+            ("curl: (28) Operation timed out", false),
+        ] {
+            assert_eq!(says_gone(why), gone, "{why}");
+        }
     }
 
     #[test]

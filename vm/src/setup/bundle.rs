@@ -46,7 +46,7 @@ pub fn write(file: &Path, kernel: Option<&str>) -> Result<()> {
         Kernel::named(&name, &cache)?;
         kernels.extend(line.places(&cache));
     }
-    kernels.extend(root::get(&cache)?);
+    kernels.extend(root::places(&cache)?);
     let file = std::path::absolute(file)?;
     let _lock = cache.lock()?;
     cache.need_space(CRATES_MB, "a bundle")?;
@@ -112,13 +112,7 @@ pub fn install(file: &Path) -> Result<Vec<String>> {
         cache::run("tar", &args).with_context(|| {
             format!("{} is no bundle, or is damaged: copy it again", file.display())
         })?;
-        for sub in ["kernels", "roots"] {
-            for entry in fs::read_dir(temp.path().join(sub)).into_iter().flatten() {
-                let made = entry?.path();
-                let place = cache.path(sub).join(made.file_name().context("no name")?);
-                cache::put(&made, &place)?;
-            }
-        }
+        put_all(temp.path(), &cache)?;
     }
     let table = Table::load()?;
     let here = table.lines.iter().filter(|line| !line.places(&cache).is_empty());
@@ -133,9 +127,49 @@ pub fn install(file: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Moves what was unpacked into `from` to its places in the cache.
+fn put_all(from: &Path, cache: &Cache) -> Result<()> {
+    for sub in ["kernels", "roots"] {
+        // All names first: what the cache had before moves into this directory.
+        let entries: Vec<_> = fs::read_dir(from.join(sub)).into_iter().flatten().collect();
+        for entry in entries {
+            let made = entry?.path();
+            if made.extension().is_some_and(|extension| extension == "old") {
+                continue;
+            }
+            let place = cache.path(sub).join(made.file_name().context("no name")?);
+            cache::put(&made, &place)?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bundle_is_installed_again() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&temp.path().join("cache")).unwrap();
+        let kernels = ["6.1-0a", "6.1-rt-0b", "6.12-0c"];
+        for time in ["first", "second"] {
+            let from = temp.path().join(time);
+            for kernel in kernels.into_iter().chain(["6.1-0d.old"]) {
+                fs::create_dir_all(from.join("kernels").join(kernel)).unwrap();
+                fs::write(from.join("kernels").join(kernel).join("manifest"), time).unwrap();
+            }
+            put_all(&from, &cache).unwrap();
+        }
+        let mut here: Vec<_> =
+            fs::read_dir(cache.path("kernels")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        here.sort();
+        assert_eq!(here, kernels);
+        for kernel in kernels {
+            let manifest = cache.path("kernels").join(kernel).join("manifest");
+            assert_eq!(fs::read_to_string(manifest).unwrap(), "second");
+        }
+    }
 
     #[test]
     fn the_sources_are_added_once() {

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
@@ -17,6 +17,9 @@ use crate::workspace;
 
 /// A snapshot of QEMU's that is there for longer has no owner.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
+
+/// An index of a suite that is there for longer has no owner.
+const INDEX_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// The cache directory of this user.
 #[derive(Clone, Debug)]
@@ -74,9 +77,12 @@ impl Cache {
         for entry in fs::read_dir(self.path("tmp")).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed());
-            let old = age.is_ok_and(|age| age.is_ok_and(|age| age > SNAPSHOT_AGE));
+            let is_older = |than| matches!(age, Ok(Ok(age)) if age > than);
             let name = name.to_string_lossy();
-            if name.starts_with("part-") || (old && name.starts_with("vl.")) {
+            if name.starts_with("part-")
+                || (name.starts_with("vl.") && is_older(SNAPSHOT_AGE))
+                || (name.starts_with("index-") && is_older(INDEX_AGE))
+            {
                 let path = entry.path();
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
             }
@@ -86,8 +92,18 @@ impl Cache {
     /// A temporary directory on the cache's file system, removed when dropped. Only with the
     /// lock held: whoever takes it next removes what lies there.
     pub fn temp_dir(&self) -> Result<tempfile::TempDir> {
+        self.temp("part-")
+    }
+
+    /// A temporary directory for an index, which is also fetched by those who do not hold the lock:
+    /// whoever takes it leaves this directory alone for a day.
+    pub fn index_dir(&self) -> Result<tempfile::TempDir> {
+        self.temp("index-")
+    }
+
+    fn temp(&self, prefix: &str) -> Result<tempfile::TempDir> {
         tempfile::Builder::new()
-            .prefix("part-")
+            .prefix(prefix)
             .tempdir_in(self.path("tmp"))
             .context("cannot create a temporary directory in the cache")
     }
@@ -159,8 +175,76 @@ pub fn write(path: &Path, content: &[u8]) -> Result<()> {
     }
 }
 
+/// The path with this at its end. What follows a dot in it may be a version, so it is no extension that
+/// another could replace.
+pub fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(end);
+    path.into()
+}
+
+/// What a note begins with: the archives that do not have what is pinned.
+const ASKED: &str = "# not in: ";
+
+/// A note beside a place of the cache: what takes that place, as no archive has what is pinned there.
+pub struct Note(PathBuf);
+
+impl Note {
+    /// The note beside that place.
+    pub fn of(place: &Path) -> Note {
+        Note(beside(place, ".moved"))
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// What it says, where there is one. None also where the mirror is one that was not asked.
+    pub fn read(&self, mirror: Option<&str>) -> Option<String> {
+        let text = fs::read_to_string(&self.0).ok()?;
+        let (asked, rest) = match text.strip_prefix(ASKED) {
+            Some(text) => text.split_once('\n')?,
+            None => ("", text.as_str()),
+        };
+        let was_asked = mirror.is_none_or(|mirror| asked.split(' ').any(|one| one == mirror));
+        was_asked.then(|| rest.to_owned())
+    }
+
+    /// Writes it where it says something else.
+    pub fn write(&self, archives: &[String], text: &str) -> Result<()> {
+        let text = format!("{ASKED}{}\n{text}", archives.join(" "));
+        if fs::read_to_string(&self.0).is_ok_and(|old| old == text) {
+            return Ok(());
+        }
+        replace(&[(self.0.clone(), text)])
+    }
+}
+
+/// Writes files, each of them in one step: whoever reads one sees the old text or the new one. None is
+/// changed before all are on the disk.
+pub fn replace(files: &[(PathBuf, String)]) -> Result<()> {
+    let make = |path: &Path, text: &str| -> Result<tempfile::NamedTempFile> {
+        let made = tempfile::NamedTempFile::new_in(path.parent().context("no directory")?)?;
+        write(made.path(), text.as_bytes())?;
+        let mode = fs::metadata(path).map_or(0o644, |meta| meta.permissions().mode());
+        made.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
+        made.as_file().sync_all()?;
+        Ok(made)
+    };
+    let mut all = Vec::new();
+    for (path, text) in files {
+        let cannot = || format!("cannot write {}", path.display());
+        all.push((make(path, text).with_context(cannot)?, path));
+    }
+    for (made, path) in all {
+        made.persist(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
 /// Moves a finished file or directory to its place, with its content on the disk before. A
-/// directory that is there already moves to where the new one was.
+/// directory that is there already moves to where the new one was, with `.old` at its name's end.
 pub fn put(made: &Path, place: &Path) -> Result<()> {
     let flush = || -> io::Result<()> {
         let file = File::open(made)?;
@@ -173,7 +257,7 @@ pub fn put(made: &Path, place: &Path) -> Result<()> {
             fs::create_dir_all(parent)?;
         }
         if place.is_dir() {
-            fs::rename(place, made.with_extension("old"))?;
+            fs::rename(place, beside(made, ".old"))?;
         }
         fs::rename(made, place)
     };
@@ -194,9 +278,7 @@ pub fn is_sealed(place: &Path) -> bool {
 }
 
 fn seal_of(place: &Path) -> PathBuf {
-    let mut path = place.as_os_str().to_owned();
-    path.push(".seal");
-    path.into()
+    beside(place, ".seal")
 }
 
 fn stamp(place: &Path) -> Result<String> {
@@ -303,5 +385,13 @@ mod tests {
         drop(cache.lock().unwrap());
         assert!(!cache.path("tmp/part-x").exists());
         assert_eq!(snapshots.map(|path| path.exists()), [false, true]);
+        // What is fetched without the lock is in use, until it is a day old.
+        let index = cache.index_dir().unwrap();
+        drop(cache.lock().unwrap());
+        assert!(index.path().exists());
+        let old = std::time::SystemTime::now() - 2 * INDEX_AGE;
+        File::open(index.path()).unwrap().set_modified(old).unwrap();
+        drop(cache.lock().unwrap());
+        assert!(!index.path().exists());
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
@@ -15,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::arch;
-use crate::setup::apt;
-use crate::setup::cache::{self, Cache};
+use crate::setup::apt::{self, Refused};
+use crate::setup::cache::{self, Cache, Note};
 use crate::setup::root;
-use crate::setup::suite::Suite;
+use crate::setup::suite::{Archives, Suite};
 
 /// The file to edit when a pinned package is gone.
 const TABLE_FILE: &str = "vm/kernels.toml";
@@ -52,7 +53,7 @@ pub fn is_locked() -> bool {
 
 /// No archive has a pinned file: why.
 #[derive(Debug)]
-struct Gone(String);
+pub struct Gone(pub String);
 
 impl fmt::Display for Gone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -175,9 +176,13 @@ impl Table {
     /// The kernel where none is named: the default line, or this machine's own kernel where no
     /// Debian archive can have that line.
     pub fn default_name(&self, cache: &Cache) -> String {
+        self.default_of(cache, apt::may_have_debian)
+    }
+
+    fn default_of(&self, cache: &Cache, may_have_debian: impl Fn() -> bool) -> String {
         let line = self.lines.iter().find(|line| line.name == self.default());
-        let here = line.is_some_and(|line| line.dir(cache).is_dir());
-        if here || apt::may_have_debian() || arch::is_foreign() {
+        let here = line.is_some_and(|line| !line.places(cache).is_empty());
+        if here || may_have_debian() || arch::is_foreign() {
             return self.default().to_owned();
         }
         static SAID: Once = Once::new();
@@ -212,24 +217,42 @@ impl Line {
     }
 
     /// The note in the cache of the kernel that takes the pinned one's place.
-    fn note(&self, cache: &Cache) -> PathBuf {
-        let mut note = self.dir(cache).into_os_string();
-        note.push(".moved");
-        note.into()
+    fn note(&self, cache: &Cache) -> Note {
+        Note::of(&self.dir(cache))
     }
 
-    /// The kernel that takes the pinned one's place, where the cache has such a note.
-    fn moved(&self, cache: &Cache) -> Option<Line> {
-        toml::from_str(&fs::read_to_string(self.note(cache)).ok()?).ok()
+    /// The kernel that takes the pinned one's place, where the cache has such a note; none where the
+    /// mirror was not asked for the pinned one.
+    fn moved(&self, mirror: Option<&str>, cache: &Cache) -> Option<Line> {
+        toml::from_str(&self.note(cache).read(mirror)?).ok()
     }
 
     /// All that the cache has of it: the pinned kernel, or the one that takes its place, with the note.
     pub fn places(&self, cache: &Cache) -> Vec<PathBuf> {
-        let moved = self.moved(cache).map(|line| line.dir(cache));
         let mut places = vec![self.dir(cache)];
-        places.extend(moved.into_iter().flat_map(|dir| [dir, self.note(cache)]));
         places.retain(|place| place.exists());
+        let moved = self.moved(None, cache).map(|moved| moved.dir(cache));
+        if let Some(moved) = moved.filter(|moved| moved.exists()) {
+            places.extend([moved, self.note(cache).path().to_owned()]);
+        }
         places
+    }
+
+    /// Its version and what the cache has of it, for `cargo vm doctor`.
+    pub fn describe(&self, cache: &Cache) -> String {
+        let state = |line: &Line| match line.state(cache) {
+            State::Here(_) => "here, intact".to_owned(),
+            State::Damaged(why) => format!("damaged ({why}); the next run fetches it again"),
+            State::Missing => format!("not fetched (cargo vm setup --kernel {} does)", line.name),
+        };
+        let moved = if is_locked() { None } else { self.moved(None, cache) };
+        let state = match moved {
+            Some(moved) if !matches!(self.state(cache), State::Here(_)) => {
+                format!("gone from the archive; {} in its place: {}", moved.version, state(&moved))
+            }
+            _ => state(self),
+        };
+        format!("{} {state}", self.version)
     }
 
     /// What the cache has of it.
@@ -240,25 +263,37 @@ impl Line {
     /// The kernel, fetched and unpacked where that is still to be done, or done again where its
     /// files are damaged. Where no archive has the pinned one any more: the newest of the line.
     pub fn get(&self, cache: &Cache) -> Result<Kernel> {
-        let locked = is_locked();
-        let moved = match (self.moved(cache), self.state(cache)) {
-            (Some(moved), State::Missing) if !locked => moved,
-            _ => match self.get_pinned(cache) {
-                Err(gone) if gone.is::<Gone>() && !locked => {
-                    let newest = self.newest(cache).with_context(|| {
-                        format!(
-                            "{gone}\nThe newest kernel of the line cannot be taken in its place"
-                        )
-                    });
-                    let extra = |error| fail(MACHINE, format!("{error:#}"));
-                    newest.map_err(|error| if self.extra { extra(error) } else { error })?
-                }
-                result => return result,
-            },
+        self.get_from(cache, is_locked(), apt::mirror().as_deref(), Archives::here)
+    }
+
+    fn get_from(
+        &self,
+        cache: &Cache,
+        locked: bool,
+        mirror: Option<&str>,
+        archives: impl Fn() -> Result<Archives>,
+    ) -> Result<Kernel> {
+        if let State::Here(kernel) = self.state(cache) {
+            return Ok(kernel);
+        }
+        let moved = if locked { None } else { self.moved(mirror, cache) };
+        if let Some(moved) = &moved {
+            self.say_once(moved);
+        }
+        let gone = match moved.as_ref().unwrap_or(self).get_pinned(cache, &archives) {
+            Err(gone) if gone.is::<Gone>() && !locked => gone,
+            result => return result,
         };
-        self.say_once(&moved);
-        let kernel = moved.get_pinned(cache)?;
-        cache::write(&self.note(cache), toml::to_string(&moved)?.as_bytes())?;
+        let archives = archives()?;
+        let newest = self.newest(&archives, cache).with_context(|| {
+            format!("{gone}\nThe newest kernel of the line cannot be taken in its place")
+        });
+        let extra = |error| fail(MACHINE, format!("{error:#}"));
+        let newest = newest.map_err(|error| if self.extra { extra(error) } else { error })?;
+        self.say_once(&newest);
+        let roots = archives.roots.clone();
+        let kernel = newest.get_pinned(cache, || Ok(archives))?;
+        self.note(cache).write(&roots, &toml::to_string(&newest)?)?;
         Ok(kernel)
     }
 
@@ -266,8 +301,9 @@ impl Line {
     fn say_once(&self, moved: &Line) {
         static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
         let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-        if !said.contains(&self.name) {
-            said.push(self.name.clone());
+        let key = format!("{} {}", self.name, moved.release);
+        if !said.contains(&key) {
+            said.push(key);
             say!(
                 "{} is gone from the archive: using {}, not tested by us; `cargo vm repin {}` pins it",
                 self.release,
@@ -285,28 +321,19 @@ impl Line {
         )
     }
 
-    fn get_pinned(&self, cache: &Cache) -> Result<Kernel> {
+    fn get_pinned(
+        &self,
+        cache: &Cache,
+        archives: impl FnOnce() -> Result<Archives>,
+    ) -> Result<Kernel> {
         let dir = self.dir(cache);
-        State::here(&dir, &self.name, cache, || {
-            if apt::mirror().is_none() {
-                apt::need_lists()?;
-            }
-            self.unpack(cache, &dir, &apt::archives()?)
-        })
+        State::here(&dir, &self.name, cache, || self.unpack(cache, &dir, &archives()?.roots))
     }
 
     /// This line with the newest kernel that an archive has of it, by the suite's own signed index.
-    fn newest(&self, cache: &Cache) -> Result<Line> {
-        let mut tried = Vec::new();
-        for archive in apt::archives()? {
-            let arch = self.packages.first().map_or("amd64", |package| &package.arch);
-            let suite = Suite::fetch(&archive, &self.suite, arch, cache);
-            match suite.and_then(|suite| self.newest_in(&suite)) {
-                Ok(line) => return Ok(line),
-                Err(error) => tried.push(format!("{error:#}")),
-            }
-        }
-        bail!("{}", tried.join("\n  "))
+    fn newest(&self, archives: &Archives, cache: &Cache) -> Result<Line> {
+        let arch = self.packages.first().map_or("amd64", |package| &package.arch);
+        archives.find(&self.suite, arch, cache, |index| self.newest_in(index))
     }
 
     /// The same, from one index: its packages of that architecture.
@@ -339,7 +366,36 @@ impl Line {
             line.version = version;
             anyhow::Ok(())
         })?;
+        ensure!(
+            !is_older(&line.version, &self.version)?,
+            "the newest kernel {} in {}, {}, is older than {}, the pinned one: this archive is behind. \
+             Try again later, or set VM_MIRROR to another archive",
+            self.name,
+            self.suite,
+            line.version,
+            self.version
+        );
         Ok(line)
+    }
+
+    /// The line with the packages of all architectures, each of which has found its newest kernel.
+    fn of_all(lines: &[Line]) -> Result<Line> {
+        let first = lines.first().context("the line has no package")?;
+        let one = |line: &Line| (line.release.clone(), line.version.clone());
+        if lines.iter().any(|line| one(line) != one(first)) {
+            let each = lines.iter().map(|line| {
+                let arch = line.packages.first().map_or("", |package| &package.arch);
+                format!("{arch} {} ({})", line.release, line.version)
+            });
+            bail!(
+                "{}: the archive does not have the same kernel for all architectures yet: {}. Nothing is \
+                 written; try again in some hours",
+                first.name,
+                each.collect::<Vec<_>>().join(", ")
+            );
+        }
+        let packages = lines.iter().flat_map(|line| line.packages.clone()).collect();
+        Ok(Line { packages, ..first.clone() })
     }
 
     /// Asks an archive for the suite of this line.
@@ -347,7 +403,7 @@ impl Line {
         let temp = tempfile::tempdir().context("cannot create a temporary directory")?;
         let url = format!("{}/dists/{}/Release", archive.trim_end_matches('/'), self.suite);
         apt::download(&url, &temp.path().join("Release"))?
-            .map_err(|why| anyhow!("does not answer for {}: {why}", self.suite))
+            .map_err(|refused| anyhow!("does not answer for {}: {}", self.suite, refused.why))
     }
 
     fn unpack(&self, cache: &Cache, dir: &Path, archives: &[String]) -> Result<()> {
@@ -367,22 +423,49 @@ impl Line {
 
     /// Downloads one package to `deb`, with its checksum checked.
     fn fetch(&self, package: &Package, archives: &[String], deb: &Path) -> Result<()> {
-        let Err(tried) = package.fetch(archives, deb)? else { return Ok(()) };
+        let Err(refused) = package.fetch(archives, deb)? else { return Ok(()) };
+        let Line { suite, version, name, .. } = self;
+        let why = format!("{} {version} cannot be fetched:\n  {}\n", package.name, refused.why);
+        let host = format!("`--kernel {HOST}` runs this machine's own kernel.");
+        let mirror =
+            format!("set VM_MIRROR to the root of a Debian archive that has the suite {suite}");
+        ensure!(
+            refused.is_gone,
+            "{why}This may pass, so no other kernel takes its place: try again when the network and the \
+             archive answer, or {mirror}. {host}"
+        );
         let gone = format!(
-            "{} {} cannot be fetched:\n  {}\n\
-             If the network is down, try again. If the archive does not carry this file: set \
-             VM_MIRROR to the root of a Debian archive that has the suite {}, or pin the newest \
-             kernel of that suite: `cargo vm repin {}` writes it to {TABLE_FILE}. `--kernel {HOST}` \
-             runs this machine's own kernel.",
-            package.name, self.version, tried, self.suite, self.name,
+            "{why}The archive does not have this file: {mirror}, or pin the newest kernel of that suite: \
+             `cargo vm repin {name}` writes it to {TABLE_FILE}. {host}"
         );
         Err(Gone(gone).into())
     }
 }
 
+/// What is written when pins change.
+#[derive(Default)]
+pub struct Changes {
+    /// The files, and their new texts.
+    pub files: Vec<(PathBuf, String)>,
+    /// What to say when they are written.
+    pub said: Vec<String>,
+}
+
 /// Pins the newest kernel of these lines, or of all: writes it to kernels.toml. With all, the packages
-/// of the guest's root, too.
+/// of the guest's root, too. A line's headers belong to it. Nothing is written before all is found.
 pub fn repin(workspace: &Path, names: &[String], cache: &Cache) -> Result<()> {
+    let changes = changes(workspace, names, &Archives::here()?, cache)?;
+    cache::replace(&changes.files)?;
+    changes.said.iter().for_each(|what| say!("{what}"));
+    Ok(())
+}
+
+fn changes(
+    workspace: &Path,
+    names: &[String],
+    archives: &Archives,
+    cache: &Cache,
+) -> Result<Changes> {
     let file = workspace.join(TABLE_FILE);
     let reading = || file.display().to_string();
     let mut text = fs::read_to_string(&file).with_context(reading)?;
@@ -391,27 +474,31 @@ pub fn repin(workspace: &Path, names: &[String], cache: &Cache) -> Result<()> {
         [] => table.lines.iter().collect(),
         names => names.iter().map(|name| table.line(name)).collect::<Result<_>>()?,
     };
-    apt::need_lists()?;
+    let mut changes = Changes::default();
     if names.is_empty() {
-        root::repin(workspace, cache)?;
+        root::repin(workspace, archives, cache, &mut changes)?;
     }
     for line in wanted {
-        let mut new = Line { packages: Vec::new(), ..line.clone() };
+        let mut all = Vec::new();
         for arch in line.packages.chunk_by(|a, b| a.arch == b.arch) {
-            let own = Line { packages: arch.to_vec(), ..line.clone() }.newest(cache)?;
-            new = Line { packages: [new.packages, own.packages.clone()].concat(), ..own };
+            let own = Line { packages: arch.to_vec(), ..line.clone() };
+            all.push(own.newest(archives, cache)?);
         }
+        let new = Line::of_all(&all)?;
+        root::repin_headers(workspace, &new, archives, cache, &mut changes)?;
         if new.release == line.release && new.packages == line.packages {
-            say!("{}: {} is the newest", line.name, line.release);
+            changes.said.push(format!("{}: {} is the newest", line.name, line.release));
             continue;
         }
         for (old, new) in line.packages.iter().zip(&new.packages) {
             text = replaced(&text, &old.pin(), &new.pin())?;
         }
         text = replaced(&text, &line.pin(), &new.pin())?;
-        say!("{}: {} is pinned in place of {}", line.name, new.release, line.release);
+        let (new, old) = (&new.release, &line.release);
+        changes.said.push(format!("{}: {new} is pinned in place of {old}", line.name));
     }
-    cache::write(&file, text.as_bytes())
+    changes.files.push((file, text));
+    Ok(changes)
 }
 
 /// The text of kernels.toml with these lines in place of those.
@@ -427,18 +514,21 @@ impl Package {
         format!("name = \"{name}\"\npath = \"{path}\"\nsize = {size}\nsha256 = \"{sha256}\"\n")
     }
 
-    /// Downloads it to `deb`, with its checksum checked. The inner error: no archive has it, and what
-    /// each of them says.
-    pub fn fetch(&self, archives: &[String], deb: &Path) -> Result<Result<(), String>> {
-        let mut tried = Vec::new();
+    /// Downloads it to `deb`, with its checksum checked. The inner error: no archive gives it, and what
+    /// each of them says. It is gone where all of them say that they do not have it.
+    pub fn fetch(&self, archives: &[String], deb: &Path) -> Result<Result<(), Refused>> {
+        let (mut tried, mut is_gone) = (Vec::new(), true);
         for archive in archives {
             let url = format!("{}/{}", archive.trim_end_matches('/'), self.path);
             match apt::download(&url, deb)? {
                 Ok(()) => return check(deb, self).map(Ok),
-                Err(why) => tried.push(format!("{url}\n      {why}")),
+                Err(refused) => {
+                    tried.push(format!("{url}\n      {}", refused.why));
+                    is_gone &= refused.is_gone;
+                }
             }
         }
-        Ok(Err(tried.join("\n  ")))
+        Ok(Err(Refused { why: tried.join("\n  "), is_gone }))
     }
 }
 
@@ -707,6 +797,17 @@ fn image(root: &Path, release: &str, modules: &Path) -> Option<PathBuf> {
     places.into_iter().find(|image| image.is_file())
 }
 
+/// Whether a version of a package is older than another, in Debian's order.
+fn is_older(version: &str, than: &str) -> Result<bool> {
+    let mut compare = Command::new(cache::tool("dpkg")?);
+    let compare = compare.args(["--compare-versions", version, "lt", than]);
+    let status = compare.stdin(Stdio::null()).status().context("cannot start dpkg")?;
+    match status.code() {
+        Some(code @ 0..=1) => Ok(code == 0),
+        _ => bail!("dpkg cannot compare the versions {version} and {than}: {status}"),
+    }
+}
+
 /// Compares releases by the numbers in them: 6.12 is newer than 6.9.
 fn by_version(a: &str, b: &str) -> std::cmp::Ordering {
     let numbers = |release: &str| -> Vec<u64> {
@@ -717,9 +818,8 @@ fn by_version(a: &str, b: &str) -> std::cmp::Ordering {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
+    use crate::setup::suite::tests::Archive;
 
     #[test]
     fn the_table_is_complete() {
@@ -838,6 +938,202 @@ mod tests {
             line.unpack(&cache, &line.dir(&cache), &archives).unwrap();
             assert!(matches!(line.state(&cache), State::Here(_)));
         }
+    }
+
+    /// The line 1.0 with the kernel that the archive has built.
+    fn line_of(archive: &Archive, release: &str) -> Line {
+        let deb = archive.deb(release);
+        let name = format!("linux-image-{release}-amd64");
+        let package = Package {
+            path: format!("pool/{name}.deb"),
+            name,
+            arch: amd64(),
+            size: deb.metadata().unwrap().len(),
+            sha256: sha256(&deb).unwrap(),
+        };
+        Line {
+            name: "1.0".into(),
+            suite: "moving".into(),
+            version: release.into(),
+            release: release.into(),
+            extra: false,
+            packages: vec![package],
+        }
+    }
+
+    fn no_network() -> Result<Archives> {
+        bail!("no network")
+    }
+
+    #[test]
+    fn another_kernel_takes_the_place_of_one_that_is_gone_and_of_no_other() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        let here = || Ok(archive.archives());
+        ["1.0.0-8", "1.0.0-9", "1.0.0-10"].into_iter().for_each(|release| archive.build(release));
+        archive.carries(&["1.0.0-9", "1.0.0-10"]);
+        let line = line_of(&archive, "1.0.0-9");
+        let note = line.note(&cache).path().to_owned();
+
+        // An archive that does not answer, alone and beside one that does not have it.
+        let pinned = temp.path().join("pinned.deb");
+        fs::rename(archive.deb("1.0.0-9"), &pinned).unwrap();
+        let down = "http://127.0.0.1:9".to_owned();
+        for others in [vec![], archive.archives().roots] {
+            let roots = [others, vec![down.clone()]].concat();
+            let down = || Ok(Archives { roots: roots.clone(), ..archive.archives() });
+            let error = line.get_from(&cache, false, None, down).unwrap_err();
+            assert!(!error.is::<Gone>() && error.to_string().contains("connect"), "{error}");
+            assert!(!note.exists());
+        }
+
+        let error = line.get_from(&cache, true, None, here).unwrap_err();
+        assert!(error.is::<Gone>() && !note.exists(), "{error}");
+        assert_eq!(line.get_from(&cache, false, None, here).unwrap().release, "1.0.0-10-amd64");
+        assert_eq!(
+            line.describe(&cache),
+            "1.0.0-9 gone from the archive; 1.0.0-10 in its place: here, intact"
+        );
+        let default = HashMap::from([(arch::guest().debian().to_owned(), line.name.clone())]);
+        let table = Table { default, lines: vec![line.clone()] };
+        assert_eq!(table.default_of(&cache, || false), "1.0");
+        // From now on without the network, and nothing is written.
+        let written = fs::metadata(&note).unwrap().modified().unwrap();
+        let again = |mirror| line.get_from(&cache, false, mirror, no_network);
+        assert_eq!(again(None).unwrap().release, "1.0.0-10-amd64");
+        let own = archive.archives().roots.remove(0);
+        assert_eq!(again(Some(&own)).unwrap().release, "1.0.0-10-amd64");
+        // Also where something is left of the pinned one.
+        fs::create_dir(line.dir(&cache)).unwrap();
+        assert_eq!(again(None).unwrap().release, "1.0.0-10-amd64");
+        fs::remove_dir(line.dir(&cache)).unwrap();
+        assert_eq!(fs::metadata(&note).unwrap().modified().unwrap(), written);
+        assert!(again(Some("http://other")).is_err());
+
+        // That one is gone, too.
+        fs::remove_dir_all(line.moved(None, &cache).unwrap().dir(&cache)).unwrap();
+        assert!(line.places(&cache).is_empty());
+        assert_eq!(table.default_of(&cache, || false), HOST);
+        fs::remove_file(archive.deb("1.0.0-10")).unwrap();
+        archive.build("1.0.0-11");
+        archive.carries(&["1.0.0-11"]);
+        assert_eq!(line.get_from(&cache, false, None, here).unwrap().release, "1.0.0-11-amd64");
+        assert_eq!(line.moved(None, &cache).unwrap().release, "1.0.0-11");
+
+        // Another archive has the pinned one.
+        fs::rename(&pinned, archive.deb("1.0.0-9")).unwrap();
+        let found = line.get_from(&cache, false, Some("http://other"), here).unwrap();
+        assert_eq!(found.release, "1.0.0-9-amd64");
+        assert_eq!(again(None).unwrap().release, "1.0.0-9-amd64");
+    }
+
+    /// A workspace whose pins are of this release, in the archive's suite.
+    fn workspace(release: &str) -> tempfile::TempDir {
+        let workspace = tempfile::tempdir().unwrap();
+        fs::create_dir(workspace.path().join("vm")).unwrap();
+        let hash = "0".repeat(64);
+        let package = |arch| {
+            let name = format!("linux-image-{release}-{arch}");
+            format!(
+                "\n[[line.package]]\narch = \"{arch}\"\nname = \"{name}\"\npath = \"pool/{name}.deb\"\n\
+                 size = 1\nsha256 = \"{hash}\"\n"
+            )
+        };
+        let table = format!(
+            "[default]\n\n[[line]]\nname = \"6.1\"\nsuite = \"moving\"\nversion = \"{release}\"\n\
+             release = \"{release}\"\n{}{}",
+            package("amd64"),
+            package("arm64")
+        );
+        fs::write(workspace.path().join(TABLE_FILE), table).unwrap();
+        let headers =
+            [format!("linux-headers-{release}-amd64"), format!("linux-headers-{release}-common")];
+        let tool = ["tool".to_owned()];
+        for (root, wanted) in [
+            ("root-arm64", tool.as_slice()),
+            ("root-sid", &tool),
+            ("root-bookworm", &tool),
+            ("headers-6.1", &headers),
+        ] {
+            let list: String =
+                wanted.iter().map(|name| format!("{hash} 1 pool/{name}_1_amd64.deb\n")).collect();
+            let text =
+                format!("suite = \"moving\"\nwanted = {wanted:?}\n\npackages = '''\n{list}'''\n");
+            fs::write(workspace.path().join(format!("vm/{root}.toml")), text).unwrap();
+        }
+        workspace
+    }
+
+    /// The files of a workspace and their texts.
+    fn texts(workspace: &Path) -> Vec<(PathBuf, String)> {
+        let files = fs::read_dir(workspace.join("vm")).unwrap().map(|entry| entry.unwrap().path());
+        let mut texts: Vec<_> =
+            files.map(|file| (file.clone(), fs::read_to_string(file).unwrap())).collect();
+        texts.sort();
+        texts
+    }
+
+    #[test]
+    fn all_that_is_pinned_anew_is_written_or_nothing() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        let workspace = workspace("6.1.0-50");
+        let before = texts(workspace.path());
+
+        // One architecture's is there before the other's.
+        archive.carries_in(&[("amd64", &["6.1.0-50", "6.1.0-51"]), ("arm64", &["6.1.0-50"])]);
+        let repin = |names: &[String]| {
+            let changes = changes(workspace.path(), names, &archive.archives(), &cache)?;
+            cache::replace(&changes.files)
+        };
+        for names in [vec![], vec!["6.1".to_owned()]] {
+            let error = format!("{:#}", repin(&names).unwrap_err());
+            assert!(error.contains("amd64 6.1.0-51 (6.1.0-51), arm64 6.1.0-50 "), "{error}");
+            assert_eq!(texts(workspace.path()), before);
+        }
+
+        archive.carries_in(&[("amd64", &["6.1.0-51"]), ("arm64", &["6.1.0-51"])]);
+        repin(&[]).unwrap();
+        let after = texts(workspace.path());
+        assert_eq!(after.len(), before.len());
+        for ((file, after), (_, before)) in after.iter().zip(&before) {
+            assert!(after != before, "{}", file.display());
+        }
+        let table = fs::read_to_string(workspace.path().join(TABLE_FILE)).unwrap();
+        assert!(!table.contains("6.1.0-50"), "{table}");
+        let line = &Table::parse(&table).unwrap().lines[0];
+        assert_eq!((line.version.as_str(), line.packages.len()), ("6.1.0-51", 2));
+        let headers = fs::read_to_string(workspace.path().join("vm/headers-6.1.toml")).unwrap();
+        for name in ["linux-headers-6.1.0-51-amd64", "linux-headers-6.1.0-51-common"] {
+            assert!(headers.contains(&format!("\"{name}\"")), "{headers}");
+            assert!(headers.contains(&format!(" 7 pool/{name}.deb\n")), "{headers}");
+        }
+        assert!(!headers.contains("6.1.0-50"), "{headers}");
+        // The kernel is the newest, and its headers are not: of the line alone, too.
+        fs::write(workspace.path().join("vm/headers-6.1.toml"), headers.replace("-51-", "-50-"))
+            .unwrap();
+        repin(&["6.1".to_owned()]).unwrap();
+        assert_eq!(texts(workspace.path()), after);
+    }
+
+    #[test]
+    fn an_older_kernel_is_not_the_newest() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        ["1.0.0-9", "1.0.0-10"].into_iter().for_each(|release| archive.build(release));
+        archive.carries(&["1.0.0-9"]);
+        let line = line_of(&archive, "1.0.0-10");
+        fs::remove_file(archive.deb("1.0.0-10")).unwrap();
+        let here = || Ok(archive.archives());
+        let error = format!("{:#}", line.get_from(&cache, false, None, here).unwrap_err());
+        assert!(error.contains("1.0.0-9, is older than 1.0.0-10, the pinned one"), "{error}");
+        assert!(!line.note(&cache).path().exists());
+        assert!(is_older("6.1.9-1~bpo12+1", "6.1.9-1").unwrap());
+        assert!(!is_older("6.1.10-1", "6.1.9-1").unwrap());
+        assert!(!is_older("6.1.9-1", "6.1.9-1").unwrap());
     }
 
     #[test]

@@ -4,18 +4,62 @@
 //! apt fetches and verifies the index, in directories of its own: nothing on this machine changes, and
 //! any architecture will do.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
+use crate::setup::apt;
 use crate::setup::cache::{Cache, find_tool};
 use crate::setup::kernels::Package;
 
+/// Clears what this machine's settings make apt run when it has fetched an index: `-o` can only add to it.
+const CLEARED: &str = "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n\
+                       #clear APT::Update::Post-Invoke-Success;\n";
 /// The keys that Debian signs its suites with; VM_KEYRING names others, for an archive of one's own.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// The archives to ask.
+pub struct Archives {
+    /// Their roots.
+    pub roots: Vec<String>,
+    /// The keys that their suites are signed with.
+    pub keyring: String,
+}
+
+impl Archives {
+    /// Those of this machine.
+    pub fn here() -> Result<Archives> {
+        if apt::mirror().is_none() {
+            apt::need_lists()?;
+        }
+        let keyring = std::env::var("VM_KEYRING").ok().filter(|keyring| !keyring.is_empty());
+        Ok(Archives {
+            roots: apt::archives()?,
+            keyring: keyring.unwrap_or_else(|| KEYRING.to_owned()),
+        })
+    }
+
+    /// What the first one finds whose index of the suite has it.
+    pub fn find<T>(
+        &self,
+        suite: &str,
+        arch: &str,
+        cache: &Cache,
+        find: impl Fn(&Suite) -> Result<T>,
+    ) -> Result<T> {
+        let mut tried = Vec::new();
+        for archive in &self.roots {
+            let index = Suite::fetch(&self.keyring, archive, suite, arch, cache);
+            match index.and_then(|index| find(&index)) {
+                Ok(found) => return Ok(found),
+                Err(error) => tried.push(format!("{error:#}")),
+            }
+        }
+        bail!("{}", tried.join("\n  "))
+    }
+}
 
 /// The index of a suite for one architecture.
 pub struct Suite {
@@ -25,12 +69,7 @@ pub struct Suite {
 
 impl Suite {
     /// Fetches the index from an archive; an error where its signature is not right.
-    pub fn fetch(archive: &str, suite: &str, arch: &str, cache: &Cache) -> Result<Suite> {
-        let keyring = std::env::var("VM_KEYRING").ok().filter(|keyring| !keyring.is_empty());
-        Suite::signed_by(keyring.as_deref().unwrap_or(KEYRING), archive, suite, arch, cache)
-    }
-
-    fn signed_by(
+    fn fetch(
         keyring: &str,
         archive: &str,
         suite: &str,
@@ -42,14 +81,15 @@ impl Suite {
             Path::new(keyring).is_file(),
             "{keyring} is not here, by which {suite} could be verified: install debian-archive-keyring"
         );
-        let made = Suite { dir: cache.temp_dir()?, arch: arch.to_owned() };
+        let made = Suite { dir: cache.index_dir()?, arch: arch.to_owned() };
         for sub in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(made.dir.path().join(sub))?;
         }
         let archive = archive.trim_end_matches('/');
         let source = format!("deb [signed-by={keyring}] {archive} {suite} main\n");
         fs::write(made.dir.path().join("sources.list"), source)?;
-        let output = made.apt("apt-get", ["-q", "update"])?;
+        fs::write(made.dir.path().join("apt.conf"), CLEARED)?;
+        let output = made.apt("apt-get", &["-q", "update"])?;
         let said = String::from_utf8_lossy(&output.stderr);
         // An index without a signature is a warning for some versions of apt.
         let wrong = said.lines().find(|line| line.starts_with("E:") || line.starts_with("W:"));
@@ -65,24 +105,24 @@ impl Suite {
         &self.arch
     }
 
-    /// Runs a program of apt on this index alone.
-    fn apt(
-        &self,
-        program: &str,
-        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
-    ) -> Result<Output> {
+    /// A program of apt that knows this index alone: of this machine's settings, those of its network
+    /// stay, and not those by which it prefers a version to another.
+    fn command(&self, program: &str) -> Command {
         let dir = self.dir.path().display();
         let mut command = Command::new(program);
+        // Read after this machine's settings; a file that APT_CONFIG names is read before them.
+        command.arg("-c").arg(self.dir.path().join("apt.conf"));
         for option in [
             format!("Dir::State::Lists={dir}/lists"),
             format!("Dir::Cache={dir}/cache"),
             format!("Dir::Etc::SourceList={dir}/sources.list"),
             "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            "Dir::Etc::Preferences=/dev/null".to_owned(),
+            "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
             "Dir::State::status=/dev/null".to_owned(),
+            "APT::Default-Release=".to_owned(),
             format!("APT::Architecture={}", self.arch),
             format!("APT::Architectures::={}", self.arch),
-            "APT::Update::Post-Invoke::=".to_owned(),
-            "APT::Update::Post-Invoke-Success::=".to_owned(),
             "Acquire::Languages=none".to_owned(),
             "Debug::NoLocking=true".to_owned(),
             // As root, apt would fetch as a user who may not write there.
@@ -90,27 +130,42 @@ impl Suite {
         ] {
             command.args(["-o", &option]);
         }
-        command.args(args).env("LC_ALL", "C").stdin(Stdio::null());
-        command.output().with_context(|| format!("cannot start {program}"))
+        command.env("LC_ALL", "C").stdin(Stdio::null());
+        command
+    }
+
+    fn apt(&self, program: &str, args: &[&str]) -> Result<Output> {
+        let output = self.command(program).args(args).output();
+        output.with_context(|| format!("cannot start {program}"))
+    }
+
+    /// What a program of apt printed; where it failed, an error with what it said.
+    fn ask(&self, program: &str, args: &[&str]) -> Result<String> {
+        let output = self.apt(program, args)?;
+        let why = String::from_utf8_lossy(&output.stderr);
+        let what = args.first().unwrap_or(&"");
+        ensure!(output.status.success(), "{program} {what} failed: {}", why.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// The names of all packages that begin with this.
     pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
-        let output = self.apt("apt-cache", ["pkgnames", prefix])?;
-        Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+        let text = self.ask("apt-cache", &["pkgnames", prefix])?;
+        Ok(text.lines().map(str::to_owned).collect())
     }
 
     /// The newest version of a package, and that version.
     pub fn package(&self, name: &str) -> Result<(Package, String)> {
-        self.packages(&[name])?.pop().with_context(|| format!("the index has no package {name}"))
+        let found = self
+            .packages(&[name])
+            .with_context(|| format!("cannot look up the package {name}"))?
+            .pop();
+        found.with_context(|| format!("the index has no package {name}"))
     }
 
     /// The newest version of each of these packages, in the index's order.
-    pub fn packages(&self, names: &[impl AsRef<OsStr>]) -> Result<Vec<(Package, String)>> {
-        let show = ["show", "--no-all-versions"].map(OsStr::new);
-        let args = show.into_iter().chain(names.iter().map(AsRef::as_ref));
-        let text = self.apt("apt-cache", args)?.stdout;
-        let text = String::from_utf8_lossy(&text);
+    pub fn packages(&self, names: &[&str]) -> Result<Vec<(Package, String)>> {
+        let text = self.ask("apt-cache", &[&["show", "--no-all-versions"], names].concat())?;
         let blocks = text.split("\n\n").filter(|block| !block.trim().is_empty());
         blocks.map(|block| self.block(block)).collect()
     }
@@ -136,8 +191,8 @@ impl Suite {
     /// These packages, and all that they depend on.
     pub fn with_dependencies(&self, names: &[String]) -> Result<Vec<Package>> {
         let options = ["install", "--print-uris", "--yes", "--no-install-recommends"];
-        let args = options.iter().copied().chain(names.iter().map(String::as_str));
-        let output = self.apt("apt-get", args)?;
+        let args: Vec<&str> = options.into_iter().chain(names.iter().map(String::as_str)).collect();
+        let output = self.apt("apt-get", &args)?;
         let why = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "apt cannot tell what they depend on: {}", why.trim());
         // 'URL' FILE SIZE HASH
@@ -151,23 +206,22 @@ impl Suite {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::setup::cache;
     use crate::setup::kernels::{Line, sha256};
 
     /// An archive with one suite, `moving`, and the key that its index is signed with.
-    struct Archive {
+    pub struct Archive {
         dir: tempfile::TempDir,
     }
 
     impl Archive {
-        fn new() -> Archive {
+        pub fn new() -> Archive {
             let archive = Archive { dir: tempfile::tempdir().unwrap() };
             archive.gpg(&["--quick-gen-key", "archive@example.org", "default", "default", "never"]);
             let key = archive.gpg(&["--export"]);
             fs::write(archive.keyring(), key).unwrap();
-            fs::create_dir_all(archive.index().parent().unwrap()).unwrap();
             archive
         }
 
@@ -189,25 +243,91 @@ mod tests {
         }
 
         fn index(&self) -> std::path::PathBuf {
-            self.suite().join("main/binary-amd64/Packages")
+            self.index_of("amd64")
         }
 
-        /// Writes the index, with a package of each release, and signs it.
-        fn carries(&self, releases: &[&str]) {
-            let package = |release: &&str| {
-                let name = format!("linux-image-{release}-amd64");
-                format!(
-                    "Package: {name}\nVersion: {release}\nArchitecture: amd64\nMaintainer: m\n\
-                     Filename: pool/{name}.deb\nSize: 7\nSHA256: {}\nDescription: d\n\n",
-                    "a".repeat(64)
-                )
-            };
-            fs::write(self.index(), releases.iter().map(package).collect::<String>()).unwrap();
-            let (size, hash) =
-                (self.index().metadata().unwrap().len(), sha256(&self.index()).unwrap());
+        fn index_of(&self, arch: &str) -> std::path::PathBuf {
+            self.suite().join(format!("main/binary-{arch}/Packages"))
+        }
+
+        /// Where its packages lie.
+        pub fn pool(&self) -> std::path::PathBuf {
+            self.dir.path().join("pool")
+        }
+
+        /// The file of a kernel's package.
+        pub fn deb(&self, release: &str) -> std::path::PathBuf {
+            self.pool().join(format!("linux-image-{release}-amd64.deb"))
+        }
+
+        /// Makes the package of a kernel.
+        pub fn build(&self, release: &str) {
+            let image = format!("boot/vmlinuz-{release}-amd64");
+            let module = format!("lib/modules/{release}-amd64/kernel/module");
+            let name = format!("linux-image-{release}-amd64");
+            self.pack(&name, &[(&image, release), (&module, "")]);
+        }
+
+        /// Makes a package with these files and their texts.
+        pub fn pack(&self, name: &str, files: &[(&str, &str)]) {
+            let tree = self.dir.path().join("tree");
+            let control =
+                "Package: p\nVersion: 1\nArchitecture: amd64\nMaintainer: m\nDescription: d\n";
+            for (file, text) in files.iter().chain(&[("DEBIAN/control", control)]) {
+                fs::create_dir_all(tree.join(file).parent().unwrap()).unwrap();
+                fs::write(tree.join(file), text).unwrap();
+            }
+            fs::create_dir_all(self.pool()).unwrap();
+            let deb = self.pool().join(format!("{name}.deb"));
+            cache::run("dpkg-deb", ["--build".as_ref(), tree.as_os_str(), deb.as_os_str()])
+                .unwrap();
+            fs::remove_dir_all(tree).unwrap();
+        }
+
+        /// Itself, as the only archive to ask.
+        pub fn archives(&self) -> Archives {
+            let url = format!("file://{}", self.dir.path().display());
+            Archives { roots: vec![url], keyring: self.keyring() }
+        }
+
+        /// Writes the index, with the kernels of these releases, and signs it.
+        pub fn carries(&self, releases: &[&str]) {
+            self.carries_in(&[("amd64", releases)]);
+        }
+
+        /// The same, for each of these architectures. The headers are there, too. Another package, `tool`, depends on `part`.
+        pub fn carries_in(&self, archs: &[(&str, &[&str])]) {
+            let mut sums = String::new();
+            for (arch, releases) in archs {
+                let package = |name: &str, version: &str, more: &str| {
+                    let path = format!("pool/{name}.deb");
+                    let deb = self.dir.path().join(&path);
+                    let size = deb.metadata().map_or(7, |meta| meta.len());
+                    let hash = sha256(&deb).unwrap_or_else(|_| "a".repeat(64));
+                    format!(
+                        "Package: {name}\nVersion: {version}\nArchitecture: {arch}\nMaintainer: m\n{more}\
+                         Filename: {path}\nSize: {size}\nSHA256: {hash}\nDescription: d\n\n",
+                    )
+                };
+                let mut text = String::new();
+                for release in *releases {
+                    text += &package(&format!("linux-image-{release}-{arch}"), release, "");
+                    text += &package(&format!("linux-headers-{release}-{arch}"), release, "");
+                    text += &package(&format!("linux-headers-{release}-common"), release, "");
+                }
+                text += &package("tool", "2", "Depends: part\n");
+                text += &package("part", "2", "");
+                let file = self.index_of(arch);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(&file, &text).unwrap();
+                let (size, hash) = (text.len(), sha256(&file).unwrap());
+                sums += &format!(" {hash} {size} main/binary-{arch}/Packages\n");
+            }
+            let names: Vec<&str> = archs.iter().map(|(arch, _)| *arch).collect();
             let release = format!(
-                "Origin: Test\nSuite: moving\nCodename: moving\nArchitectures: amd64\nComponents: main\n\
-                 Date: Mon, 01 Jan 2024 00:00:00 UTC\nSHA256:\n {hash} {size} main/binary-amd64/Packages\n"
+                "Origin: Test\nSuite: moving\nCodename: moving\nArchitectures: {}\nComponents: main\n\
+                 Date: Mon, 01 Jan 2024 00:00:00 UTC\nSHA256:\n{sums}",
+                names.join(" ")
             );
             fs::write(self.suite().join("Release"), release).unwrap();
             let release = self.suite().join("Release").display().to_string();
@@ -216,8 +336,8 @@ mod tests {
         }
 
         fn fetch(&self, cache: &Cache) -> Result<Suite> {
-            let url = format!("file://{}", self.dir.path().display());
-            Suite::signed_by(&self.keyring(), &url, "moving", "amd64", cache)
+            let Archives { roots, keyring } = self.archives();
+            Suite::fetch(&keyring, &roots[0], "moving", "amd64", cache)
         }
     }
 
@@ -246,10 +366,15 @@ mod tests {
         assert_eq!((package.size, package.sha256.as_str()), (7, &*"a".repeat(64)));
 
         let suite = archive.fetch(&cache).unwrap();
+        // Another set-up begins, and sweeps: the index is fetched without the lock.
+        drop(cache.lock().unwrap());
         let image = |release: &str| format!("linux-image-{release}-amd64");
         assert_eq!(suite.with_dependencies(&[image("6.1.0-51")]).unwrap(), newest.packages);
         let error = suite.with_dependencies(&[image("9")]).unwrap_err().to_string();
         assert!(error.contains("cannot tell what they depend on"), "{error}");
+
+        let error = format!("{:#}", suite.package("no-such").unwrap_err());
+        assert!(error.contains("apt-cache show failed: ") && error.contains("E: "), "{error}");
 
         archive.carries(&["6.12.9"]);
         let error = line.newest_in(&archive.fetch(&cache).unwrap()).unwrap_err().to_string();
@@ -268,5 +393,41 @@ mod tests {
         other.carries(&["6.1.0-51"]);
         fs::copy(other.suite().join("InRelease"), archive.suite().join("InRelease")).unwrap();
         assert!(archive.fetch(&cache).is_err());
+    }
+
+    #[test]
+    fn this_machines_settings_of_apt_do_not_count() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        archive.carries(&["6.1.0-51"]);
+        let suite = archive.fetch(&cache).unwrap();
+        let preferences = temp.path().join("preferences");
+        fs::write(&preferences, "Package: *\nPin: release *\nPin-Priority: -1\n").unwrap();
+        let settings = temp.path().join("settings");
+        let text = format!(
+            "APT::Default-Release \"stable\";\nDir::Etc::Preferences \"{}\";\n\
+             APT::Update::Pre-Invoke {{ \"a\"; }};\nAPT::Update::Post-Invoke {{ \"b\"; }};\n\
+             APT::Update::Post-Invoke-Success {{ \"c\"; }};\n",
+            preferences.display()
+        );
+        fs::write(&settings, text).unwrap();
+        let asked = |program: &str, args: &[&str]| {
+            let mut command = suite.command(program);
+            let output = command.args(args).env("APT_CONFIG", &settings).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let image = "linux-image-6.1.0-51-amd64";
+        assert!(asked("apt-cache", &["show", image]).contains(image));
+        let policy = asked("apt-cache", &["policy", image]);
+        assert!(policy.contains("Candidate: 6.1.0-51"), "{policy}");
+        let run: Vec<String> = asked("apt-config", &["dump"])
+            .lines()
+            .filter(|line| line.starts_with("APT::Update::P") && line.contains("Invoke"))
+            .filter(|line| !line.ends_with(" \"\";"))
+            .map(str::to_owned)
+            .collect();
+        assert!(run.is_empty(), "{run:?}");
     }
 }
