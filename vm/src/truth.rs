@@ -107,7 +107,7 @@ pub fn main(options: &Options) -> Result<i32> {
     workspace::build_all(&workspace)?;
     let mut plan = Plan {
         cases: cases.iter().map(|case| case.name.clone()).collect(),
-        tools: tools.iter().map(|tool| tool.name.clone()).collect(),
+        tools: Vec::new(),
         runs: options.runs.unwrap_or(if options.reproduce.is_some() { 1 } else { 3 }),
         roots: roots(&tools, &cache)?,
         headers: None,
@@ -121,6 +121,9 @@ pub fn main(options: &Options) -> Result<i32> {
         } else {
             None
         };
+        // Without its headers, none of bcc's tools says anything of a kernel.
+        let can_run = |tool: &&Tool| tool.family != Family::Bcc || plan.headers.is_some();
+        plan.tools = tools.iter().filter(can_run).map(|tool| tool.name.clone()).collect();
         // Each cell is written when it is known: what runs long may be ended at any time.
         judge(&workspace, &guest, kernel, &plan, |cell| {
             let what = format!("{kernel}, {}, {}", cell.case, cell.tool);
