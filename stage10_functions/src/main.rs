@@ -82,8 +82,7 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let calls = after.iter().zip(before).map(|(after, before)| after - before);
     print::table(calls.zip(&functions).collect());
     print::left_out(functions.len(), name, &left_out);
-    let skipped = skipped - skipped_before;
-    println!("{skipped:>8} skipped (function_entry() already running on this CPU)");
+    skipped.since(skipped_before).print("function_entry()");
     Ok(())
     // The hooks are dropped last: the user sees the results while they are removed.
 }

@@ -12,7 +12,7 @@ use crate::{
     ctracer::finds_the_functions,
     disks::{self, Mapped, NullBlk},
     ftrace::TRACEFS,
-    run::{Running, count, fio, stage},
+    run::{Running, count, fio, preempts, stage},
 };
 
 tests![
@@ -20,6 +20,7 @@ tests![
     stage10_counts_every_call,
     stage10_counts_what_it_was_skipped_for,
     stage10_knows_other_structs,
+    stage10_tells_calls_from_skipped,
 ];
 
 /// The function tracer in an instance of its own, for some functions.
@@ -193,4 +194,42 @@ fn stage10_knows_other_structs() -> Result<()> {
     let said = ended.stderr.contains("no_such_struct") && ended.stderr.contains("--type request");
     ensure!(ended.code == Some(1) && said && ended.stdout.is_empty(), "{ended:?}");
     Ok(())
+}
+
+/// Functions that are called all the time, also while their calls and the kernel's hits are read: the
+/// calls in between were not skipped. A pipe's functions run in tasks only, whose calls interrupt no
+/// program.
+fn stage10_tells_calls_from_skipped() -> Result<()> {
+    let load = || -> Result<Running> {
+        let dd = "dd bs=1 of=/dev/null status=none";
+        let mut load = Running::bash(&format!("yes | ({dd} count=1000; echo going >&2; {dd})"))?;
+        load.wait_for("going")?;
+        Ok(load)
+    };
+    let end = |running: Running, when: &str| -> Result<String> {
+        let output = running.interrupt()?;
+        let skipped = count(&output, "skipped")?;
+        ensure!(skipped == 0 || preempts()?, "load {when}, {skipped} skipped: {output}");
+        Ok(output)
+    };
+    let at_the_start = load()?;
+    let running = Running::stage("stage10", &["--type", "kiocb"])?;
+    drop(at_the_start);
+    end(running, "at the start")?;
+
+    let running = Running::stage("stage10", &["--type", "kiocb"])?;
+    let at_the_end = load()?;
+    let output = end(running, "at the end")?;
+    drop(at_the_end);
+    if has_multi()? {
+        return Ok(());
+    }
+    let more = count(&output, "more calls may have been skipped")?;
+    ensure!(more > 0, "the calls while both were read: {output}");
+    Ok(())
+}
+
+/// Whether the kernel hooks all functions at once: else, it takes a probe after the other.
+fn has_multi() -> Result<bool> {
+    Ok(fs::read_to_string("/proc/kallsyms")?.contains(" register_fprobe_ips\n"))
 }

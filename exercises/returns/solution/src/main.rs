@@ -97,10 +97,9 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
         let calls = calls[n] - calls_before[n];
         (calls, calls.saturating_sub(returns[n] - returns_before[n]), &functions[n])
     };
-    let skipped = skipped - skipped_before;
     print::table((0..functions.len()).map(of).collect());
     print::left_out(functions.len(), name, &left_out);
-    println!("{skipped:>8} skipped (a program already running on this CPU)");
+    skipped.since(skipped_before).print("a program");
     Ok(())
     // The hooks are dropped last: the user sees the results while they are removed.
 }
