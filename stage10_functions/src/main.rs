@@ -60,6 +60,10 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
         "no function of this kernel that takes a struct {name} * can be hooked: see --list, or give \
          the name of another struct, without the word struct: --type request"
     );
+    if functions.iter().any(|function| function.address == 0) {
+        // The kernel hides all addresses: the functions would share one key. This says why.
+        common::kernel_function("submit_bio")?;
+    }
     let means = Means::choose(&vmlinux);
     means.prepare(&mut open.progs.function_entry);
     open.maps.calls.set_max_entries(functions.len() as u32)?;

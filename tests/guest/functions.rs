@@ -21,6 +21,7 @@ tests![
     stage10_counts_what_it_was_skipped_for,
     stage10_knows_other_structs,
     stage10_tells_calls_from_skipped,
+    stage10_needs_addresses,
 ];
 
 /// The function tracer in an instance of its own, for some functions.
@@ -232,4 +233,19 @@ fn stage10_tells_calls_from_skipped() -> Result<()> {
 /// Whether the kernel hooks all functions at once: else, it takes a probe after the other.
 fn has_multi() -> Result<bool> {
     Ok(fs::read_to_string("/proc/kallsyms")?.contains(" register_fprobe_ips\n"))
+}
+
+/// Where the kernel hides its addresses, no function can be told from the other.
+fn stage10_needs_addresses() -> Result<()> {
+    let restrict = "/proc/sys/kernel/kptr_restrict";
+    let before = fs::read_to_string(restrict)?;
+    fs::write(restrict, "2")?;
+    let ended = stage("stage10", &["--duration", "1s"]);
+    let listed = stage("stage10", &["--list"]);
+    fs::write(restrict, before.trim())?;
+    let (ended, listed) = (ended?, listed?);
+    let said = ended.stderr.contains("kernel.kptr_restrict is 2") && ended.stdout.is_empty();
+    ensure!(ended.code == Some(3) && said, "{ended:?}");
+    ensure!(listed.code == Some(0) && listed.stdout.contains("submit_bio(bio)"), "{listed:?}");
+    Ok(())
 }
