@@ -123,13 +123,16 @@ pub struct Hooks {
     // Dropped in this order: the kernel removes no event that is in use.
     _links: Vec<Link>,
     event: Option<KprobeEvents>,
+    /// How many functions were tried, from the first one: all, where the user does not end the run
+    /// meanwhile. The program may be at none of them.
+    pub tried: usize,
     /// Functions that the kernel refuses in spite of its own list.
     pub refused: Refused,
 }
 
 impl Hooks {
     /// Attaches the program to these functions, which may have a module; where the user ends the run
-    /// meanwhile, not to all of them.
+    /// meanwhile, to as many as were [tried](Hooks::tried).
     pub fn attach(
         means: Means,
         program: &ProgramMut,
@@ -142,17 +145,21 @@ impl Hooks {
             let names: Vec<&str> = functions.iter().map(|(name, _)| *name).collect();
             let (links, mut refused) = attach(program, &names, &[], at)?;
             refused.sort();
-            return Ok(Hooks { program: fd, _links: links, event: None, refused });
+            let tried = functions.len();
+            return Ok(Hooks { program: fd, _links: links, event: None, tried, refused });
         }
-        let (mut event, mut refused) = (KprobeEvents::new(&[at])?, Vec::new());
-        let functions = functions.iter().take_while(|_| !session.is_over());
-        for (number, (name, module)) in functions.enumerate() {
+        let (mut event, mut refused, mut tried) = (KprobeEvents::new(&[at])?, Vec::new(), 0);
+        for (name, module) in functions.iter().take_while(|_| !session.is_over()) {
             if let Err(error) = event.add(name, *module) {
-                refused.push((number, format!("{error:#}")));
+                refused.push((tried, format!("{error:#}")));
             }
+            tried += 1;
         }
-        let link = event.attach(program, at)?;
-        Ok(Hooks { program: fd, _links: vec![link], event: Some(event), refused })
+        let links = match refused.len() == tried && session.is_over() {
+            true => Vec::new(),
+            false => vec![event.attach(program, at)?],
+        };
+        Ok(Hooks { program: fd, _links: links, event: Some(event), tried, refused })
     }
 
     /// Reads what the program has counted for each function, and how many calls it was skipped for:

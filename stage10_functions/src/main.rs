@@ -75,8 +75,12 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let names: Vec<_> = functions.iter().map(|f| (f.name.as_str(), f.module.as_deref())).collect();
     let program = &skel.progs.function_entry;
     let mut hooks = Hooks::attach(means, program, At::Entry, &names, session)?;
+    let not_tried = functions.split_off(hooks.tried).len();
     for (number, why) in std::mem::take(&mut hooks.refused).into_iter().rev() {
         left_out.push((functions.remove(number), Refusal::Probe(why)));
+    }
+    if functions.is_empty() {
+        return Ok(()); // Ctrl-C came before the first one
     }
 
     let calls = || functions.iter().map(|function| calls(&skel.maps.calls, function)).collect();
@@ -86,6 +90,9 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let calls = after.iter().zip(before).map(|(after, before)| after - before);
     print::table(calls.zip(&functions).collect());
     print::left_out(functions.len(), name, &left_out);
+    if not_tried > 0 {
+        print::not_tried(hooks.tried, not_tried);
+    }
     skipped.since(skipped_before).print("function_entry()");
     Ok(())
     // The hooks are dropped last: the user sees the results while they are removed.

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,7 +13,7 @@ use crate::{
     ctracer::finds_the_functions,
     disks::{self, Mapped, NullBlk},
     ftrace::TRACEFS,
-    run::{Running, count, fio, preempts, stage},
+    run::{Running, between, count, fio, not_judged, preempts, program, stage, wait_until},
 };
 
 tests![
@@ -22,6 +23,7 @@ tests![
     stage10_knows_other_structs,
     stage10_tells_calls_from_skipped,
     stage10_needs_addresses,
+    stage10_can_be_interrupted,
 ];
 
 /// The function tracer in an instance of its own, for some functions.
@@ -247,5 +249,40 @@ fn stage10_needs_addresses() -> Result<()> {
     let said = ended.stderr.contains("kernel.kptr_restrict is 2") && ended.stdout.is_empty();
     ensure!(ended.code == Some(3) && said, "{ended:?}");
     ensure!(listed.code == Some(0) && listed.stdout.contains("submit_bio(bio)"), "{listed:?}");
+    Ok(())
+}
+
+/// Ctrl-C while the probes are added, one after the other: only those that were are counted.
+fn stage10_can_be_interrupted() -> Result<()> {
+    if has_multi()? {
+        return not_judged("this kernel hooks all functions at once");
+    }
+    let interrupted = |is_time: &dyn Fn(u32) -> Result<bool>| -> Result<String> {
+        let running = Running::spawn(Command::new(program("stage10")).args(["--duration", "60s"]))?;
+        wait_until("the moment to interrupt", || is_time(running.id()))?;
+        running.interrupt()
+    };
+    let output = interrupted(&|_| {
+        let probes = fs::read_to_string(Path::new(TRACEFS).join("kprobe_events"))?;
+        Ok(probes.matches("workshop/").count() >= 5)
+    })?;
+    let tried = between(&output, "attaching was interrupted after ", " functions")?;
+    let (tried, all) = tried.split_once(" of ").context("odd")?;
+    let (tried, all): (u64, u64) = (tried.parse()?, all.parse()?);
+    ensure!((5..all).contains(&tried), "{output}");
+    ensure!(count(&output, "functions hooked")? == tried, "{output}");
+    ensure!(count(&output, "more were not tried")? == all - tried, "{output}");
+    let (called, not_called) = between(&output, "calls of ", " were not called")?
+        .split_once(" functions; ")
+        .context("odd")?;
+    ensure!(called.parse::<u64>()? + not_called.parse::<u64>()? == tried, "{output}");
+
+    // Before the first of them: while the lists of functions are read.
+    let output = interrupted(&|id| {
+        let files = fs::read_dir(format!("/proc/{id}/fd"))?.flatten();
+        let mut paths = files.filter_map(|file| fs::read_link(file.path()).ok());
+        Ok(paths.any(|path| path.ends_with("kallsyms")))
+    })?;
+    ensure!(output.is_empty(), "{output}");
     Ok(())
 }

@@ -81,6 +81,11 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let (entry, exit) = (&skel.progs.function_entry, &skel.progs.function_return);
     let exits = Hooks::attach(means, exit, At::Return, &names, session)?;
     let entries = Hooks::attach(means, entry, At::Entry, &names, session)?;
+    let tried = exits.tried.min(entries.tried);
+    if tried < functions.len() {
+        println!("attaching was interrupted after {tried} of {} functions", functions.len());
+        return Ok(());
+    }
     let mut refused = [exits.refused.clone(), entries.refused.clone()].concat();
     refused.sort();
     refused.dedup_by_key(|(number, _)| *number);
