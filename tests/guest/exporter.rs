@@ -528,6 +528,8 @@ fn exporter_beside_prometheus() -> Result<()> {
     needs("prometheus")?;
     let rules = workspace().join("appendix/exporter/rules.yml");
     shell(&format!("promtool check rules {}", rules.display()))?;
+    let tested = rules.with_file_name("rules_test.yml");
+    shell(&format!("promtool test rules {}", tested.display()))?;
     let directory = "/run/prometheus";
     fs::remove_dir_all(directory).ok();
     fs::create_dir_all(directory)?;

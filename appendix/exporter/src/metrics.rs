@@ -98,6 +98,9 @@ impl Metrics {
     }
 }
 
+const BIOS_NOT_MEASURED: &str = "Bios that are in no histogram; unmatched: completions of bios that \
+    no submit_bio() started, such as the clones that md and dm make of a bio that is measured";
+
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let help = "What runs: the exporter's version and the kernel's release";
@@ -139,7 +142,7 @@ impl Collector for Metrics {
             count(&mut family, &[("result", result)], pages as f64)?;
         }
         for (name, help, counts) in [
-            ("bios_not_measured", "Bios that are in no histogram", self.not_measured.bios),
+            ("bios_not_measured", BIOS_NOT_MEASURED, self.not_measured.bios),
             ("reads_not_measured", "Reads whose pages are not counted", self.not_measured.reads),
         ] {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
