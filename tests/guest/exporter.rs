@@ -30,6 +30,7 @@ tests![
     exporter_counts_what_the_disks_count,
     exporter_has_fios_latencies,
     exporter_divides_into_stage_11s_parts,
+    exporter_says_what_is_in_no_part,
     exporter_forgets_disks_that_are_gone,
     exporter_keeps_what_a_partition_counted,
     exporter_counts_pages,
@@ -276,6 +277,34 @@ fn exporter_divides_into_stage_11s_parts() -> Result<()> {
     );
     ensure!((sum - all).abs() < 1e-6, "parts of {sum} s, latencies of {all} s");
     scrape.is_complete()
+}
+
+/// A disk without statistics, of which nobody knows how long bios waited for a request, and one without
+/// requests: what is unknown is not 0, and the parts are all of the latency.
+fn exporter_says_what_is_in_no_part() -> Result<()> {
+    let silent = NullBlk::new(&[])?;
+    fs::write(format!("/sys/block/{}/queue/iostats", silent.name), "0")?;
+    shell("modprobe dm_zero")?;
+    let without_requests = Mapped::new("zeros", "0 65536 zero")?;
+    let running = start(PORT, &["--parts"])?;
+    for path in [format!("/dev/{}", silent.name), without_requests.path()] {
+        shell(&format!("dd if={path} of=/dev/null bs=4k count=20 iflag=direct status=none"))?;
+    }
+    let scrape = Scrape::of(PORT)?;
+    running.interrupt()?;
+    for (disk, known) in [(silent.name.clone(), true), (without_requests.disk()?, false)] {
+        let of = format!("storage_bio_part_seconds_total{{disk=\"{disk}\",op=\"read\",part=");
+        let parts: HashMap<&str, f64> = scrape
+            .0
+            .iter()
+            .filter_map(|(name, seconds)| Some((name.strip_prefix(&of)?, *seconds)))
+            .collect();
+        let (sum, all) = (parts.values().sum::<f64>(), scrape.seconds(&disk, "read"));
+        ensure!(all > 0.0 && (sum - all).abs() < 1e-6, "{parts:?} of {all} s");
+        ensure!(parts.contains_key("\"device\"}") == known, "{parts:?}");
+        ensure!(!parts.contains_key("\"wait\"}"), "nobody knows: {parts:?}");
+    }
+    Ok(())
 }
 
 /// The series of a disk end with it, and those of its successor start at 0.
