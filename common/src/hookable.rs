@@ -81,7 +81,9 @@ impl Kernel {
         kernel
     }
 
-    /// The address of a function that [`refuses`](Kernel::refuses) says nothing against; else 0.
+    /// The address of a function that [`refuses`](Kernel::refuses) says nothing against; else 0, and
+    /// also where the kernel hides its addresses: then [`kernel_function`](crate::kernel_function)
+    /// says why.
     pub fn address(&self, function: &str) -> u64 {
         self.addresses.get(function).and_then(|all| all.first()).copied().unwrap_or(0)
     }

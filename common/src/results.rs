@@ -74,7 +74,8 @@ pub fn of_measured(measured: u64, not_measured: u64) -> String {
     }
 }
 
-/// How often the kernel skipped any of the object's programs: each time, an event was not seen.
+/// How often the kernel skipped any of the object's programs: each time, an event was not seen. While
+/// they are attached, [`Session::times_skipped`](crate::Session::times_skipped) knows more.
 pub fn times_skipped(object: &Object) -> Result<u64> {
     Ok(skipped(object)?.iter().map(|(_, times)| times).sum())
 }
@@ -94,16 +95,26 @@ fn skipped(object: &Object) -> Result<Vec<(String, u64)>> {
 /// What [`remember_missed`] has read, by the id of the link's program.
 static MISSED: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
 
-/// Keeps for [`skipped`] how often a kprobe did not begin, because its CPU was in another one. The
-/// kernel counts these with the kprobe, not with the program (kernel/kprobes.c,
-/// kprobes_inc_nmissed_count()), and shows them as long as there is the link, from 6.7 on.
+/// Keeps for [`skipped`] what a link that is about to go has [`missed`].
 pub(crate) fn remember_missed(link: &Link) {
-    let Ok(info) = link.info() else { return };
-    if let LinkTypeInfo::PerfEvent(event) = info.info
-        && let PerfEventType::Kprobe { missed, .. } = event.event_type
+    if let Some((program, missed)) = missed(link)
         && let Ok(mut all) = MISSED.lock()
     {
-        *all.entry(info.prog_id).or_default() += missed;
+        *all.entry(program).or_default() += missed;
+    }
+}
+
+/// The program of a kprobe's link, and how often it did not begin, because its CPU was in another
+/// kprobe. The kernel counts these with the kprobe, not with the program (kernel/kprobes.c,
+/// kprobes_inc_nmissed_count()), and shows them as long as there is the link, from 6.7 on.
+pub(crate) fn missed(link: &Link) -> Option<(u32, u64)> {
+    let info = link.info().ok()?;
+    match info.info {
+        LinkTypeInfo::PerfEvent(event) => match event.event_type {
+            PerfEventType::Kprobe { missed, .. } => Some((info.prog_id, missed)),
+            _ => None,
+        },
+        _ => None,
     }
 }
 

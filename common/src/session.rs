@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, MapType, OpenObject, Program as Loaded, ProgramMut,
+    Link, MapCore, MapFlags, MapHandle, MapType, Object, OpenObject, Program as Loaded, ProgramMut,
     libbpf_sys::bpf_map_create_opts,
     skel::{OpenSkel, Skel, SkelBuilder},
 };
@@ -44,7 +44,8 @@ pub struct Session {
     hooks: Vec<String>,
     /// The programs that are loaded: their names, and the kernel's ids.
     loaded: Vec<(String, u32)>,
-    links: Vec<Link>,
+    /// And whether it is that of a kprobe.
+    links: Vec<(Link, bool)>,
 }
 
 impl Session {
@@ -121,7 +122,7 @@ impl Session {
                 let why = refused.then(|| preflight::perf_events(&self.hooks).err()).flatten();
                 why.unwrap_or_else(|| self.explain(Step::Attach, error))
             })?;
-            self.links.push(link);
+            self.links.push((link, program.section().as_encoded_bytes().starts_with(b"kprobe/")));
         }
         Ok(())
     }
@@ -180,17 +181,26 @@ impl Session {
     /// Detaches the programs, the last one attached first. When this returns, none of them is
     /// running any more: their maps and variables stand still.
     pub fn detach(&mut self) -> Result<()> {
-        while let Some(link) = self.links.pop() {
+        while let Some((link, _)) = self.links.pop() {
             results::remember_missed(&link);
         }
         wait_for_programs().context("the programs that are still running could not be waited for")
+    }
+
+    /// How often the kernel skipped any of the object's programs, also while they are attached. Unlike a
+    /// look at a map, this keeps no program from running.
+    pub fn times_skipped(&self, object: &Object) -> Result<u64> {
+        let kprobes = self.links.iter().filter(|(_, is_kprobe)| *is_kprobe);
+        let missed =
+            kprobes.filter_map(|(link, _)| results::missed(link)).map(|(_, missed)| missed);
+        Ok(results::times_skipped(object)? + missed.sum::<u64>())
     }
 
     /// Detaches the programs all at once: for a run that reads nothing after that. The kernel waits before
     /// it frees a link; here it waits for several at a time.
     pub fn detach_at_once(&mut self) {
         thread::scope(|scope| {
-            for link in self.links.drain(..) {
+            for (link, _) in self.links.drain(..) {
                 // Where there is no thread to be had, it is dropped here.
                 thread::Builder::new().spawn_scoped(scope, move || drop(link)).ok();
             }

@@ -60,6 +60,10 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
         "no function of this kernel that takes a struct {name} * can be hooked: see --list, or give \
          the name of another struct, without the word struct: --type request"
     );
+    if functions.iter().any(|function| function.address == 0) {
+        // The kernel hides all addresses: the functions would share one key. This says why.
+        common::kernel_function("submit_bio")?;
+    }
     let means = Means::choose(&vmlinux);
     means.prepare(&mut open.progs.function_entry);
     open.maps.calls.set_max_entries(functions.len() as u32)?;
@@ -71,8 +75,12 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let names: Vec<_> = functions.iter().map(|f| (f.name.as_str(), f.module.as_deref())).collect();
     let program = &skel.progs.function_entry;
     let mut hooks = Hooks::attach(means, program, At::Entry, &names, session)?;
+    let not_tried = functions.split_off(hooks.tried).len();
     for (number, why) in std::mem::take(&mut hooks.refused).into_iter().rev() {
         left_out.push((functions.remove(number), Refusal::Probe(why)));
+    }
+    if functions.is_empty() {
+        return Ok(()); // Ctrl-C came before the first one
     }
 
     let calls = || functions.iter().map(|function| calls(&skel.maps.calls, function)).collect();
@@ -82,8 +90,10 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let calls = after.iter().zip(before).map(|(after, before)| after - before);
     print::table(calls.zip(&functions).collect());
     print::left_out(functions.len(), name, &left_out);
-    let skipped = skipped - skipped_before;
-    println!("{skipped:>8} skipped (function_entry() already running on this CPU)");
+    if not_tried > 0 {
+        print::not_tried(hooks.tried, not_tried);
+    }
+    skipped.since(skipped_before).print("function_entry()");
     Ok(())
     // The hooks are dropped last: the user sees the results while they are removed.
 }

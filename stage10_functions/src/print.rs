@@ -55,3 +55,11 @@ pub fn left_out(hooked: usize, name: &str, left_out: &[(Function, Refusal)]) {
         println!("{number:>8} {reason}");
     }
 }
+
+/// Where Ctrl-C came before all functions were hooked.
+pub fn not_tried(tried: usize, not_tried: usize) {
+    let all = tried + not_tried;
+    println!(
+        "{not_tried:>8} more were not tried: attaching was interrupted after {tried} of {all} functions"
+    );
+}

@@ -30,9 +30,11 @@ tests![
     exporter_counts_what_the_disks_count,
     exporter_has_fios_latencies,
     exporter_divides_into_stage_11s_parts,
+    exporter_says_what_is_in_no_part,
     exporter_forgets_disks_that_are_gone,
     exporter_keeps_what_a_partition_counted,
     exporter_counts_pages,
+    exporter_counts_what_it_was_skipped_for,
     exporter_survives_hostile_clients,
     exporter_stops_listening_at_once,
     exporter_beside_prometheus,
@@ -278,6 +280,34 @@ fn exporter_divides_into_stage_11s_parts() -> Result<()> {
     scrape.is_complete()
 }
 
+/// A disk without statistics, of which nobody knows how long bios waited for a request, and one without
+/// requests: what is unknown is not 0, and the parts are all of the latency.
+fn exporter_says_what_is_in_no_part() -> Result<()> {
+    let silent = NullBlk::new(&[])?;
+    fs::write(format!("/sys/block/{}/queue/iostats", silent.name), "0")?;
+    shell("modprobe dm_zero")?;
+    let without_requests = Mapped::new("zeros", "0 65536 zero")?;
+    let running = start(PORT, &["--parts"])?;
+    for path in [format!("/dev/{}", silent.name), without_requests.path()] {
+        shell(&format!("dd if={path} of=/dev/null bs=4k count=20 iflag=direct status=none"))?;
+    }
+    let scrape = Scrape::of(PORT)?;
+    running.interrupt()?;
+    for (disk, known) in [(silent.name.clone(), true), (without_requests.disk()?, false)] {
+        let of = format!("storage_bio_part_seconds_total{{disk=\"{disk}\",op=\"read\",part=");
+        let parts: HashMap<&str, f64> = scrape
+            .0
+            .iter()
+            .filter_map(|(name, seconds)| Some((name.strip_prefix(&of)?, *seconds)))
+            .collect();
+        let (sum, all) = (parts.values().sum::<f64>(), scrape.seconds(&disk, "read"));
+        ensure!(all > 0.0 && (sum - all).abs() < 1e-6, "{parts:?} of {all} s");
+        ensure!(parts.contains_key("\"device\"}") == known, "{parts:?}");
+        ensure!(!parts.contains_key("\"wait\"}"), "nobody knows: {parts:?}");
+    }
+    Ok(())
+}
+
 /// The series of a disk end with it, and those of its successor start at 0.
 fn exporter_forgets_disks_that_are_gone() -> Result<()> {
     let running = start(PORT, &[])?;
@@ -381,6 +411,60 @@ fn exporter_counts_pages() -> Result<()> {
     let is_right = hit + miss == all && hit > miss && miss > 0 && readahead < all;
     ensure!(is_right && readahead + miss >= all, "with readahead: {ahead:?}, of {all} pages");
     Ok(())
+}
+
+/// A timer completes bios in the middle of other probes, whose CPU then runs no kprobe: the kernel counts
+/// these with the kprobe, and shows the figure as long as the link is there.
+fn exporter_counts_what_it_was_skipped_for() -> Result<()> {
+    let disk =
+        NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "10000"), ("submit_queues", "2")])?;
+    let running = start(PORT, &["--parts"])?;
+    if of_the_kernel(running.id())?.is_none() {
+        running.interrupt()?;
+        return not_judged("this kernel does not show in /proc what a kprobe has missed");
+    }
+    fio(&format!(
+        "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=16 --thread \
+         --norandommap --size=128M --numjobs=16 --number_ios=300",
+        disk.name
+    ))?;
+    // Others may do I/O meanwhile.
+    let before = of_the_kernel(running.id())?.unwrap_or_default();
+    let ours = Scrape::of(PORT)?.get("storage_programs_skipped_total") as u64;
+    let after = of_the_kernel(running.id())?.unwrap_or_default();
+    running.interrupt()?;
+    let (missed, skipped) = before;
+    let (least, most) = (missed + skipped, after.0 + after.1);
+    println!("{ours} skipped; the kernel: {missed} by kprobes, {skipped} by programs");
+    ensure!((least..=most).contains(&ours), "{ours}; the kernel: {before:?} to {after:?}");
+    if missed == 0 {
+        return not_judged("no kprobe was missed");
+    }
+    Ok(())
+}
+
+/// What the kprobes of a process have missed, and how often its programs were skipped; `None`: the
+/// kernel does not show the former.
+fn of_the_kernel(process: u32) -> Result<Option<(u64, u64)>> {
+    let (mut missed, mut shown, mut programs) = (0, false, Vec::new());
+    for file in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
+        let info = fs::read_to_string(file?.path())?;
+        let field =
+            |name| info.lines().find_map(|line: &str| line.strip_prefix(name)?.split_once('\t'));
+        let (Some((_, kind)), Some((_, program))) = (field("link_type:"), field("prog_id:")) else {
+            continue;
+        };
+        programs.push(program.trim().parse::<u64>()?);
+        if let (true, Some((_, number))) = (kind.trim() == "perf", field("missed:")) {
+            missed += number.trim().parse::<u64>()?;
+            shown = true;
+        }
+    }
+    let all: Value = serde_json::from_str(&shell("bpftool prog show --json")?)?;
+    let all = all.as_array().context("bpftool prints no list")?;
+    let ours = all.iter().filter(|one| one["id"].as_u64().is_some_and(|id| programs.contains(&id)));
+    let skipped = ours.filter_map(|program| program["recursion_misses"].as_u64()).sum();
+    Ok(shown.then_some((missed, skipped)))
 }
 
 /// Clients that send too little, too much, nothing, or nonsense, and many of them: somebody who asks
@@ -528,6 +612,8 @@ fn exporter_beside_prometheus() -> Result<()> {
     needs("prometheus")?;
     let rules = workspace().join("appendix/exporter/rules.yml");
     shell(&format!("promtool check rules {}", rules.display()))?;
+    let tested = rules.with_file_name("rules_test.yml");
+    shell(&format!("promtool test rules {}", tested.display()))?;
     let directory = "/run/prometheus";
     fs::remove_dir_all(directory).ok();
     fs::create_dir_all(directory)?;

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,7 +13,7 @@ use crate::{
     ctracer::finds_the_functions,
     disks::{self, Mapped, NullBlk},
     ftrace::TRACEFS,
-    run::{Running, count, fio, stage},
+    run::{Running, between, count, fio, not_judged, preempts, program, stage, wait_until},
 };
 
 tests![
@@ -20,6 +21,9 @@ tests![
     stage10_counts_every_call,
     stage10_counts_what_it_was_skipped_for,
     stage10_knows_other_structs,
+    stage10_tells_calls_from_skipped,
+    stage10_needs_addresses,
+    stage10_can_be_interrupted,
 ];
 
 /// The function tracer in an instance of its own, for some functions.
@@ -192,5 +196,93 @@ fn stage10_knows_other_structs() -> Result<()> {
     let ended = stage("stage10", &["--type", "no_such_struct"])?;
     let said = ended.stderr.contains("no_such_struct") && ended.stderr.contains("--type request");
     ensure!(ended.code == Some(1) && said && ended.stdout.is_empty(), "{ended:?}");
+    Ok(())
+}
+
+/// Functions that are called all the time, also while their calls and the kernel's hits are read: the
+/// calls in between were not skipped. A pipe's functions run in tasks only, whose calls interrupt no
+/// program.
+fn stage10_tells_calls_from_skipped() -> Result<()> {
+    let load = || -> Result<Running> {
+        let dd = "dd bs=1 of=/dev/null status=none";
+        let mut load = Running::bash(&format!("yes | ({dd} count=1000; echo going >&2; {dd})"))?;
+        load.wait_for("going")?;
+        Ok(load)
+    };
+    let end = |running: Running, when: &str| -> Result<String> {
+        let output = running.interrupt()?;
+        let skipped = count(&output, "skipped")?;
+        ensure!(skipped == 0 || preempts()?, "load {when}, {skipped} skipped: {output}");
+        Ok(output)
+    };
+    let at_the_start = load()?;
+    let running = Running::stage("stage10", &["--type", "kiocb"])?;
+    drop(at_the_start);
+    end(running, "at the start")?;
+
+    let running = Running::stage("stage10", &["--type", "kiocb"])?;
+    let at_the_end = load()?;
+    let output = end(running, "at the end")?;
+    drop(at_the_end);
+    if has_multi()? {
+        return Ok(());
+    }
+    let more = count(&output, "more calls may have been skipped")?;
+    ensure!(more > 0, "the calls while both were read: {output}");
+    Ok(())
+}
+
+/// Whether the kernel hooks all functions at once: else, it takes a probe after the other.
+fn has_multi() -> Result<bool> {
+    Ok(fs::read_to_string("/proc/kallsyms")?.contains(" register_fprobe_ips\n"))
+}
+
+/// Where the kernel hides its addresses, no function can be told from the other.
+fn stage10_needs_addresses() -> Result<()> {
+    let restrict = "/proc/sys/kernel/kptr_restrict";
+    let before = fs::read_to_string(restrict)?;
+    fs::write(restrict, "2")?;
+    let ended = stage("stage10", &["--duration", "1s"]);
+    let listed = stage("stage10", &["--list"]);
+    fs::write(restrict, before.trim())?;
+    let (ended, listed) = (ended?, listed?);
+    let said = ended.stderr.contains("kernel.kptr_restrict is 2") && ended.stdout.is_empty();
+    ensure!(ended.code == Some(3) && said, "{ended:?}");
+    ensure!(listed.code == Some(0) && listed.stdout.contains("submit_bio(bio)"), "{listed:?}");
+    Ok(())
+}
+
+/// Ctrl-C while the probes are added, one after the other: only those that were are counted.
+fn stage10_can_be_interrupted() -> Result<()> {
+    if has_multi()? {
+        return not_judged("this kernel hooks all functions at once");
+    }
+    let interrupted = |is_time: &dyn Fn(u32) -> Result<bool>| -> Result<String> {
+        let running = Running::spawn(Command::new(program("stage10")).args(["--duration", "60s"]))?;
+        wait_until("the moment to interrupt", || is_time(running.id()))?;
+        running.interrupt()
+    };
+    let output = interrupted(&|_| {
+        let probes = fs::read_to_string(Path::new(TRACEFS).join("kprobe_events"))?;
+        Ok(probes.matches("workshop/").count() >= 5)
+    })?;
+    let tried = between(&output, "attaching was interrupted after ", " functions")?;
+    let (tried, all) = tried.split_once(" of ").context("odd")?;
+    let (tried, all): (u64, u64) = (tried.parse()?, all.parse()?);
+    ensure!((5..all).contains(&tried), "{output}");
+    ensure!(count(&output, "functions hooked")? == tried, "{output}");
+    ensure!(count(&output, "more were not tried")? == all - tried, "{output}");
+    let (called, not_called) = between(&output, "calls of ", " were not called")?
+        .split_once(" functions; ")
+        .context("odd")?;
+    ensure!(called.parse::<u64>()? + not_called.parse::<u64>()? == tried, "{output}");
+
+    // Before the first of them: while the lists of functions are read.
+    let output = interrupted(&|id| {
+        let files = fs::read_dir(format!("/proc/{id}/fd"))?.flatten();
+        let mut paths = files.filter_map(|file| fs::read_link(file.path()).ok());
+        Ok(paths.any(|path| path.ends_with("kallsyms")))
+    })?;
+    ensure!(output.is_empty(), "{output}");
     Ok(())
 }

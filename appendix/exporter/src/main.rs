@@ -102,7 +102,7 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
                 with_parts: parts,
                 pages: pages.iter().map(shared::Pages::read).collect(),
                 not_measured: NotMeasured::from(counts),
-                skipped: common::times_skipped(skel.object())?,
+                skipped: session.times_skipped(skel.object())?,
             };
             metrics.encode(format)
         })?;

@@ -98,6 +98,9 @@ impl Metrics {
     }
 }
 
+const BIOS_NOT_MEASURED: &str = "Bios that are in no histogram; unmatched: completions of bios that \
+    no submit_bio() started, such as the clones that md and dm make of a bio that is measured";
+
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let help = "What runs: the exporter's version and the kernel's release";
@@ -120,11 +123,15 @@ impl Collector for Metrics {
             )?;
         }
         if self.with_parts {
-            let help = "Time that bios spent in each part of their way, as stage 11 divides it";
+            let help = "Time that bios spent in each part of their way, as stage 11 divides it; a part \
+                        that cannot be told from the next one is included there; unknown: of bios \
+                        of which no part is known";
             let mut family =
                 encoder.encode_descriptor("bio_part", help, seconds, MetricType::Counter)?;
             for ((disk, operation), sums) in &self.series {
-                for (part, ns) in PARTS.into_iter().zip(sums.parts) {
+                // No bio had this part, or of none it is known, which is not 0.
+                let parts = PARTS.into_iter().zip(sums.parts).filter(|(_, ns)| *ns > 0);
+                for (part, ns) in parts {
                     let labels = [("disk", disk.as_str()), ("op", operation), ("part", part)];
                     count(&mut family, &labels, in_seconds(ns))?;
                 }
@@ -139,7 +146,7 @@ impl Collector for Metrics {
             count(&mut family, &[("result", result)], pages as f64)?;
         }
         for (name, help, counts) in [
-            ("bios_not_measured", "Bios that are in no histogram", self.not_measured.bios),
+            ("bios_not_measured", BIOS_NOT_MEASURED, self.not_measured.bios),
             ("reads_not_measured", "Reads whose pages are not counted", self.not_measured.reads),
         ] {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -189,7 +196,10 @@ mod tests {
     fn both_formats_have_all() {
         let metrics = || Metrics {
             build: Build { version: "1", kernel: "6".into() },
-            series: BTreeMap::from([(("vda".to_owned(), "read"), Sums::default())]),
+            series: BTreeMap::from([(
+                ("vda".to_owned(), "read"),
+                Sums { parts: [0, 0, 0, 0, 1_000, 3_000_000_000], ..Sums::default() },
+            )]),
             with_parts: true,
             pages: vec![[1, 2, 3], [10, 20, 30]],
             not_measured: NotMeasured {
@@ -203,7 +213,8 @@ mod tests {
         for line in [
             "storage_exporter_build_info{version=\"1\",kernel=\"6\"} 1",
             "storage_bio_latency_seconds_bucket{le=\"+Inf\",disk=\"vda\",op=\"read\"} 0",
-            "storage_bio_part_seconds_total{disk=\"vda\",op=\"read\",part=\"mapper\"} 0.0",
+            "storage_bio_part_seconds_total{disk=\"vda\",op=\"read\",part=\"mapper\"} 0.000001",
+            "storage_bio_part_seconds_total{disk=\"vda\",op=\"read\",part=\"unknown\"} 3.0",
             "storage_page_cache_pages_total{result=\"miss\"} 22.0",
             "storage_bios_not_measured_total{reason=\"unmatched\"} 2.0",
             "storage_reads_not_measured_total{reason=\"asynchronous\"} 6.0",
@@ -214,6 +225,7 @@ mod tests {
                 "{line}: {new}"
             );
         }
+        assert!(!new.contains("part=\"wait\""), "unknown is not 0: {new}");
         assert!(new.ends_with("# EOF\n") && new.contains("# UNIT storage_bio_latency_seconds"));
         assert!(new.contains("# TYPE storage_programs_skipped counter\n"), "{new}");
         assert!(old.contains("# TYPE storage_programs_skipped_total counter\n"), "{old}");

@@ -22,6 +22,7 @@ struct series {
 struct histogram {
 	struct series of; /* set on the first CPU only */
 	u64 sum, parts[PARTS]; /* ns */
+	u64 in_no_part; /* of bios no part of which is known, ns */
 	u64 buckets[BUCKETS];
 };
 
@@ -94,6 +95,8 @@ static __always_inline void add_to_series(struct io *io, bool with_parts)
 	for (int i = 0; i < PARTS && with_parts; i++)
 		if (io->parts[i] != UNKNOWN)
 			__sync_fetch_and_add(&histogram->parts[i], io->parts[i]);
+	if (with_parts && io->parts[DEVICE] == UNKNOWN)
+		__sync_fetch_and_add(&histogram->in_no_part, latency);
 }
 
 #endif /* __SERIES_H__ */

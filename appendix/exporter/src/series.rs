@@ -19,8 +19,8 @@ use crate::{
 pub const PLACES: u32 = 256;
 const BUCKETS: usize = 54;
 
-/// The parts in the order of `enum part` in parts.h.
-pub const PARTS: [&str; 5] = ["wait", "queue", "device", "end", "mapper"];
+/// The parts in the order of `enum part` in parts.h; last, `in_no_part` of series.h.
+pub const PARTS: [&str; 6] = ["wait", "queue", "device", "end", "mapper", "unknown"];
 /// The operations in the order of `enum operation` in series.h.
 const OPERATIONS: [&str; 5] = ["read", "write", "flush", "discard", "other"];
 

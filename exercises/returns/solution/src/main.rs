@@ -60,6 +60,10 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
         "no function of this kernel that takes a struct {name} * can be hooked: see --list, or give \
          the name of another struct, without the word struct: --type request"
     );
+    if functions.iter().any(|function| function.address == 0) {
+        // The kernel hides all addresses: the functions would share one key. This says why.
+        common::kernel_function("submit_bio")?;
+    }
     let means = Means::choose(&vmlinux);
     means.prepare(&mut open.progs.function_entry);
     means.prepare(&mut open.progs.function_return);
@@ -77,6 +81,11 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let (entry, exit) = (&skel.progs.function_entry, &skel.progs.function_return);
     let exits = Hooks::attach(means, exit, At::Return, &names, session)?;
     let entries = Hooks::attach(means, entry, At::Entry, &names, session)?;
+    let tried = exits.tried.min(entries.tried);
+    if tried < functions.len() {
+        println!("attaching was interrupted after {tried} of {} functions", functions.len());
+        return Ok(());
+    }
     let mut refused = [exits.refused.clone(), entries.refused.clone()].concat();
     refused.sort();
     refused.dedup_by_key(|(number, _)| *number);
@@ -97,10 +106,9 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
         let calls = calls[n] - calls_before[n];
         (calls, calls.saturating_sub(returns[n] - returns_before[n]), &functions[n])
     };
-    let skipped = skipped - skipped_before;
     print::table((0..functions.len()).map(of).collect());
     print::left_out(functions.len(), name, &left_out);
-    println!("{skipped:>8} skipped (a program already running on this CPU)");
+    skipped.since(skipped_before).print("a program");
     Ok(())
     // The hooks are dropped last: the user sees the results while they are removed.
 }
