@@ -47,7 +47,8 @@ static __always_inline bool is_wanted(struct bio *bio, u32 dev)
 {
 	struct gendisk *disk = BPF_CORE_READ(bio, bi_bdev, bd_disk);
 
-	return dev == only_dev || (BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor)) == only_dev;
+	return dev == only_dev ||
+	       (BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor)) == only_dev;
 }
 
 SEC("kprobe/submit_bio")
