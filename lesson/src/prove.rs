@@ -273,7 +273,7 @@ pub fn prove(
     println!("{} of {number} hold", number - wrong.len());
     ensure!(number > 0 || not_tried == 0, "there was no time to try anything");
     if not_tried > 0 {
-        println!("not tried, for the time was up: {not_tried} more");
+        println!("{not_tried} more were not tried: the time was up");
     }
     Ok(wrong)
 }

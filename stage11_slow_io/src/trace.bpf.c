@@ -184,7 +184,8 @@ static int bio_ends(u64 address, u32 program)
 	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
 		bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
 
-		status = status ?: BPF_CORE_READ(bio, bi_status); /* the whole gets it from its part later */
+		/* The whole gets the error of this part later, unless it has one. */
+		status = BPF_CORE_READ(bio, bi_status) ?: status;
 		completes((u64)bio, status, program);
 		bio = is_part ? BPF_CORE_READ(bio, bi_private) : NULL; /* the whole */
 	}

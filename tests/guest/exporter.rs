@@ -448,7 +448,8 @@ fn exporter_counts_what_it_was_skipped_for() -> Result<()> {
 fn of_the_kernel(process: u32) -> Result<Option<(u64, u64)>> {
     let (mut missed, mut shown, mut programs) = (0, false, Vec::new());
     for file in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
-        let info = fs::read_to_string(file?.path())?;
+        // One that is closed meanwhile is no link.
+        let Ok(info) = fs::read_to_string(file?.path()) else { continue };
         let field =
             |name| info.lines().find_map(|line: &str| line.strip_prefix(name)?.split_once('\t'));
         let (Some((_, kind)), Some((_, program))) = (field("link_type:"), field("prog_id:")) else {

@@ -1,6 +1,6 @@
 //! Stage 11 beside the block layer's tracepoints, and beside delays that are put into one part.
 
-use std::{collections::HashMap, fs};
+use std::{collections::HashMap, fs, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -497,14 +497,16 @@ fn stage11_ends_beside_a_busy_disk() -> Result<()> {
     let null = NullBlk::new(&[])?;
     let busy = fio_command(&format!(
         "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 --numjobs=2 \
-         --thread --time_based --runtime=110",
+         --thread --time_based --runtime=580",
         null.name
     ));
     let mut busy = Running::bash(&format!("exec {busy}"))?;
     // The shell reads each byte by a system call.
     let lines = format!("{} --min 0 --duration 2s 2>/dev/null", program("stage11").display());
     let read = "sh -c 'n=0; while read -r line; do n=$((n + 1)); done; echo $n'";
-    let read: u64 = shell(&format!("{lines} | {read}"))?.trim().parse()?;
+    let mut stage = Running::bash(&format!("{lines} | {read}"))?;
+    stage.wait_at_most(Duration::from_secs(500))?;
+    let read: u64 = stage.end()?.stdout.trim().parse()?;
     ensure!(read > 1000, "{read} lines, the test does not test");
     ensure!(busy.runs()?, "stage 11 ran for as long as the disk was busy");
     Ok(())

@@ -4,7 +4,7 @@
 //! package `truth` says which tools and cases there are; the guest tests' program runs them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use clap::Args;
 use host::fail::{MACHINE, USAGE, fail};
 use host::judging::Judging;
 use host::say;
+use rustix::fs::FlockOperation;
 use truth::{Cell, Family, PLAN, Plan, Report, Tool, Verdict};
 
 use crate::arch::{self, Arch};
@@ -124,6 +125,9 @@ pub fn main(options: &Options) -> Result<i32> {
         // Without its headers, none of bcc's tools says anything of a kernel.
         let can_run = |tool: &&Tool| tool.family != Family::Bcc || plan.headers.is_some();
         plan.tools = tools.iter().filter(can_run).map(|tool| tool.name.clone()).collect();
+        if plan.tools.is_empty() {
+            continue;
+        }
         // Each cell is written when it is known: what runs long may be ended at any time.
         judge(&workspace, &guest, kernel, &plan, |cell| {
             let what = format!("{kernel}, {}, {}", cell.case, cell.tool);
@@ -140,12 +144,16 @@ pub fn main(options: &Options) -> Result<i32> {
             if plan.shows {
                 return Ok(());
             }
-            // Read anew: another kernel may be judged at the same time.
+            // Another kernel may be judged at the same time.
+            let file = workspace.join(JSON);
+            let lock = File::options().append(true).create(true).open(&file).context(JSON)?;
+            rustix::fs::flock(&lock, FlockOperation::LockExclusive).context(JSON)?;
             let mut report = read(&workspace)?;
             report.add(kernel, cell);
             write(&workspace, &report)
         })?;
     }
+    ensure!(!found.kernels.is_empty(), "no cell was judged, see above");
     if options.reproduce.is_some() {
         let (case, tool) = (&cases[0], &tools[0]);
         println!("tool:  {}", tool.argv.join(" "));
@@ -201,8 +209,8 @@ fn judge(
 /// The cells that were judged before.
 fn read(workspace: &Path) -> Result<Report> {
     match fs::read_to_string(workspace.join(JSON)) {
-        Ok(text) => serde_json::from_str(&text).context(JSON),
-        Err(_) => Ok(Report::default()),
+        Ok(text) if !text.is_empty() => serde_json::from_str(&text).context(JSON),
+        _ => Ok(Report::default()),
     }
 }
 

