@@ -75,7 +75,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// A bio that took long, from the ring buffer. Returns 0, or -1 to stop its reader when its turn is over.
+    /// A bio that took long, from the ring buffer. Returns 0, or -1 to stop its reader when its turn has ended.
     /// After an error, which [`finish`](Lines::finish) returns, there is no turn and no line any more.
     pub fn add(&mut self, bytes: &[u8]) -> i32 {
         if self.failed.is_none()
