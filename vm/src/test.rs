@@ -209,9 +209,6 @@ fn run(
     let judge = whole.iter().position(|kernel| *kernel == programs.default);
     let judge = judge.or((!whole.is_empty()).then_some(0));
     let mut jobs = Vec::new();
-    if !programs.host.is_empty() {
-        jobs.push(Job::Host);
-    }
     if let Some(guest) = &programs.guest {
         // The longest first.
         let others = (0..whole.len()).filter(|number| Some(*number) != judge);
@@ -223,6 +220,10 @@ fn run(
         let (first, of) = (whole.len(), share.len());
         let one = |number| Job::Guest { guest, number: first + number, part: Part { number, of } };
         jobs.extend((0..of).map(one));
+    }
+    // The short ones last: no worker then waits for long while another one ends.
+    if !programs.host.is_empty() {
+        jobs.push(Job::Host);
     }
     jobs.extend(programs.bench.then_some(Job::Bench(&programs.default)));
 
