@@ -63,15 +63,23 @@ fn latency(text: &str) -> Result<Duration, String> {
     if text == "0" { Ok(Duration::ZERO) } else { common::duration(text) }
 }
 
-/// A block device by its path, or by its name as `lsblk` shows it.
+/// A block device by its name, as in /sys/class/block, which needs no /dev; or by its file, as device mapper
+/// names it.
 fn disk(name: &str) -> Result<Device, String> {
-    let paths = ["", "/dev/", "/dev/mapper/"].map(|directory| format!("{directory}{name}"));
-    let files = paths.iter().filter_map(|path| std::fs::metadata(path).ok());
-    let device = files.filter(|file| file.file_type().is_block_device()).map(|file| file.rdev());
-    // As stat(2) has it: 12 bits of the major number between two pieces of the minor one.
-    let number = |dev: u64| (dev >> 8 & 0xfff) << 20 | (dev >> 12 & 0xfff00) | (dev & 0xff);
-    let found = device.map(|dev| Device(number(dev) as u32)).next();
-    found.ok_or("there is no such disk; `lsblk` shows those that there are".into())
+    let path = format!("/sys/class/block/{}/dev", name.trim_start_matches("/dev/"));
+    let by_name = std::fs::read_to_string(path).ok().and_then(|dev| number(&dev));
+    let found = by_name.or_else(|| {
+        let mut paths = ["", "/dev/mapper/"].iter().map(|directory| format!("{directory}{name}"));
+        paths.find_map(|path| by_file(&path))
+    });
+    found.map(Device).ok_or("there is no such disk; `lsblk` shows those that there are".into())
+}
+
+/// The number of a block device's file. stat(2) puts 12 bits of the major one between two pieces of the minor.
+fn by_file(path: &str) -> Option<u32> {
+    let file = std::fs::metadata(path).ok().filter(|file| file.file_type().is_block_device())?;
+    let dev = file.rdev();
+    Some(((dev >> 8 & 0xfff) << 20 | (dev >> 12 & 0xfff00) | (dev & 0xff)) as u32)
 }
 
 /// `254:16`, as the kernel has it in a dev_t.
