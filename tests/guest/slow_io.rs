@@ -10,8 +10,8 @@ use crate::{
     disks::{self, Mapped, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
     run::{
-        Running, compared, count, fio, fio_command, judged_weakly, may_skip, program, shell, stage,
-        wait_until, workspace,
+        Running, compared, count, fio, fio_command, judged_weakly, may_skip, not_judged, program,
+        shell, stage, wait_until, workspace,
     },
 };
 
@@ -167,6 +167,10 @@ fn steps(disk: &str, events: &[Event]) -> Result<HashMap<u64, [Option<Moment>; 5
 /// wait between ftrace's hook and ours, so each time is compared with the earliest and the latest moments at
 /// which ours can have run.
 fn stage11_has_blktraces_parts() -> Result<()> {
+    if shell("uname -r")?.contains("-rt") {
+        // Measured: 16 of 300 waits lay outside of what ftrace allows, by up to 2 ms.
+        return not_judged("softirqs are tasks there: ftrace's neighbouring events are no bounds");
+    }
     let null = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "3000000")])?;
     for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?, null.name.clone()] {
         let judge = Ftrace::new(&[
