@@ -20,9 +20,8 @@ pub fn io(bytes: &[u8]) -> Result<Io> {
 }
 
 /// The bios of the same disk, its partitions included, that have completed in this time before `slow`, the
-/// oldest one first.
-/// Each program on each CPU keeps the last 1024. A record that is being written while it is read is
-/// left out: then two reads differ.
+/// oldest one first. Each program on each CPU keeps the last 1024. A record that is being written while it
+/// is read is left out: then two reads differ.
 pub fn before(recent: &Map<'_>, slow: &Io, time: Duration) -> Result<Vec<Io>> {
     let mut found = Vec::new();
     let mut disks = HashMap::new();

@@ -131,7 +131,8 @@ impl Programs {
         (whole, share): (&[String], &[String]),
         default: String,
     ) -> Result<Programs> {
-        let bench = [whole, share].concat().contains(&default)
+        let bench = !whole.is_empty()
+            && whole.iter().chain(share).any(|kernel| *kernel == default)
             && arch::guest().has_budgets()
             && filter.is_none_or(|f| BENCH.contains(f));
         let known = workspace::programs(root)?.into_iter().map(|program| program.package);
