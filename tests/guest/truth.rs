@@ -188,23 +188,21 @@ pub fn cells(prepare: fn()) -> Option<Result<()>> {
     Some(serde_json::from_str(&plan).context(PLAN).and_then(|plan: Plan| {
         let (tools, cases) = (truth::tools()?, truth::cases()?);
         let mut refused: Vec<Cell> = Vec::new();
-        for name in &plan.cases {
-            let case = cases.iter().find(|case| case.name == *name).context("no such case")?;
-            let load =
-                cases::CASES.iter().find(|(case, _)| case == name).context("no such load")?.1;
-            let wanted = |tool: &&Tool| plan.tools.contains(&tool.name) && tool.is_asked(case);
-            for tool in tools.iter().filter(wanted) {
-                // What a tool needs to start is the same in each case.
-                if let Some(cell) = refused.iter().find(|cell: &&Cell| cell.tool == tool.name) {
-                    let cell = Cell { case: name.clone(), ..cell.clone() };
-                    println!("{}", serde_json::to_string(&cell)?);
-                    continue;
-                }
-                for cell in cells_of(&plan, std::slice::from_ref(tool), name, load)? {
-                    println!("{}", serde_json::to_string(&cell)?);
-                    if matches!(cell.verdict, Verdict::Refused { .. }) {
-                        refused.push(cell);
-                    }
+        for (case, tool) in &plan.cells {
+            ensure!(cases.iter().any(|known| known.name == *case), "no such case: {case}");
+            let load = cases::CASES.iter().find(|(known, _)| known == case);
+            let load = load.with_context(|| format!("{case} has no load"))?.1;
+            let tool = tools.iter().find(|known| known.name == *tool).context("no such tool")?;
+            // What a tool needs to start is the same in each case.
+            if let Some(cell) = refused.iter().find(|cell| cell.tool == tool.name) {
+                let cell = Cell { case: case.clone(), ..cell.clone() };
+                println!("{}", serde_json::to_string(&cell)?);
+                continue;
+            }
+            for cell in cells_of(&plan, std::slice::from_ref(tool), case, load)? {
+                println!("{}", serde_json::to_string(&cell)?);
+                if matches!(cell.verdict, Verdict::Refused { .. }) {
+                    refused.push(cell);
                 }
             }
         }

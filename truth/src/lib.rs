@@ -119,10 +119,8 @@ pub const PLAN: &str = "VM_TRUTH";
 /// What the guest is to judge.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// The names of cases.
-    pub cases: Vec<String>,
-    /// The names of tools.
-    pub tools: Vec<String>,
+    /// The names of a case and of a tool each.
+    pub cells: Vec<(String, String)>,
     /// How often each cell is judged.
     pub runs: u32,
     /// Where the roots are, by name.

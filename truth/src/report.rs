@@ -55,7 +55,8 @@ impl Report {
         })
     }
 
-    fn cell(&self, kernel: &str, case: &Case, tool: &Tool) -> Option<&Cell> {
+    /// The cell of a case and a tool on a kernel line.
+    pub fn cell(&self, kernel: &str, case: &Case, tool: &Tool) -> Option<&Cell> {
         let cells = self.kernels.get(kernel)?;
         cells.iter().find(|cell| cell.case == case.name && cell.tool == tool.name)
     }

@@ -203,7 +203,6 @@ fn run(
     bless: bool,
 ) -> Report {
     let kernels = [whole, share].concat();
-    let cpus = thread::available_parallelism().map_or(1, usize::from);
     // Two boots share a kernel's tests: with larger jobs, all would wait for the last one.
     let parts = if filter.is_none() { 2 } else { 1 };
     // It runs those tests, too, that are enough on one kernel.
@@ -229,7 +228,7 @@ fn run(
     jobs.extend(programs.bench.then_some(Job::Bench(&programs.default)));
 
     let alone = jobs.len() == 1;
-    let workers = cpus.min(in_memory()).min(jobs.len());
+    let workers = workers().min(jobs.len());
     let left = Mutex::new(jobs.iter());
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
     let host = Mutex::new(Report::default());
@@ -291,6 +290,11 @@ fn run(
         sum.broken(format!("{error:#}"));
     }
     sum
+}
+
+/// How many guests to run at once: an emulated one keeps a CPU busy.
+pub fn workers() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(in_memory())
 }
 
 /// How many guests of 2 GiB this machine has the memory for.

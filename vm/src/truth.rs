@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -14,7 +16,7 @@ use host::fail::{MACHINE, USAGE, fail};
 use host::judging::Judging;
 use host::say;
 use rustix::fs::FlockOperation;
-use truth::{Cell, Family, PLAN, Plan, Report, Tool, Verdict};
+use truth::{Case, Cell, Family, PLAN, Plan, Report, Tool, Verdict};
 
 use crate::arch::{self, Arch};
 use crate::follow::follow;
@@ -22,7 +24,7 @@ use crate::setup::cache::Cache;
 use crate::setup::kernels::Table;
 use crate::setup::packages;
 use crate::setup::root;
-use crate::test::in_guest;
+use crate::test::{self, in_guest};
 use crate::workspace::{self, GUEST};
 
 /// What is written.
@@ -52,8 +54,11 @@ pub struct Options {
     /// Run this one cell, print its commands and its verdict, and write nothing
     #[arg(long, value_name = "CASE/TOOL", conflicts_with_all = ["case", "tool", "family"])]
     reproduce: Option<String>,
+    /// Only cells that bench/truth.json does not have: goes on where a run was ended
+    #[arg(long, conflicts_with = "reproduce")]
+    missing: bool,
     /// Run nothing: write the page and the picture of the cells in bench/truth.json again
-    #[arg(long, conflicts_with_all = ["case", "tool", "family", "reproduce"])]
+    #[arg(long, conflicts_with_all = ["case", "tool", "family", "reproduce", "missing"])]
     render: bool,
     /// How often a cell is judged: the worst of ours counts, and the best of others [default: 3, and 1
     /// with --reproduce]
@@ -61,7 +66,7 @@ pub struct Options {
     runs: Option<u32>,
 }
 
-/// Runs the command. Returns the exit code: 1 where a tool of ours is wrong, or was not judged.
+/// Runs the command. Returns the exit code: 1 where a tool of ours is wrong, or a cell was not judged.
 pub fn main(options: &Options) -> Result<i32> {
     if options.render {
         let workspace = workspace::root()?;
@@ -74,6 +79,104 @@ pub fn main(options: &Options) -> Result<i32> {
              --arch",
         ));
     }
+    let (cases, tools) = chosen(options)?;
+    let (table, cache) = (Table::load()?, Cache::open()?);
+    let kernels = table.names(options.kernel.as_deref(), &cache)?;
+    packages::need(true)?;
+    let workspace = workspace::root()?;
+    workspace::for_guests(&workspace, &cache)?;
+    // Built as `cargo vm test` does: what it has built is not built again.
+    let guest = workspace::build(&workspace, &["test", "--workspace", "--no-run"], GUEST)?;
+    workspace::build_all(&workspace)?;
+    let plan = Plan {
+        cells: Vec::new(),
+        runs: options.runs.unwrap_or(if options.reproduce.is_some() { 1 } else { 3 }),
+        roots: roots(&tools, &cache)?,
+        headers: None,
+        shows: options.reproduce.is_some(),
+    };
+    let workers = test::workers();
+    let mut jobs = Vec::new();
+    let known = if options.missing { read(&workspace)? } else { Report::default() };
+    let is_known = |kernel: &str, case: &Case, tool: &Tool| {
+        let cell = known.cell(kernel, case, tool);
+        cell.is_some_and(|cell| !matches!(cell.verdict, Verdict::NotRun { .. }))
+    };
+    for kernel in &kernels {
+        let is_bcc = |tool: &Tool| tool.family == Family::Bcc;
+        let headers = match tools.iter().any(is_bcc) {
+            true => root::headers(kernel, &cache)?,
+            false => None,
+        };
+        // Without its headers, none of bcc's tools says anything of a kernel.
+        let can_run = |tool: &Tool| !is_bcc(tool) || headers.is_some();
+        let is_wanted = |case: &Case, tool: &Tool| {
+            tool.is_asked(case) && can_run(tool) && !is_known(kernel, case, tool)
+        };
+        for cells in parts(&cases, &tools, workers, is_wanted) {
+            jobs.push((kernel.as_str(), Plan { cells, headers: headers.clone(), ..plan.clone() }));
+        }
+    }
+    if jobs.is_empty() && options.missing {
+        say!("{JSON} has all of these cells");
+        return Ok(0);
+    }
+    ensure!(
+        !jobs.is_empty(),
+        "bcc's tools need the kernel's headers, which the suite of this kernel does not have"
+    );
+    // What this run finds; the files keep what was found before, too.
+    let results = Mutex::new((Report::default(), Vec::new()));
+    let take = |kernel: &str, cell: Cell| {
+        let what = format!("{kernel}, {}, {}", cell.case, cell.tool);
+        let why = match &cell.verdict {
+            Verdict::NotRun { why } => format!(": {why}"),
+            _ => String::new(),
+        };
+        say!("{what}: {}{why}", truth::shown(&cell));
+        let is_ours = |tool: &Tool| tool.family == Family::Ours && tool.name == cell.tool;
+        let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+        let (found, not_judged) = &mut *results;
+        if !why.is_empty() && tools.iter().any(is_ours) {
+            not_judged.push(format!("{what}{why}"));
+        }
+        found.add(kernel, cell.clone());
+        if plan.shows {
+            return Ok(());
+        }
+        // Another run of the command may judge at the same time.
+        let file = workspace.join(JSON);
+        let lock = File::options().append(true).create(true).open(&file).context(JSON)?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).context(JSON)?;
+        let mut report = read(&workspace)?;
+        report.add(kernel, cell);
+        write(&workspace, &report)
+    };
+    // Each cell is written when it is known: what runs long may be ended at any time.
+    let failed = at_once(workers, &jobs, |(kernel, plan)| {
+        judge(&workspace, &guest, kernel, plan, |cell| take(kernel, cell))
+    });
+    let (found, not_judged) = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if options.reproduce.is_some() {
+        let (case, tool) = (&cases[0], &tools[0]);
+        println!("tool:  {}", tool.argv.join(" "));
+        println!("load:  {} (tests/guest/truth/cases.rs, {}())", case.load, case.name);
+        println!("judge: {}", case.judge);
+        for cell in found.cells(&case.name, &tool.name) {
+            println!("{cell}");
+        }
+    } else if !found.kernels.is_empty() {
+        say!("{MARKDOWN}, {PICTURE} and {JSON} are written");
+    }
+    let wrong = found.wrong_of_ours()?;
+    wrong.iter().for_each(|line| say!("wrong: {line}"));
+    not_judged.iter().for_each(|line| say!("a tool of ours was not judged: {line}"));
+    failed.iter().for_each(|error| say!("cells were not judged: {error:#}"));
+    Ok(i32::from(!(wrong.is_empty() && not_judged.is_empty() && failed.is_empty())))
+}
+
+/// The cases and tools that the options name.
+fn chosen(options: &Options) -> Result<(Vec<Case>, Vec<Tool>)> {
     let (wanted_cases, wanted_tools) = match options.reproduce.as_deref().map(|c| c.split_once('/'))
     {
         None => (options.case.clone(), options.tool.clone()),
@@ -95,80 +198,51 @@ pub fn main(options: &Options) -> Result<i32> {
     }
     tools.retain(|tool| cases.iter().any(|case| tool.is_asked(case)));
     if tools.is_empty() {
-        let message = "such a tool answers no such case: TRUTH.md has no cell for them";
-        return Err(fail(USAGE, message));
+        return Err(fail(USAGE, "such a tool answers no such case: TRUTH.md has no cell for them"));
     }
-    let (table, cache) = (Table::load()?, Cache::open()?);
-    let kernels = table.names(options.kernel.as_deref(), &cache)?;
-    packages::need(true)?;
-    let workspace = workspace::root()?;
-    workspace::for_guests(&workspace, &cache)?;
-    // Built as `cargo vm test` does: what it has built is not built again.
-    let guest = workspace::build(&workspace, &["test", "--workspace", "--no-run"], GUEST)?;
-    workspace::build_all(&workspace)?;
-    let mut plan = Plan {
-        cases: cases.iter().map(|case| case.name.clone()).collect(),
-        tools: Vec::new(),
-        runs: options.runs.unwrap_or(if options.reproduce.is_some() { 1 } else { 3 }),
-        roots: roots(&tools, &cache)?,
-        headers: None,
-        shows: options.reproduce.is_some(),
-    };
-    // What this run finds; the files keep what was found before, too.
-    let (mut found, mut not_judged) = (Report::default(), Vec::new());
-    for kernel in &kernels {
-        plan.headers = if tools.iter().any(|tool| tool.family == Family::Bcc) {
-            root::headers(kernel, &cache)?
-        } else {
-            None
-        };
-        // Without its headers, none of bcc's tools says anything of a kernel.
-        let can_run = |tool: &&Tool| tool.family != Family::Bcc || plan.headers.is_some();
-        plan.tools = tools.iter().filter(can_run).map(|tool| tool.name.clone()).collect();
-        if plan.tools.is_empty() {
-            continue;
+    Ok((cases, tools))
+}
+
+/// Does each of some jobs, so many at once. A job that fails keeps no other from being done: returns the
+/// errors.
+fn at_once<J: Sync>(
+    workers: usize,
+    jobs: &[J],
+    work: impl Fn(&J) -> Result<()> + Sync,
+) -> Vec<anyhow::Error> {
+    let (left, failed) = (Mutex::new(jobs.iter()), Mutex::new(Vec::new()));
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        for _ in 0..workers.min(jobs.len()) {
+            scope.spawn(|| {
+                while let Some(job) = next() {
+                    if let Err(error) = work(job) {
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+                    }
+                }
+            });
         }
-        // Each cell is written when it is known: what runs long may be ended at any time.
-        judge(&workspace, &guest, kernel, &plan, |cell| {
-            let what = format!("{kernel}, {}, {}", cell.case, cell.tool);
-            let why = match &cell.verdict {
-                Verdict::NotRun { why } => format!(": {why}"),
-                _ => String::new(),
-            };
-            say!("{what}: {}{why}", truth::shown(&cell));
-            let is_ours = |tool: &&Tool| tool.family == Family::Ours && tool.name == cell.tool;
-            if !why.is_empty() && tools.iter().any(|tool| is_ours(&tool)) {
-                not_judged.push(format!("{what}{why}"));
-            }
-            found.add(kernel, cell.clone());
-            if plan.shows {
-                return Ok(());
-            }
-            // Another kernel may be judged at the same time.
-            let file = workspace.join(JSON);
-            let lock = File::options().append(true).create(true).open(&file).context(JSON)?;
-            rustix::fs::flock(&lock, FlockOperation::LockExclusive).context(JSON)?;
-            let mut report = read(&workspace)?;
-            report.add(kernel, cell);
-            write(&workspace, &report)
-        })?;
-    }
-    ensure!(!found.kernels.is_empty(), "no cell was judged, see above");
-    if options.reproduce.is_some() {
-        let (case, tool) = (&cases[0], &tools[0]);
-        println!("tool:  {}", tool.argv.join(" "));
-        println!("load:  {} (tests/guest/truth/cases.rs, {}())", case.load, case.name);
-        println!("judge: {}", case.judge);
-        for cell in found.cells(&case.name, &tool.name) {
-            println!("{cell}");
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The wanted cells, in as many parts as guests run at once. Neighbours in a row or a column of the table
+/// are in different parts: some cases take long beside all tools, and some tools in all cases.
+fn parts(
+    cases: &[Case],
+    tools: &[Tool],
+    parts: usize,
+    wanted: impl Fn(&Case, &Tool) -> bool,
+) -> Vec<Vec<(String, String)>> {
+    let mut cells = vec![Vec::new(); parts];
+    for (row, case) in cases.iter().enumerate() {
+        let asked = tools.iter().enumerate().filter(|(_, tool)| wanted(case, tool));
+        for (column, tool) in asked {
+            cells[(row + column) % parts].push((case.name.clone(), tool.name.clone()));
         }
-    } else {
-        say!("{MARKDOWN}, {PICTURE} and {JSON} are written");
     }
-    let wrong = found.wrong_of_ours()?;
-    wrong.iter().for_each(|line| say!("wrong: {line}"));
-    not_judged.iter().for_each(|line| say!("a tool of ours was not judged: {line}"));
-    Ok(i32::from(!wrong.is_empty() || !not_judged.is_empty()))
+    cells.retain(|part| !part.is_empty());
+    cells
 }
 
 /// The roots that these tools need.
@@ -223,4 +297,29 @@ fn write(workspace: &Path, report: &Report) -> Result<()> {
     fs::write(workspace.join(PICTURE), report.picture()?).context(PICTURE)?;
     let json = serde_json::to_string_pretty(report)? + "\n";
     fs::write(workspace.join(JSON), json).context(JSON)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_wanted_cell_is_in_one_part() {
+        let (cases, tools) = (truth::cases().unwrap(), truth::tools().unwrap());
+        let one = parts(&cases, &tools, 1, |case, tool| tool.is_asked(case)).remove(0);
+        for count in 2..5 {
+            let parts = parts(&cases, &tools, count, |case, tool| tool.is_asked(case));
+            assert_eq!(parts.len(), count);
+            assert!(parts.iter().all(|part| part.len() >= one.len() / count - 10), "{parts:?}");
+            let mut all: Vec<_> = parts.concat();
+            all.sort();
+            let mut sorted = one.clone();
+            sorted.sort();
+            assert_eq!(all, sorted);
+        }
+        let bcc = |case: &Case, tool: &Tool| tool.is_asked(case) && tool.family == Family::Bcc;
+        let sizes = parts(&cases, &tools, 2, bcc).iter().map(Vec::len).collect::<Vec<_>>();
+        assert!(sizes[0].abs_diff(sizes[1]) <= 4, "{sizes:?}");
+        assert!(parts(&cases, &tools, 2, |_, _| false).is_empty());
+    }
 }

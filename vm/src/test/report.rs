@@ -271,6 +271,7 @@ pub fn table(
             None => columns.push(column),
         }
     }
+    columns.sort_by_cached_key(|column| (numbers(&column[0]), column[0].clone()));
     let new = render(programs, &columns);
     if old == new {
         return Ok(());
@@ -297,6 +298,11 @@ fn line(release: &str) -> String {
     format!("{major}.{minor}.#{}", rest.join("#"))
 }
 
+/// The numbers in a release, by which the columns are sorted.
+fn numbers(release: &str) -> Vec<u64> {
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+}
+
 /// What was tested of a kernel: its release, and a cell for each program.
 type Column = Vec<String>;
 
@@ -306,6 +312,8 @@ fn column(programs: &[String], guest: &Report) -> Column {
         Some(Cell { failed: Some(test), .. }) => test.clone(),
         Some(Cell { passed, not_judged, .. }) if !not_judged.is_empty() => {
             let mark = if *passed > 0 { "✓, " } else { "" };
+            let mut not_judged = not_judged.clone();
+            not_judged.sort();
             format!("{mark}not judged: {}", not_judged.join(", "))
         }
         Some(Cell { passed: 1.., .. }) => "✓".to_owned(),
@@ -482,15 +490,15 @@ not judged on 6.1: stage08_a: no fentry: here
         moved(of_guest(&[A_OK]), "6.1.7").unwrap_err();
         moved(kernel_of(&guests[0]), "6.0.7").unwrap_err();
 
-        // One kernel of them in a newer version, and a new one.
+        // One kernel of them in a newer version, and new ones, in the order of their versions.
         assert_eq!(line("6.1.0-50-rt-amd64"), line("6.1.0-51-rt-amd64"));
         assert_ne!(line("6.1.0-50-rt-amd64"), line("6.1.0-50-amd64"));
-        let some = [kernel("7.2", &[A_OK]), kernel("7.4", &[A_OK])];
+        let some = ["7.4", "7.2", "6.6"].map(|release| kernel(release, &[A_OK]));
         table(dir.path(), &programs, &some, true, false).unwrap();
         let written = fs::read_to_string(&page).unwrap();
-        assert!(written.contains("| | 6.1.0 | 6.12 | 7.2 | 7.3 | 7.4 |"), "{written}");
+        assert!(written.contains("| | 6.1.0 | 6.6 | 6.12 | 7.2 | 7.3 | 7.4 |"), "{written}");
         assert!(
-            written.contains("| stage08 | ✓ | ✓ | ✓ | ✓, not judged: stage08_b | ✓ |"),
+            written.contains("| stage08 | ✓ | ✓ | ✓ | ✓ | ✓, not judged: stage08_b | ✓ |"),
             "{written}"
         );
     }
