@@ -23,6 +23,7 @@ tests![
     stage11_counts_lost_lines,
     stage11_ends_beside_a_busy_disk,
     stage11_names_errors,
+    stage11_shows_flushes_around_a_write,
     stage11_has_no_wait_without_statistics,
     stage11_has_documented_json,
     stage11_measures_all_of_64_threads,
@@ -554,6 +555,47 @@ fn stage11_names_errors() -> Result<()> {
     let in_parts = split.iter().all(|line| line["requests"].as_u64() > Some(1));
     ensure!(split.len() == READS && in_parts, "{lines:?}");
     ensure!(split.iter().all(|line| line["error"] == "ENODATA"), "{split:?}");
+    Ok(())
+}
+
+/// A flush before a write is in QUEUE, and one after it, where the disk cannot write past its cache, in END:
+/// null_blk's timer takes 20 ms for each of the three.
+fn stage11_shows_flushes_around_a_write() -> Result<()> {
+    const TIMER: u64 = 20_000_000;
+    let cached = [
+        ("irqmode", "2"),
+        ("completion_nsec", "20000000"),
+        ("memory_backed", "1"),
+        ("size", "64"),
+        ("cache_size", "8"),
+    ];
+    // Where null_blk cannot leave this out, it writes past its cache itself.
+    let null = NullBlk::named("cached", &[&cached[..], &[("fua", "0")]].concat())
+        .or_else(|_| NullBlk::named("cached", &cached))?;
+    let is_past_cache = shell(&format!("cat /sys/block/{}/queue/fua", null.name))?.trim() == "1";
+    shell(&format!(
+        "mkfs.ext4 -q -N 32 -J size=4 /dev/{disk} && mkdir -p /mnt/cached && mount /dev/{disk} /mnt/cached \
+         && sync",
+        disk = null.name
+    ))?;
+    let flushed = disks::flushes(&null.name)?;
+    let lines = lines_of(&null.name, || {
+        shell("dd if=/dev/zero of=/mnt/cached/file bs=4k count=1 conv=fsync").map(drop)
+    });
+    let flushed = disks::flushes(&null.name)? - flushed;
+    shell("umount /mnt/cached")?;
+    let lines = lines?;
+    // The journal's record of what is complete.
+    let records: Vec<&Value> = lines
+        .iter()
+        .filter(|line| line["operation"].as_str().is_some_and(|op| op.starts_with("FWF")))
+        .collect();
+    ensure!(!records.is_empty() && flushed > 0, "{flushed} flushes: {lines:?}");
+    for record in records {
+        let [queue, device, end] = ["queue", "device", "end"].map(|name| part(record, name));
+        ensure!(queue >= TIMER && device >= TIMER, "{record}");
+        ensure!((end >= TIMER) != is_past_cache, "past its cache: {is_past_cache}: {record}");
+    }
     Ok(())
 }
 

@@ -69,6 +69,8 @@ impl std::error::Error for Gone {}
 pub struct Table {
     /// The line that is used where none is named, for each architecture by Debian's name.
     default: HashMap<String, String>,
+    /// Lines that are `extra` on an architecture only.
+    extra: HashMap<String, Vec<String>>,
     /// All lines.
     #[serde(rename = "line")]
     pub lines: Vec<Line>,
@@ -114,9 +116,17 @@ pub struct Package {
 impl Table {
     /// The lines of the guest's architecture.
     pub fn load() -> Result<Table> {
+        Table::of(arch::guest().debian())
+    }
+
+    /// The lines of an architecture, by Debian's name.
+    fn of(arch: &str) -> Result<Table> {
         let mut table = Table::parse(include_str!("../../kernels.toml"))?;
-        let arch = arch::guest().debian();
-        table.lines.iter_mut().for_each(|line| line.packages.retain(|p| p.arch == arch));
+        let extra = table.extra.remove(arch).unwrap_or_default();
+        for line in &mut table.lines {
+            line.packages.retain(|package| package.arch == arch);
+            line.extra |= extra.contains(&line.name);
+        }
         table.lines.retain(|line| !line.packages.is_empty());
         Ok(table)
     }
@@ -837,6 +847,9 @@ mod tests {
         assert_eq!(table.names(Some("6.1,7.2"), &cache).unwrap(), ["6.1", "7.2"]);
         assert_eq!(table.names(Some("6.1,7.3"), &cache).unwrap(), ["6.1", "7.3"]);
         assert!(table.names(Some("6.1,7.4"), &cache).is_err());
+        let arm64 = Table::of("arm64").unwrap();
+        assert_eq!(arm64.names(Some("all"), &cache).unwrap(), ["6.12", "7.2"]);
+        assert_eq!(arm64.line("6.1").unwrap().packages.len(), 1);
         for line in &Table::parse(include_str!("../../kernels.toml")).unwrap().lines {
             assert!(!line.packages.is_empty());
             for p in &line.packages {
