@@ -70,6 +70,7 @@ pub struct Table {
     /// The line that is used where none is named, for each architecture by Debian's name.
     default: HashMap<String, String>,
     /// Lines that are `extra` on an architecture only.
+    #[serde(default)]
     extra: HashMap<String, Vec<String>>,
     /// All lines.
     #[serde(rename = "line")]
@@ -1013,7 +1014,7 @@ mod tests {
             "1.0.0-9 gone from the archive; 1.0.0-10 in its place: here, intact"
         );
         let default = HashMap::from([(arch::guest().debian().to_owned(), line.name.clone())]);
-        let table = Table { default, lines: vec![line.clone()] };
+        let table = Table { default, extra: HashMap::new(), lines: vec![line.clone()] };
         assert_eq!(table.default_of(&cache, || false), "1.0");
         // From now on without the network, and nothing is written.
         let written = fs::metadata(&note).unwrap().modified().unwrap();
