@@ -213,13 +213,10 @@ fn run(
         // The longest first.
         let others = (0..whole.len()).filter(|number| Some(*number) != judge);
         let order = judge.into_iter().chain(others);
-        for number in order {
+        for number in order.chain(whole.len()..kernels.len()) {
             let part = |part| Part { number: part, of: parts };
             jobs.extend((0..parts).map(|n| Job::Guest { guest, number, part: part(n) }));
         }
-        let (first, of) = (whole.len(), share.len());
-        let one = |number| Job::Guest { guest, number: first + number, part: Part { number, of } };
-        jobs.extend((0..of).map(one));
     }
     // The short ones last: no worker then waits for long while another one ends.
     if !programs.host.is_empty() {
@@ -258,10 +255,9 @@ fn run(
                         Job::Guest { guest, number, part } => {
                             let mut judging = Judging::by(guest, root);
                             judging.without_once = filter.is_none() && Some(number) != judge;
-                            if number < whole.len() {
-                                judging.part = part;
-                            } else {
-                                judging.share = part;
+                            judging.part = part;
+                            if let Some(number) = number.checked_sub(whole.len()) {
+                                judging.share = Part { number, of: share.len() };
                             }
                             run_guest(guest, &kernels[number], &judging, filter, &mut report)
                         }
