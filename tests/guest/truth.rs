@@ -118,8 +118,10 @@ impl Beside {
         }
         if self.plan.is_some() {
             let ended = loaded.elapsed();
+            let names: Vec<&str> = self.tools.iter().map(|tool| tool.name.as_str()).collect();
             println!(
-                "ready after {:.1?}, load {:.1?}, end {ended:.1?}",
+                "{}: ready after {:.1?}, load {:.1?}, end {ended:.1?}",
+                names.join(", "),
                 ready - started,
                 loaded - ready
             );

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use host::events::Verdict;
-use host::fail::{MACHINE, USAGE, fail};
+use host::fail::{Fail, MACHINE, USAGE, fail};
 use host::judging::{Judging, Part};
 use host::say;
 
@@ -71,11 +71,15 @@ pub fn main(
             "--bless writes a column for each line of vm/kernels.toml: name lines, no other kernel",
         ));
     }
+    packages::need(true)?;
     let whole = kernels.len();
     if share.is_some() {
-        kernels.extend(table.names(share, &cache)?);
+        let names = table.names(share, &cache)?;
+        kernels.extend(names.into_iter().filter(|name| is_to_be_had(&table, name, &cache)));
     }
-    packages::need(true)?;
+    if kernels.is_empty() {
+        return Err(fail(MACHINE, "there is no kernel left that could share the tests, see above"));
+    }
     let root = workspace::root()?;
     workspace::for_guests(&root, &cache)?;
 
@@ -100,6 +104,19 @@ pub fn main(
     // Where nobody reads the output any more, the exit code remains.
     let _ = writeln!(std::io::stdout(), "{}", sum.closing());
     Ok(i32::from(!sum.failed.is_empty()))
+}
+
+/// Whether to give a kernel a share of the tests. Of an extra line the archive may have no kernel any more:
+/// then the others share its tests, too.
+fn is_to_be_had(table: &Table, name: &str, cache: &Cache) -> bool {
+    let Some(line) = table.line(name).ok().filter(|line| line.extra) else { return true };
+    let gone = line.get(cache).err().filter(|error| {
+        error.downcast_ref::<Fail>().is_some_and(|failure| failure.code == MACHINE)
+    });
+    if let Some(error) = &gone {
+        say!("{name} is left out: {error:#}");
+    }
+    gone.is_none()
 }
 
 /// A program with tests that run on the host.

@@ -284,8 +284,9 @@ pub fn table(
     }
     let news: Vec<&str> = new.lines().filter(|&line| !old.lines().any(|o| o == line)).collect();
     anyhow::bail!(
-        "the table of kernels in {PAGE} differs from what was tested: `cargo vm test --kernel all \
-         --bless` writes it. Tested:\n{}",
+        "the table of kernels in {PAGE} differs from what was tested: `{} --bless` writes it. \
+         Tested:\n{}",
+        begin().trim_start_matches("<!-- written by: "),
         news.join("\n")
     )
 }
