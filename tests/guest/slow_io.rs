@@ -569,7 +569,6 @@ fn stage11_shows_flushes_around_a_write() -> Result<()> {
         ("size", "64"),
         ("cache_size", "8"),
     ];
-    shell("modprobe null_blk nr_devices=0")?;
     let features = fs::read_to_string("/sys/kernel/config/nullb/features")?;
     let has_flush_after = features.contains("fua");
     if has_flush_after {
