@@ -242,50 +242,39 @@ fn run(
     jobs.extend(programs.bench.then_some(Job::Bench(&programs.default)));
 
     let alone = jobs.len() == 1;
-    let workers = workers().min(jobs.len());
-    let left = Mutex::new(jobs.iter());
-    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
     let host = Mutex::new(Report::default());
     let guests: Vec<_> = kernels.iter().map(|_| Mutex::new(Report::default())).collect();
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                while let Some(job) = next() {
-                    let report =
-                        |place: &str, part: &str| Report::new(place, part, alone, &programs.known);
-                    let (mut report, place, what) = match *job {
-                        Job::Host => (report("host", ""), &host, "the host's tests"),
-                        Job::Bench(kernel) => (report(kernel, " (bench)"), &host, "the bench"),
-                        Job::Guest { number, part, .. } => {
-                            let part = match part.of {
-                                1 => String::new(),
-                                of => format!(" ({}/{of})", part.number + 1),
-                            };
-                            (report(&kernels[number], &part), &guests[number], "the guest tests")
-                        }
-                    };
-                    let done = match *job {
-                        Job::Host => {
-                            programs.host.iter().try_for_each(|p| p.run(filter, alone, &mut report))
-                        }
-                        Job::Bench(kernel) => run_bench(root, kernel, &mut report),
-                        Job::Guest { guest, number, part } => {
-                            let mut judging = Judging::by(guest, root);
-                            judging.without_once = filter.is_none() && Some(number) != judge;
-                            judging.part = part;
-                            if let Some(number) = number.checked_sub(whole.len()) {
-                                judging.share = Part { number, of: share.len() };
-                            }
-                            run_guest(guest, &kernels[number], &judging, filter, &mut report)
-                        }
-                    };
-                    if let Err(error) = done {
-                        report.broken(format!("{what}: {error:#}"));
-                    }
-                    place.lock().unwrap_or_else(PoisonError::into_inner).add(&report);
+    at_once(workers(), &jobs, |job| {
+        let report = |place: &str, part: &str| Report::new(place, part, alone, &programs.known);
+        let (mut report, place, what) = match *job {
+            Job::Host => (report("host", ""), &host, "the host's tests"),
+            Job::Bench(kernel) => (report(kernel, " (bench)"), &host, "the bench"),
+            Job::Guest { number, part, .. } => {
+                let part = match part.of {
+                    1 => String::new(),
+                    of => format!(" ({}/{of})", part.number + 1),
+                };
+                (report(&kernels[number], &part), &guests[number], "the guest tests")
+            }
+        };
+        let done = match *job {
+            Job::Host => programs.host.iter().try_for_each(|p| p.run(filter, alone, &mut report)),
+            Job::Bench(kernel) => run_bench(root, kernel, &mut report),
+            Job::Guest { guest, number, part } => {
+                let mut judging = Judging::by(guest, root);
+                judging.without_once = filter.is_none() && Some(number) != judge;
+                judging.part = part;
+                if let Some(number) = number.checked_sub(whole.len()) {
+                    judging.share = Part { number, of: share.len() };
                 }
-            });
+                run_guest(guest, &kernels[number], &judging, filter, &mut report)
+            }
+        };
+        if let Err(error) = done {
+            report.broken(format!("{what}: {error:#}"));
         }
+        place.lock().unwrap_or_else(PoisonError::into_inner).add(&report);
+        Ok(())
     });
 
     let take = |report: Mutex<Report>| report.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -303,6 +292,29 @@ fn run(
         sum.broken(format!("{error:#}"));
     }
     sum
+}
+
+/// Runs the jobs, at most `workers` at once. After an error, no other job begins. Returns the errors.
+pub fn at_once<J: Sync>(
+    workers: usize,
+    jobs: &[J],
+    work: impl Fn(&J) -> Result<()> + Sync,
+) -> Vec<anyhow::Error> {
+    let (left, failed) = (Mutex::new(jobs.iter()), Mutex::new(Vec::new()));
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        for _ in 0..workers.min(jobs.len()) {
+            scope.spawn(|| {
+                while let Some(job) = next() {
+                    if let Err(error) = work(job) {
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+                        left.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How many guests to run at once: an emulated one keeps a CPU busy.

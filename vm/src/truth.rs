@@ -8,7 +8,6 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -161,7 +160,7 @@ pub fn main(options: &Options) -> Result<i32> {
         write(&workspace, &report)
     };
     // Each cell is written when it is known: what runs long may be ended at any time.
-    let failed = at_once(workers, &jobs, |(kernel, plan)| {
+    let failed = test::at_once(workers, &jobs, |(kernel, plan)| {
         judge(&workspace, &guest, kernel, plan, |cell| take(kernel, cell))
     });
     let (found, not_judged) = results.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -209,29 +208,6 @@ fn chosen(options: &Options) -> Result<(Vec<Case>, Vec<Tool>)> {
         return Err(fail(USAGE, "such a tool answers no such case: TRUTH.md has no cell for them"));
     }
     Ok((cases, tools))
-}
-
-/// Runs the jobs, at most `workers` at once. After an error, no other job begins. Returns the errors.
-fn at_once<J: Sync>(
-    workers: usize,
-    jobs: &[J],
-    work: impl Fn(&J) -> Result<()> + Sync,
-) -> Vec<anyhow::Error> {
-    let (left, failed) = (Mutex::new(jobs.iter()), Mutex::new(Vec::new()));
-    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
-    thread::scope(|scope| {
-        for _ in 0..workers.min(jobs.len()) {
-            scope.spawn(|| {
-                while let Some(job) = next() {
-                    if let Err(error) = work(job) {
-                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(error);
-                        left.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
-                    }
-                }
-            });
-        }
-    });
-    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The wanted cells, in as many parts as guests run at once. Neighbours in a row or a column of the table
