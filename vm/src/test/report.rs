@@ -12,6 +12,9 @@ use host::say;
 
 use crate::arch::{self, Arch};
 
+/// How many lines of a failure the end of a run repeats: a log of CI may hold no more than its end.
+const SHOWN: usize = 20;
+
 /// What a program of the workshop did on a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Cell {
@@ -150,9 +153,9 @@ impl Report {
                 let reason = if let Verdict::Failed(why) = verdict { why } else { NOT_RUN.into() };
                 self.lines.push(format!("test {name} ... FAILED"));
                 self.lines.extend(reason.lines().map(|line| format!("    {line}")));
-                let first = reason.lines().next().unwrap_or_default();
-                let colon = if first.is_empty() { "" } else { ": " };
-                self.broken(format!("{name}{colon}{first}"));
+                let colon = if reason.is_empty() { "" } else { ": " };
+                let shown: Vec<&str> = reason.lines().take(SHOWN).collect();
+                self.broken(format!("{name}{colon}{}", shown.join("\n")));
             }
         }
     }
@@ -205,7 +208,10 @@ impl Report {
     pub fn closing(&self) -> String {
         let mut text = String::new();
         if !self.failed.is_empty() {
-            text = format!("\nfailed:\n    {}\n", self.failed.join("\n    "));
+            text = "\nfailed:\n".to_owned();
+            for line in self.failed.iter().flat_map(|failure| failure.lines()) {
+                text += &format!("    {line}\n");
+            }
         }
         for line in &self.skipped {
             text += &format!("{line}\n");
@@ -381,7 +387,7 @@ mod tests {
         let mut report = of_guest(&["kernel 6.1.0-50-amd64", START, A, A_OK, B, B_FAILED]);
         assert_eq!(report.release.as_deref(), Some("6.1.0-50-amd64"));
         assert_eq!(report.passed, 1);
-        assert_eq!(report.failed, ["6.1: stage08_b: one"]);
+        assert_eq!(report.failed, ["6.1: stage08_b: one\ntwo"]);
         let shown = ["test stage08_b ... FAILED", "    one", "    two"];
         assert_eq!(report.lines[2..], shown);
         report.end_of_guest("exit status: 1", false);
@@ -432,6 +438,7 @@ mod tests {
         let expected = "\
 \nfailed:
     6.1: stage08_b: one
+    two
 not judged on 6.1: stage08_a: no fentry: here
 6.1: 1 test judged weakly: stage09_b
 2 passed, 1 failed, 1 skipped";
