@@ -196,6 +196,28 @@ impl Watched {
         }
     }
 
+    /// How many pages lie in folios of several pages: /proc/kpageflags. Faults all in.
+    pub fn pages_of_large_folios(&self) -> Result<u64> {
+        // include/uapi/linux/kernel-page-flags.h: KPF_COMPOUND_HEAD, KPF_COMPOUND_TAIL.
+        const COMPOUND: u64 = 1 << 15 | 1 << 16;
+        // Documentation/admin-guide/mm/pagemap.rst: the page's frame number.
+        const FRAME: u64 = (1 << 55) - 1;
+        let entry = |file: &File, number: u64| -> Result<u64> {
+            let mut entry = [0; 8];
+            file.read_exact_at(&mut entry, number * 8)?;
+            Ok(u64::from_ne_bytes(entry))
+        };
+        self.touch(u64::MAX);
+        let (map, flags) = (File::open("/proc/self/pagemap")?, File::open("/proc/kpageflags")?);
+        let first = self.map.addr() as u64 / page_size();
+        let mut large = 0;
+        for page in 0..self.size / page_size() {
+            let frame = entry(&map, first + page)? & FRAME;
+            large += u64::from(entry(&flags, frame)? & COMPOUND != 0);
+        }
+        Ok(large)
+    }
+
     /// Reads the whole file and once more at its end, as `cat` does.
     pub fn read_all(&self, bytes: u64) -> Result<Vec<Read>> {
         (0..=self.size / bytes).map(|n| self.read(n * bytes, bytes)).collect()

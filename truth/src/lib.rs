@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 pub use answer::{Answer, How};
-pub use report::{Report, text as shown};
+pub use report::{RUNS, Report, text as shown};
 pub use verdict::{Expected, Fact, Verdict, judge, warns};
 
 /// What a tool can be asked. A tool is judged only by the questions that it answers.
@@ -75,6 +75,8 @@ pub struct Tool {
     pub argv: Vec<String>,
     /// The root in which it runs, `vm/root-NAME.toml`; ours need none.
     pub root: Option<String>,
+    /// The package there that it is of.
+    pub package: Option<String>,
     /// What it prints once it is ready; others are ready when their programs are attached.
     #[serde(default)]
     pub ready: String,
@@ -106,7 +108,21 @@ impl Family {
     }
 }
 
+/// The roots of others' tools, by name: their pinned packages.
+const ROOTS: [(&str, &str); 2] = [
+    ("sid", include_str!("../../vm/root-sid.toml")),
+    ("bookworm", include_str!("../../vm/root-bookworm.toml")),
+];
+
 impl Tool {
+    /// The version of its package, as pinned. None for ours.
+    pub fn version(&self) -> Option<&'static str> {
+        let (_, pinned) = ROOTS.iter().find(|(root, _)| self.root.as_deref() == Some(*root))?;
+        let start = format!("/{}_", self.package.as_deref()?);
+        // `… pool/main/b/bpftrace/bpftrace_0.27.1-1_amd64.deb`
+        pinned.lines().find_map(|line| line.split_once(&start)?.1.split('_').next())
+    }
+
     /// Whether it answers one of a case's questions.
     pub fn is_asked(&self, case: &Case) -> bool {
         case.asks.iter().any(|question| self.answers.contains_key(question))
@@ -203,6 +219,8 @@ mod tests {
                 answer.of("").unwrap_or_else(|error| panic!("{}: {error:#}", tool.name));
             }
             assert!(!tool.answers.is_empty(), "{} answers nothing", tool.name);
+            let is_ours = tool.family == Family::Ours;
+            assert_eq!(tool.version().is_none(), is_ours, "{} is of which package?", tool.name);
         }
         let unique: std::collections::BTreeSet<_> = tools.iter().map(|tool| &tool.name).collect();
         assert_eq!(unique.len(), tools.len());

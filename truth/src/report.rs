@@ -12,7 +12,14 @@ use crate::{Case, Cell, Expected, Family, Question, Tool, Verdict, cases, tools}
 pub struct Report {
     /// The cells of each line.
     pub kernels: BTreeMap<String, Vec<Cell>>,
+    /// The release of each line on which they were judged.
+    pub releases: BTreeMap<String, String>,
+    /// The version of each tool that was judged.
+    pub versions: BTreeMap<String, String>,
 }
+
+/// How often a cell is judged at most.
+pub const RUNS: u32 = 3;
 
 /// The families of others, as headings.
 const OTHERS: [(Family, &str); 3] = [
@@ -31,6 +38,33 @@ impl Report {
         }
         cells.retain(|old| (&old.case, &old.tool) != (&cell.case, &cell.tool));
         cells.push(cell);
+    }
+
+    /// Notes what the cells are judged on. Those of another release or another version are dropped:
+    /// the page never mixes them.
+    pub fn judged_on(&mut self, kernel: &str, release: &str, tool: &Tool) {
+        let before = self.releases.insert(kernel.to_owned(), release.to_owned());
+        if before.is_some_and(|before| before != release) {
+            self.kernels.remove(kernel);
+        }
+        let Some(version) = tool.version() else { return };
+        let before = self.versions.insert(tool.name.clone(), version.to_owned());
+        if before.is_some_and(|before| before != version) {
+            for cells in self.kernels.values_mut() {
+                cells.retain(|cell| cell.tool != tool.name);
+            }
+        }
+    }
+
+    /// Whether a cell has its verdict: of ours, the worst of so many runs; of others, the first that
+    /// is right, or else the best of so many.
+    pub fn is_known(&self, kernel: &str, case: &Case, tool: &Tool, runs: u32) -> bool {
+        self.cell(kernel, case, tool).is_some_and(|cell| match cell.verdict {
+            Verdict::NotRun { .. } => false,
+            Verdict::Refused { .. } => true,
+            Verdict::Right if tool.family != Family::Ours => cell.exit.is_some(),
+            _ => cell.runs >= runs && cell.exit.is_some(),
+        })
     }
 
     /// The cells of our tools that are wrong: a kernel, a case, a tool each.
@@ -69,69 +103,84 @@ impl Report {
             .max_by_key(|cell| cell.verdict.rank())
     }
 
+    /// That, in words; how often it was judged, if not often.
+    fn shown_ours(&self, kernel: &str, case: &Case, ours: &[Tool]) -> String {
+        let asked = ours.iter().filter(|tool| tool.is_asked(case));
+        let runs = asked.filter_map(|tool| self.cell(kernel, case, tool)).map(|cell| cell.runs);
+        let few = runs.min().filter(|runs| *runs < RUNS).map_or(String::new(), in_runs);
+        shown(true, self.ours(kernel, case, ours)) + &few
+    }
+
     /// A table for each kernel and family, and the commands.
     pub fn markdown(&self) -> Result<String> {
-        let (cases, ours) = (cases()?, of(Family::Ours)?);
+        let (cases, tools, ours) = (cases()?, tools()?, of(Family::Ours)?);
         let mut text = String::new();
         for kernel in self.kernels.keys() {
-            writeln!(text, "\n## Kernel {kernel}")?;
+            let release = self.releases.get(kernel).map_or(String::new(), |of| format!(" ({of})"));
+            writeln!(text, "\n## Kernel {kernel}{release}")?;
             for (family, heading) in OTHERS {
-                let tools = of(family)?;
-                let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
-                writeln!(text, "\n### {heading}\n\n| case | ours | {} |", names.join(" | "))?;
-                writeln!(text, "|---|---|{}", "---|".repeat(tools.len()))?;
-                let mut not_run = Vec::new();
-                for case in &cases {
-                    let asked = tools.iter().filter(|tool| tool.is_asked(case));
-                    let run = asked.clone().filter(|tool| self.cell(kernel, case, tool).is_some());
-                    if run.count() == 0 {
-                        not_run.extend(asked.clone().next().map(|_| case.name.as_str()));
-                        continue;
-                    }
-                    let mut row = vec![shown(true, self.ours(kernel, case, &ours))];
-                    row.extend(
-                        tools
-                            .iter()
-                            .map(|tool| shown(tool.is_asked(case), self.cell(kernel, case, tool))),
-                    );
-                    writeln!(text, "| {} | {} |", case.name, row.join(" | "))?;
-                }
-                if !not_run.is_empty() {
-                    let mut column = 0;
-                    for word in format!("Not run yet: {}.", not_run.join(", ")).split(' ') {
-                        let is_next = column > 0 && column + 1 + word.len() <= 100;
-                        let between = if is_next { ' ' } else { '\n' };
-                        write!(text, "{between}{word}")?;
-                        column = word.len() + if is_next { column + 1 } else { 0 };
-                    }
-                    text.push('\n');
-                }
+                writeln!(text, "\n### {heading}")?;
+                self.family(&mut text, kernel, &of(family)?)?;
             }
-            let alone = |case: &&Case| {
-                !tools().is_ok_and(|tools| {
-                    tools.iter().any(|tool| tool.family != Family::Ours && tool.is_asked(case))
-                })
+            let is_alone = |case: &&Case| {
+                !tools.iter().any(|tool| tool.family != Family::Ours && tool.is_asked(case))
             };
             writeln!(text, "\n### Asked of our tools only\n\n| case | ours |\n|---|---|")?;
-            for case in cases.iter().filter(alone) {
-                writeln!(
-                    text,
-                    "| {} | {} |",
-                    case.name,
-                    shown(true, self.ours(kernel, case, &ours))
-                )?;
+            for case in cases.iter().filter(is_alone) {
+                let ours = self.shown_ours(kernel, case, &ours);
+                writeln!(text, "| {} | {ours} |", link(&case.name))?;
             }
         }
-        text.push_str("\n## The cases\n\n| case | load | judge |\n|---|---|---|\n");
-        for case in &cases {
-            writeln!(text, "| {} | {} | {} |", case.name, case.load, case.judge)?;
+        text.push_str("\n## The cases\n");
+        for Case { name, load, judge, .. } in &cases {
+            writeln!(text, "\n### {name}\n\n- Load: {load}\n- Judge: {judge}")?;
+            writeln!(text, "- A cell: `cargo vm truth --reproduce \"{name}/TOOL\"`")?;
         }
-        text.push_str("\n## The tools\n\n| tool | command | root |\n|---|---|---|\n");
-        for tool in tools()? {
-            let root = tool.root.as_deref().unwrap_or("-");
-            writeln!(text, "| {} | `{}` | {root} |", tool.name, tool.argv.join(" "))?;
+        text.push_str("\n## The tools\n");
+        for tool in &tools {
+            writeln!(text, "\n### {}\n\n- Command: `{}`", tool.name, tool.argv.join(" "))?;
+            if let (Some(package), Some(root)) = (&tool.package, &tool.root) {
+                let version = self.versions.get(&tool.name).map_or("", |version| version.as_str());
+                let suite = if root == "bookworm" { "12" } else { root };
+                writeln!(text, "- Package: {package} {version}, of Debian {suite}")?;
+            }
         }
         Ok(text)
+    }
+
+    /// The table of a family, and below it what did not run, and why.
+    fn family(&self, text: &mut String, kernel: &str, tools: &[Tool]) -> Result<()> {
+        let (cases, ours) = (cases()?, of(Family::Ours)?);
+        let names: Vec<String> = tools.iter().map(|tool| link(&tool.name)).collect();
+        writeln!(text, "\n| case | ours | {} |", names.join(" | "))?;
+        writeln!(text, "|---|---|{}", "---|".repeat(tools.len()))?;
+        let (mut not_run, mut refusals) = (Vec::new(), BTreeMap::new());
+        for case in &cases {
+            let asked = tools.iter().filter(|tool| tool.is_asked(case));
+            let cells: Vec<&Cell> =
+                asked.clone().filter_map(|tool| self.cell(kernel, case, tool)).collect();
+            if cells.is_empty() {
+                not_run.extend(asked.clone().next().map(|_| case.name.as_str()));
+                continue;
+            }
+            for cell in cells {
+                if let Verdict::Refused { said } = &cell.verdict {
+                    refusals.entry(cell.tool.as_str()).or_insert(said);
+                }
+            }
+            let mut row = vec![link(&case.name), self.shown_ours(kernel, case, &ours)];
+            row.extend(
+                tools.iter().map(|tool| shown(tool.is_asked(case), self.cell(kernel, case, tool))),
+            );
+            writeln!(text, "| {} |", row.join(" | "))?;
+        }
+        for (tool, said) in refusals {
+            writeln!(text, "\n{tool} refuses: `{}`", said.replace(['`', '\n'], " "))?;
+        }
+        if !not_run.is_empty() {
+            writeln!(text, "\nNot run yet: {}.", not_run.join(", "))?;
+        }
+        Ok(())
     }
 
     /// A bar for each tool and kernel: how many loads it measures right, how many not.
@@ -242,21 +291,39 @@ fn of(family: Family) -> Result<Vec<Tool>> {
     Ok(tools()?.into_iter().filter(|tool| tool.family == family).collect())
 }
 
-/// The text of a cell: empty where the tool does not answer the question.
+/// A case or a tool, with a link to its heading, as GitHub derives the anchor.
+fn link(name: &str) -> String {
+    let anchor = name.to_lowercase().replace(' ', "-");
+    let anchor = anchor.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_".contains(c), "");
+    format!("[{name}](#{anchor})")
+}
+
+/// The text of a cell in a table: empty where the tool does not answer the question.
 fn shown(asked: bool, cell: Option<&Cell>) -> String {
     match (asked, cell) {
         (false, _) => String::new(),
         (true, None) => "not run".to_owned(),
+        (true, Some(Cell { verdict: Verdict::Refused { .. }, .. })) => "refuses".to_owned(),
+        (true, Some(cell)) if matches!(cell.verdict, Verdict::Wrong { .. }) && cell.runs < RUNS => {
+            text(cell) + &in_runs(cell.runs)
+        }
         (true, Some(cell)) => text(cell),
     }
+}
+
+fn in_runs(runs: u32) -> String {
+    format!(", in {runs} {}", if runs == 1 { "run" } else { "runs" })
 }
 
 /// A cell, in words.
 pub fn text(cell: &Cell) -> String {
     let lost = if cell.skipped > 0 { format!(", {} skipped", cell.skipped) } else { String::new() };
     let silently = if cell.silent { ", silently" } else { "" };
+    let is_peer = of(Family::Ours).is_ok_and(|ours| ours.iter().all(|tool| tool.name != cell.tool));
     match &cell.verdict {
         Verdict::NotAsked => String::new(),
+        // Of others, the first run that is right ends the runs.
+        Verdict::Right if is_peer && cell.runs > 1 => format!("right in 1 of {} runs", cell.runs),
         Verdict::Right => "right".to_owned(),
         Verdict::Admitted { question, printed, expected } => {
             format!("says so: {}", beside(*question, *printed, *expected))
@@ -268,7 +335,6 @@ pub fn text(cell: &Cell) -> String {
             format!("**wrong**{silently}: no {}", name(*question))
         }
         Verdict::Refused { said } => {
-            let said: String = said.chars().filter(|c| !"|`\n".contains(*c)).take(60).collect();
             format!("refuses: {said}")
         }
         Verdict::NotRun { .. } => "not run".to_owned(),
@@ -336,10 +402,12 @@ mod tests {
         report.add("7.2", cell("threads_16", "biolatency", Verdict::Right));
         report.add("7.2", cell("threads_16", "biolatency", wrong.clone()));
         let text = report.markdown().unwrap();
-        let row = text.lines().find(|line| line.starts_with("| threads_16 |")).unwrap();
-        let shown =
-            "| threads_16 | not run | **wrong**, silently: requests 4003, true 5008, 7 skipped |";
+        let row = text.lines().find(|line| line.starts_with("| [threads_16](")).unwrap();
+        let shown = "| [threads_16](#threads_16) | not run \
+                     | **wrong**, silently: requests 4003, true 5008, 7 skipped, in 1 run |";
         assert!(row.starts_with(shown), "{row}");
+        let anchor = link("biolatency.bt of 0.17");
+        assert_eq!(anchor, "[biolatency.bt of 0.17](#biolatencybt-of-017)");
         let others = text.lines().find(|line| line.starts_with("Not run yet: ")).unwrap();
         assert!(others.contains("threads_64") && !others.contains("threads_16"), "{others}");
         assert!(row.ends_with("| not run | not run |  |"), "{row}");
@@ -353,6 +421,49 @@ mod tests {
         assert_eq!(report.wrong_of_ours().unwrap().len(), 1);
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
+    }
+
+    /// What is judged on another kernel, or of another version, is not shown beside the rest.
+    #[test]
+    fn cells_of_another_version_are_dropped() {
+        let mut report = Report::default();
+        let tools = tools().unwrap();
+        let tool = |name: &str| tools.iter().find(|tool| tool.name == name).unwrap();
+        report.judged_on("7.2", "7.2.13", tool("biolatency"));
+        report.add("7.2", cell("threads_16", "biolatency", Verdict::Right));
+        report.add("7.2", cell("threads_16", "stage07", Verdict::Right));
+        report.judged_on("7.2", "7.2.13", tool("stage07"));
+        report.judged_on("6.1", "6.1.1", tool("biolatency"));
+        assert_eq!(report.kernels["7.2"].len(), 2);
+        report.versions.insert("biolatency".into(), "0.1".into());
+        report.judged_on("7.2", "7.2.13", tool("biolatency"));
+        assert_eq!(report.kernels["7.2"].len(), 1);
+        report.judged_on("7.2", "7.2.14", tool("stage07"));
+        assert!(report.kernels.is_empty());
+    }
+
+    #[test]
+    fn one_right_run_is_enough_for_others() {
+        let (cases, tools) = (cases().unwrap(), tools().unwrap());
+        let case = cases.iter().find(|case| case.name == "threads_16").unwrap();
+        let mut report = Report::default();
+        let mut is_known = |name: &str, verdict, runs, exit| {
+            report.add("7.2", Cell { runs, exit, ..cell("threads_16", name, verdict) });
+            let tool = tools.iter().find(|tool| tool.name == name).unwrap();
+            report.is_known("7.2", case, tool, 3)
+        };
+        let wrong = Verdict::Wrong {
+            question: Question::Requests,
+            printed: None,
+            expected: Expected::exactly(1),
+        };
+        assert!(is_known("biolatency", Verdict::Right, 1, Some(0)));
+        assert!(!is_known("biolatency", Verdict::Right, 1, None));
+        assert!(!is_known("biolatency", wrong.clone(), 2, Some(0)));
+        assert!(is_known("biolatency", wrong, 3, Some(0)));
+        assert!(is_known("biosnoop", Verdict::Refused { said: "no".into() }, 1, None));
+        assert!(!is_known("stage07", Verdict::Right, 1, Some(0)));
+        assert!(is_known("stage07", Verdict::Right, 3, Some(0)));
     }
 
     /// Nobody has edited a figure by hand: `cargo vm truth --render` writes these files.

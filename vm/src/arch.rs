@@ -28,6 +28,11 @@ pub fn set(arch: Arch) {
     GUEST.get_or_init(|| arch);
 }
 
+/// Rust's name of the machines like this one: what cargo builds for unless it is told otherwise.
+pub fn host_target() -> String {
+    own().map_or(format!("{}-unknown-linux-gnu", consts::ARCH), |own| own.rust_target().to_owned())
+}
+
 /// The architecture of this program, and so of this machine; none where no guest can have it.
 fn own() -> Option<Arch> {
     match consts::ARCH {
@@ -69,6 +74,24 @@ impl Arch {
 
     /// Whether `bench/budgets.toml` and `bench/RESULTS.md` are about it.
     pub fn has_budgets(self) -> bool {
+        self == Arch::X86_64
+    }
+
+    /// Whether the tools that `cargo vm truth` compares are pinned for it, and `bench/TRUTH.md` is about it.
+    pub fn has_peers(self) -> bool {
+        self == Arch::X86_64
+    }
+
+    /// What the table of kernels in docs/kernels.md was written by.
+    pub fn table_is_by(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "cargo vm test --kernel all",
+            Arch::Arm64 => "cargo vm test --arch arm64 --kernel all",
+        }
+    }
+
+    /// Whether QEMU's machine has a display adapter unless it is told otherwise.
+    pub fn has_vga(self) -> bool {
         self == Arch::X86_64
     }
 
@@ -139,5 +162,31 @@ impl Arch {
                 (["virt,gic-version=3", tcg, "max,pauth=off"], "console=ttyAMA0")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    /// Whoever ports the launcher to another architecture has one file to read.
+    #[test]
+    fn nothing_else_asks_for_an_architecture() {
+        let mut places = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        let mut files = 0;
+        while let Some(place) = places.pop() {
+            if place.is_dir() {
+                places.extend(fs::read_dir(place).unwrap().map(|entry| entry.unwrap().path()));
+                continue;
+            }
+            files += 1;
+            let text = fs::read_to_string(&place).unwrap();
+            let program = text.split("#[cfg(test)]").next().unwrap_or(&text);
+            for asks in ["Arch::X86_64", "Arch::Arm64", "consts::ARCH", "target_arch"] {
+                let is_here = place.ends_with("src/arch.rs");
+                assert!(is_here || !program.contains(asks), "{}: {asks}", place.display());
+            }
+        }
+        assert!(files > 20, "{files} files");
     }
 }

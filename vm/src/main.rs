@@ -190,6 +190,9 @@ struct Test {
     /// Without --kernel, these are all that runs
     #[arg(long, value_name = "LINES", conflicts_with_all = ["filter", "bless"])]
     share: Option<String>,
+    /// Divide the tests by so many, where others run the remaining shares
+    #[arg(long, value_name = "N", requires = "share", value_parser = clap::value_parser!(u16).range(1..))]
+    shares: Option<u16>,
     /// Write the table of docs/kernels.md, which a plain run only compares
     #[arg(long)]
     bless: bool,
@@ -276,8 +279,10 @@ fn dispatch(command: Cmd) -> Result<i32> {
             packages::need(true)?;
             bundle::write(&options.file, named(options.kernel).as_deref()).map(|()| 0)
         }
-        Cmd::Test(Test { kernel, share, bless, filter }) => {
-            test::main(named(kernel).as_deref(), share.as_deref(), filter.as_deref(), bless)
+        Cmd::Test(Test { kernel, share, shares, bless, filter }) => {
+            let (kernel, share) = (named(kernel), share.as_deref());
+            let share = share.map(|lines| (lines, usize::from(shares.unwrap_or(1))));
+            test::main(kernel.as_deref(), share, filter.as_deref(), bless)
         }
         Cmd::Bench(options) => bench::main(&options),
         Cmd::Truth(options) => truth::main(&options),
@@ -469,7 +474,7 @@ fn cmd_setup(setup: Setup) -> Result<i32> {
     }
     workspace::copy_headers(&workspace)
         .context("libbpf's headers could not be copied for clangd")?;
-    say!("everything is ready; from now on, no network is needed");
+    say!("everything is ready: no command but `cargo vm truth` needs a network now");
     Ok(0)
 }
 

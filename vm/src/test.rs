@@ -46,11 +46,11 @@ const START_LIMIT: Duration = Duration::from_secs(1800);
 pub const DISKS: [Disk; 3] = [Disk::Virtio, Disk::Nvme, Disk::Scsi];
 
 /// Runs the tests whose names contain `filter`, on the given kernel or on `all`, and prints
-/// the sum in the last line. The kernels in `share` divide the guest tests among them; without a kernel
-/// beside them, nothing else runs. `bless` writes the table of docs/kernels.md. Returns the exit code.
+/// the sum in the last line. The kernels in `share` divide the guest tests among them, or by the number
+/// beside them, if it is larger; without a kernel beside them, nothing else runs. `bless` writes the table of docs/kernels.md. Returns the exit code.
 pub fn main(
     kernel: Option<&str>,
-    share: Option<&str>,
+    share: Option<(&str, usize)>,
     filter: Option<&str>,
     bless: bool,
 ) -> Result<i32> {
@@ -73,9 +73,11 @@ pub fn main(
     }
     packages::need(true)?;
     let whole = kernels.len();
-    if share.is_some() {
-        let names = table.names(share, &cache)?;
+    let mut shares = 1;
+    if let Some((lines, least)) = share {
+        let names = table.names(Some(lines), &cache)?;
         kernels.extend(names.into_iter().filter(|name| is_to_be_had(&table, name, &cache)));
+        shares = least.max(kernels.len() - whole);
     }
     if kernels.is_empty() {
         return Err(fail(MACHINE, "there is no kernel left that could share the tests, see above"));
@@ -93,7 +95,7 @@ pub fn main(
             );
             return Err(fail(USAGE, message));
         }
-        Ok(programs) => run(&root, &programs, kernels.split_at(whole), filter, bless),
+        Ok(programs) => run(&root, &programs, kernels.split_at(whole), shares, filter, bless),
         Err(error) => {
             let mut sum = Report::default();
             sum.broken(format!("{error:#}"));
@@ -216,6 +218,7 @@ fn run(
     root: &Path,
     programs: &Programs,
     (whole, share): (&[String], &[String]),
+    shares: usize,
     filter: Option<&str>,
     bless: bool,
 ) -> Report {
@@ -265,7 +268,7 @@ fn run(
                 judging.without_once = filter.is_none() && Some(number) != judge;
                 judging.part = part;
                 if let Some(number) = number.checked_sub(whole.len()) {
-                    judging.share = Part { number, of: share.len() };
+                    judging.share = Part { number, of: shares };
                 }
                 run_guest(guest, &kernels[number], &judging, filter, &mut report)
             }

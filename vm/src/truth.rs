@@ -16,9 +16,9 @@ use host::fail::{MACHINE, USAGE, fail};
 use host::judging::Judging;
 use host::say;
 use rustix::fs::FlockOperation;
-use truth::{Case, Cell, Family, PLAN, Plan, Report, Tool, Verdict};
+use truth::{Case, Cell, Family, PLAN, Plan, RUNS, Report, Tool, Verdict};
 
-use crate::arch::{self, Arch};
+use crate::arch;
 use crate::follow::follow;
 use crate::setup::cache::Cache;
 use crate::setup::kernels::Table;
@@ -39,7 +39,7 @@ const LIMIT: Duration = Duration::from_secs(1200);
 /// Which cells to judge.
 #[derive(Args)]
 pub struct Options {
-    /// Kernel lines: 6.1,7.2 [default: 6.1; arm64: 6.12]
+    /// Kernel lines of x86-64: 6.1,7.2 [default: 6.1]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE,…")]
     kernel: Option<String>,
     /// Only these cases, as in truth/cases.toml
@@ -54,7 +54,8 @@ pub struct Options {
     /// Run this one cell, print its commands and its verdict, and write nothing
     #[arg(long, value_name = "CASE/TOOL", conflicts_with_all = ["case", "tool", "family"])]
     reproduce: Option<String>,
-    /// Only cells without a verdict in bench/truth.json: continues a run that was ended
+    /// Only what an interrupted run left out: cells that bench/truth.json does not have, or has with too
+    /// few runs
     #[arg(long, conflicts_with = "reproduce")]
     missing: bool,
     /// Run nothing: write the page and the picture of the cells in bench/truth.json again
@@ -74,7 +75,7 @@ pub fn main(options: &Options) -> Result<i32> {
         let _lock = lock(&workspace)?;
         return write(&workspace, &read(&workspace)?).map(|()| 0);
     }
-    if arch::guest() != Arch::X86_64 {
+    if !arch::guest().has_peers() {
         return Err(fail(
             MACHINE,
             "the other tools come from packages for x86-64, and so do the results in bench/: leave out \
@@ -83,7 +84,12 @@ pub fn main(options: &Options) -> Result<i32> {
     }
     let (cases, tools) = chosen(options)?;
     let (table, cache) = (Table::load()?, Cache::open()?);
-    let kernels = table.names(options.kernel.as_deref(), &cache)?;
+    let kernel = options.kernel.as_deref().filter(|kernel| !kernel.is_empty());
+    let kernels = table.names(kernel, &cache)?;
+    if options.reproduce.is_none() {
+        // The page has a place for these lines only.
+        kernels.iter().try_for_each(|kernel| table.line(kernel).map(|_| ()))?;
+    }
     packages::need(true)?;
     let workspace = workspace::root()?;
     workspace::for_guests(&workspace, &cache)?;
@@ -92,7 +98,7 @@ pub fn main(options: &Options) -> Result<i32> {
     workspace::build_all(&workspace)?;
     let plan = Plan {
         cells: Vec::new(),
-        runs: options.runs.unwrap_or(if options.reproduce.is_some() { 1 } else { 3 }),
+        runs: options.runs.unwrap_or(if options.reproduce.is_some() { 1 } else { RUNS }),
         roots: roots(&tools, &cache)?,
         headers: None,
         shows: options.reproduce.is_some(),
@@ -107,10 +113,6 @@ pub fn main(options: &Options) -> Result<i32> {
         }
         false => Report::default(),
     };
-    let is_known = |kernel: &str, case: &Case, tool: &Tool| {
-        let cell = known.cell(kernel, case, tool);
-        cell.is_some_and(|cell| !matches!(cell.verdict, Verdict::NotRun { .. }))
-    };
     for kernel in &kernels {
         let is_bcc = |tool: &Tool| tool.family == Family::Bcc;
         let headers = match tools.iter().any(is_bcc) {
@@ -124,7 +126,8 @@ pub fn main(options: &Options) -> Result<i32> {
             continue;
         }
         let is_wanted = |case: &Case, tool: &Tool| {
-            tool.is_asked(case) && can_run(tool) && !is_known(kernel, case, tool)
+            let is_known = known.is_known(kernel, case, tool, plan.runs);
+            tool.is_asked(case) && can_run(tool) && !is_known
         };
         let parts = parts(&cases, &tools, workers, is_wanted);
         if parts.is_empty() {
@@ -137,17 +140,18 @@ pub fn main(options: &Options) -> Result<i32> {
     ensure!(!jobs.is_empty() || options.missing, "no cell was judged, see above");
     // What this run finds; the files keep what was found before, too.
     let results = Mutex::new((Report::default(), Vec::new()));
-    let take = |kernel: &str, cell: Cell| {
+    let take = |kernel: &str, release: &str, cell: Cell| {
         let what = format!("{kernel}, {}, {}", cell.case, cell.tool);
         let why = match &cell.verdict {
             Verdict::NotRun { why } => format!(": {why}"),
             _ => String::new(),
         };
         say!("{what}: {}{why}", truth::shown(&cell));
-        let is_ours = |tool: &Tool| tool.family == Family::Ours && tool.name == cell.tool;
+        let tool = tools.iter().find(|tool| tool.name == cell.tool);
+        let tool = tool.with_context(|| format!("the guest judged {what}"))?;
         let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
         let (found, not_judged) = &mut *results;
-        if !why.is_empty() && tools.iter().any(is_ours) {
+        if !why.is_empty() && tool.family == Family::Ours {
             not_judged.push(format!("{what}{why}"));
         }
         found.add(kernel, cell.clone());
@@ -156,12 +160,13 @@ pub fn main(options: &Options) -> Result<i32> {
         }
         let _lock = lock(&workspace)?;
         let mut report = read(&workspace)?;
+        report.judged_on(kernel, release, tool);
         report.add(kernel, cell);
         write(&workspace, &report)
     };
     // Each cell is written when it is known: what runs long may be ended at any time.
     let failed = test::at_once(workers, &jobs, |(kernel, plan)| {
-        judge(&workspace, &guest, kernel, plan, |cell| take(kernel, cell))
+        judge(&workspace, &guest, kernel, plan, |release, cell| take(kernel, release, cell))
     });
     let (found, not_judged) = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     if options.reproduce.is_some() {
@@ -243,20 +248,22 @@ fn judge(
     guest: &Path,
     kernel: &str,
     plan: &Plan,
-    mut on_cell: impl FnMut(Cell) -> Result<()>,
+    mut on_cell: impl FnMut(&str, Cell) -> Result<()>,
 ) -> Result<()> {
     let mut command = in_guest(guest, kernel);
     command.current_dir(workspace);
     command.envs([Judging::by(guest, workspace).to_env()?]);
     command.env(PLAN, serde_json::to_string(plan)?);
-    let mut taken = Ok(());
+    let (mut taken, mut release) = (Ok(()), String::new());
     let (success, how) = follow(command, LIMIT, |line| {
         match serde_json::from_str(line) {
-            Ok(cell) if taken.is_ok() => taken = on_cell(cell),
+            Ok(cell) if taken.is_ok() => taken = on_cell(&release, cell),
             Ok(_) => {}
-            Err(_) if plan.shows => println!("{line}"),
-            Err(_) if line.starts_with("kernel ") => {}
-            Err(_) => say!("{kernel}, {line}"),
+            Err(_) => match line.strip_prefix("kernel ") {
+                Some(of) if release.is_empty() => release = of.to_owned(),
+                _ if plan.shows => println!("{line}"),
+                _ => say!("{kernel}, {line}"),
+            },
         }
         LIMIT
     })?;

@@ -150,7 +150,7 @@ const WRITTEN: &str = "# Written by `cargo vm setup`.";
 pub fn copy_headers(root: &Path) -> Result<()> {
     let mut command = MetadataCommand::new();
     // Of the other platforms' crates, a build has fetched none.
-    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let platform = arch::host_target();
     let options = ["--offline".to_owned(), "--filter-platform".to_owned(), platform];
     command.current_dir(root).other_options(options);
     let metadata = command.exec().context("cargo metadata failed")?;
@@ -259,7 +259,8 @@ fn need_rust_target(root: &Path) -> Result<()> {
     if cache::find_tool("rustup").is_none() {
         let message = format!(
             "Rust's library for {target} is not here, and no rustup that adds it: install the package \
-             of your distribution that has it (Debian: libstd-rust-dev:arm64), or Rust by rustup"
+             of your distribution that has it (Debian: libstd-rust-dev:{}), or Rust by rustup",
+            arch::guest().debian()
         );
         return Err(fail(MACHINE, message));
     }

@@ -1,8 +1,13 @@
 //! The loads of `truth/cases.toml`, and what is true of each.
 
-use std::{fs, os::unix::fs::FileExt};
+use std::{
+    fs,
+    os::unix::fs::FileExt,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 use truth::{Fact, Question::*};
 
@@ -37,6 +42,7 @@ cases![
     dm_linear,
     dm_crypt,
     raid1,
+    crypt_on_raid1,
     two_disks,
     flush,
     discard,
@@ -48,6 +54,7 @@ cases![
     cache_cold,
     cache_warm,
     cache_random,
+    cache_folios,
     cache_writes,
     cache_mmap,
     sizes,
@@ -278,26 +285,43 @@ fn dm_linear(beside: &mut Beside) -> Result<Vec<Fact>> {
     stacked(beside, &linear, &[&virtio], "--iodepth=8 --numjobs=4 --number_ios=250 --size=100M")
 }
 
+/// 32 MiB of a device, encrypted.
+fn crypt(below: &str) -> Result<Mapped> {
+    shell("modprobe -a dm_crypt xts || true")?;
+    let key = "0123456789abcdef".repeat(8);
+    Mapped::new("crypt", &format!("0 65536 crypt aes-xts-plain64 {key} 0 {below} 0"))
+}
+
+/// 32 MiB of two disks, mirrored; and what is below the mirror.
+fn mirror(virtio: &str, nvme: &str) -> Result<(Mapped, [Mapped; 2])> {
+    shell("modprobe -a dm_raid raid1 || true")?;
+    let slice =
+        |name: &str, disk: &str| Mapped::new(name, &format!("0 65536 linear /dev/{disk} 0"));
+    let (a, b) = (slice("a", virtio)?, slice("b", nvme)?);
+    let table = format!("0 65536 raid raid1 2 0 nosync 2 - {} - {}", a.path(), b.path());
+    Ok((Mapped::new("raid", &table)?, [a, b]))
+}
+
 /// What was read is decrypted by the kernel's workers: its bios complete in a task.
 fn dm_crypt(beside: &mut Beside) -> Result<Vec<Fact>> {
-    shell("modprobe -a dm_crypt xts || true")?;
     let virtio = disks::virtio()?;
-    let key = "0123456789abcdef".repeat(8);
-    let table = format!("0 65536 crypt aes-xts-plain64 {key} 0 /dev/{virtio} 0");
-    let crypt = Mapped::new("crypt", &table)?;
+    let crypt = crypt(&format!("/dev/{virtio}"))?;
     stacked(beside, &crypt, &[&virtio], "--iodepth=4 --numjobs=16 --number_ios=40 --size=32M")
 }
 
 fn raid1(beside: &mut Beside) -> Result<Vec<Fact>> {
-    shell("modprobe -a dm_raid raid1 || true")?;
     let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
-    let slice =
-        |name: &str, disk: &str| Mapped::new(name, &format!("0 65536 linear /dev/{disk} 0"));
-    let (a, b) = (slice("a", &virtio)?, slice("b", &nvme)?);
-    let table = format!("0 65536 raid raid1 2 0 nosync 2 - {} - {}", a.path(), b.path());
-    let raid = Mapped::new("raid", &table)?;
+    let (raid, _below) = mirror(&virtio, &nvme)?;
     let load = "--iodepth=4 --numjobs=8 --number_ios=80 --size=32M";
     stacked(beside, &raid, &[&virtio, &nvme], load)
+}
+
+fn crypt_on_raid1(beside: &mut Beside) -> Result<Vec<Fact>> {
+    let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
+    let (raid, _below) = mirror(&virtio, &nvme)?;
+    let crypt = crypt(&raid.path())?;
+    let load = "--iodepth=4 --numjobs=8 --number_ios=80 --size=32M";
+    stacked(beside, &crypt, &[&virtio, &nvme], load)
 }
 
 /// Two disks that are read at the same sectors at the same time, one of them slow.
@@ -480,16 +504,38 @@ fn cache_random(beside: &mut Beside) -> Result<Vec<Fact>> {
     Ok(resident(&reads))
 }
 
+/// Readahead makes large folios on 7.2, where ext4 takes them; a read of a page of one is a hit of a page.
+fn cache_folios(beside: &mut Beside) -> Result<Vec<Fact>> {
+    let mounted = Mounted::new()?;
+    let file = file(&mounted, false)?;
+    let reads = beside.run(|| Ok([file.read_all(MIB)?, file.read_all(page_size())?].concat()))?;
+    let large = file.pages_of_large_folios()?;
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    ensure!(large > 0 || !release.starts_with("7."), "no large folio holds this file");
+    Ok(resident(&reads))
+}
+
 /// Pages that are overwritten are not read.
 fn cache_writes(beside: &mut Beside) -> Result<Vec<Fact>> {
     let mounted = Mounted::new()?;
     let file = file(&mounted, true)?;
     let writer = fs::OpenOptions::new().write(true).open(&file.path)?;
+    let is_read = AtomicBool::new(false);
     let reads = beside.run(|| {
-        for page in 0..1024 {
-            writer.write_all_at(&[2; 4096], page * 4096)?;
-        }
-        file.read_all(64 << 10)
+        thread::scope(|scope| {
+            let writing = scope.spawn(|| -> Result<()> {
+                while !is_read.load(Relaxed) {
+                    for page in 0..1024 {
+                        writer.write_all_at(&[2; 4096], page * 4096)?;
+                    }
+                }
+                Ok(())
+            });
+            let reads = file.read_all(64 << 10);
+            is_read.store(true, Relaxed);
+            writing.join().map_err(|_| anyhow!("the writer panicked"))??;
+            reads
+        })
     })?;
     Ok(resident(&reads))
 }

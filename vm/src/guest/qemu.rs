@@ -427,7 +427,7 @@ impl Machine {
         add("-smp", self.cpus.to_string().into());
         add("-m", self.memory.clone().into());
         add("-display", "none".into());
-        if arch == Arch::X86_64 {
+        if arch.has_vga() {
             add("-vga", "none".into());
         }
         add("-nic", "none".into());

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use host::events::{Ended, NOT_RUN, Reader, Said, Verdict};
 use host::say;
 
-use crate::arch::{self, Arch};
+use crate::arch;
 
 /// How many lines of a failure the end of a run repeats: a log of CI may hold no more than its end.
 const SHOWN: usize = 20;
@@ -237,14 +237,12 @@ const PAGE: &str = "docs/kernels.md";
 /// The line after each of its tables.
 const END: &str = "<!-- end of what it wrote -->";
 
+const WRITTEN_BY: &str = "<!-- written by: ";
 const NOT_TESTED: &str = "not tested";
 
 /// What its line before the table for the guests' architecture begins with.
-fn begin() -> &'static str {
-    match arch::guest() {
-        Arch::X86_64 => "<!-- written by: cargo vm test --kernel all",
-        Arch::Arm64 => "<!-- written by: cargo vm test --arch arm64 --kernel all",
-    }
+fn begin() -> String {
+    format!("{WRITTEN_BY}{}", arch::guest().table_is_by())
 }
 
 /// Which program runs on which kernel, as just tested, must be what [`PAGE`] says; `bless` writes it
@@ -259,7 +257,7 @@ pub fn table(
     let page = root.join(PAGE);
     let text = fs::read_to_string(&page).with_context(|| page.display().to_string())?;
     let missing = || format!("{PAGE} has no table of kernels");
-    let (before, rest) = text.split_once(begin()).with_context(missing)?;
+    let (before, rest) = text.split_once(&begin()).with_context(missing)?;
     let (mark, rest) = rest.split_once('\n').with_context(missing)?;
     let (old, after) =
         rest.split_once(END).with_context(|| format!("the table of {PAGE} has no end"))?;
@@ -283,7 +281,7 @@ pub fn table(
         return Ok(());
     }
     if bless {
-        let whole = [before, begin(), mark, "\n", &new, END, after].concat();
+        let whole = [before, &begin(), mark, "\n", &new, END, after].concat();
         fs::write(&page, whole).with_context(|| page.display().to_string())?;
         say!("{PAGE}: the table of kernels is written");
         return Ok(());
@@ -292,7 +290,7 @@ pub fn table(
     anyhow::bail!(
         "the table of kernels in {PAGE} differs from what was tested: `{} --bless` writes it. \
          Tested:\n{}",
-        begin().trim_start_matches("<!-- written by: "),
+        arch::guest().table_is_by(),
         news.join("\n")
     )
 }
