@@ -4,7 +4,6 @@
 # apart. It ends with the stage; --idle leaves it out.
 cd /mnt/data || exit 1
 dd if=/dev/zero of=file bs=1M count=16 conv=fsync 2>/dev/null || exit 1
-echo ready # now the stage starts
 
 n=0
 while :; do

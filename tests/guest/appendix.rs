@@ -506,7 +506,7 @@ fn kmalloc_callers_counts_a_modules_calls() -> Result<()> {
     let disk = disks::virtio()?;
     let table: Vec<String> =
         (0..300).map(|n| format!("{} 8 linear /dev/{disk} {}", n * 8, n * 8)).collect();
-    let running = Running::stage("kmalloc_callers", &["--interval", "500ms", "--top", "100000"])?;
+    let running = Running::stage("kmalloc_callers", &["--interval", "1h", "--top", "100000"])?;
     let mapped = Mapped::new("appendix", &table.join(";"))?;
     let output = running.interrupt()?;
     drop(mapped);

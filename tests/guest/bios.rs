@@ -15,8 +15,8 @@ use crate::{
     mixed::{Mixed, calls, same_calls},
     run::{
         BIO, REQUEST, Running, between, cases, compared, count, durations, ensure_none,
-        entries_left, fio, is_judged, judged_weakly, load, may_skip, ms, not_judged, now, shell,
-        skipped_some, slowest, subject, submitted, summary, times, wait_until,
+        entries_left, fio, is_judged, judged_weakly, load, may_skip, ms, not_judged, now, preempts,
+        shell, skipped_some, slowest, subject, submitted, summary, times, wait_until,
     },
 };
 
@@ -65,7 +65,7 @@ fn stage01_has_a_line_for_every_bio() -> Result<()> {
 
 /// Two bios at a time, so that the one that completes is not always the one that came last.
 fn stage02_shows_both_ends() -> Result<()> {
-    const TIMER: u64 = 50_000_000;
+    const TIMER: u64 = 500_000_000;
     let timer = TIMER.to_string();
     let settings = [("irqmode", "2"), ("completion_nsec", &*timer), ("submit_queues", "2")];
     let disk = NullBlk::new(&settings)?;
@@ -748,7 +748,7 @@ fn stage06_shows_the_stack() -> Result<()> {
         // The slowest is now the read or write itself, now the journal's.
         let mut seen = false;
         for _ in 0..10 {
-            let ftrace = Ftrace::new(&[Hook::Stack("submit_bio")])?;
+            let ftrace = Ftrace::new(&[Hook::Stack("submit_bio"), Hook::Function("bio_endio")])?;
             let running = Running::stage("stage06", &[])?;
             shell(&command)?;
             let output = running.interrupt()?;
@@ -775,9 +775,9 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
 }
 
 /// The same; `None` where ftrace has no stack of that I/O. One address can come several times, and
-/// between two handlers of one probe up to 34 ms have passed: more than between two I/Os. This one's
-/// event comes after the end of the one before it, where `events` has the calls of bio_endio(), too, and
-/// not after its own.
+/// between two handlers of one probe up to 34 ms have passed: more than between two I/Os; a CPU that
+/// stands still there makes this I/O the slowest one. Its event comes after the end of the one before it,
+/// where `events` has the calls of bio_endio(), too, and not after its own.
 fn judged_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<Option<Vec<String>>> {
     let slowest = slowest(output, lines)?;
     let (ends, starts): (Vec<&Event>, Vec<&Event>) = events
@@ -785,13 +785,14 @@ fn judged_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<Opti
         .filter(|event| event.argument == slowest.io && event.time <= slowest.to)
         .partition(|event| event.name == "bio_endio");
     let before = ends.iter().map(|end| end.time).filter(|time| *time < slowest.from).max();
-    let nearest = starts
-        .into_iter()
-        .filter(|start| Some(start.time) > before)
-        .min_by_key(|start| start.time.abs_diff(slowest.from));
+    let starts: Vec<&Event> =
+        starts.into_iter().filter(|start| Some(start.time) > before).collect();
+    // Where it is the only one, it may be late.
+    let limit = if starts.len() == 1 { 2_000_000_000 } else { 100_000_000 };
+    let nearest = starts.into_iter().min_by_key(|start| start.time.abs_diff(slowest.from));
     let Some(judge) = nearest.filter(|judge| !judge.stack.is_empty()) else { return Ok(None) };
     let apart = judge.time.abs_diff(slowest.from);
-    if apart > 100_000_000 {
+    if apart > limit {
         return Ok(None);
     }
     let printed: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("=> ")).collect();
@@ -855,7 +856,10 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
         let events = ftrace.events()?;
         for ended in outputs {
             ensure!(ended.code == Some(0), "{ended:?}");
-            ensure_none(&ended.stdout, &["dropped"])?;
+            ensure!(count(&ended.stdout, "dropped")? == 0, "{ended:?}");
+            // A stage that ends reads its maps: meanwhile, a kernel that preempts may skip the others.
+            let skipped = count(&ended.stdout, "skipped")?;
+            ensure!(skipped == 0 || preempts()?, "{skipped} skipped: {ended:?}");
             // Of the many kinds of stacks here, two may have the same hash. The stage says so, and prints
             // none.
             if ended.stdout.contains("=> no stack: another stack has its slot") {

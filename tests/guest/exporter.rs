@@ -9,7 +9,7 @@ use std::{
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -570,8 +570,8 @@ fn needs(command: &str) -> Result<()> {
 
 const PROMETHEUS: u16 = 9090;
 
-/// The values that a query finds, by the instance (or none).
-fn query(promql: &str) -> Result<Vec<(String, f64)>> {
+/// What a query finds.
+fn found(promql: &str) -> Result<Vec<Value>> {
     let encode = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => (byte as char).to_string(),
         _ => format!("%{byte:02X}"),
@@ -579,20 +579,36 @@ fn query(promql: &str) -> Result<Vec<(String, f64)>> {
     let encoded: String = promql.bytes().map(encode).collect();
     let answer: Value =
         serde_json::from_str(&get(PROMETHEUS, &format!("/api/v1/query?query={encoded}"))?)?;
-    let found =
-        answer["data"]["result"].as_array().with_context(|| format!("{promql}: {answer}"))?;
-    let value = |one: &Value| {
-        let value = one["value"][1].as_str().and_then(|value| value.parse().ok());
-        let instance = one["metric"]["instance"].as_str().unwrap_or_default().to_owned();
-        Ok((instance, value.with_context(|| one.to_string())?))
-    };
-    found.iter().map(value).collect()
+    let found = answer["data"]["result"].as_array().cloned();
+    found.with_context(|| format!("{promql}: {answer}"))
+}
+
+/// A figure of Prometheus's, a string in JSON.
+fn number(figure: &Value) -> Result<f64> {
+    figure.as_str().and_then(|figure| figure.parse().ok()).with_context(|| figure.to_string())
+}
+
+/// The values that a query finds.
+fn query(promql: &str) -> Result<Vec<f64>> {
+    found(promql)?.iter().map(|one| number(&one["value"][1])).collect()
+}
+
+/// The samples of each series that a query for a time range finds: when it was scraped, Unix time in
+/// seconds, and the value.
+fn samples(promql: &str) -> Result<Vec<Vec<(f64, f64)>>> {
+    let sample = |sample: &Value| Ok((sample[0].as_f64().context("no time")?, number(&sample[1])?));
+    let of = |one: &Value| one["values"].as_array().into_iter().flatten().map(sample).collect();
+    found(promql)?.iter().map(of).collect()
+}
+
+fn unix_time() -> Result<f64> {
+    Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs_f64())
 }
 
 /// The one value that a query finds.
 fn value(promql: &str) -> Result<f64> {
     match query(promql)?.as_slice() {
-        [(_, value)] => Ok(*value),
+        [value] => Ok(*value),
         other => bail!("{promql}: {other:?}"),
     }
 }
@@ -628,6 +644,8 @@ fn exporter_beside_prometheus() -> Result<()> {
     fs::write(format!("{directory}/prometheus.yml"), config)?;
     let disk = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "10000000")])?;
     let name = &disk.name;
+    // The kernel has looked for partitions.
+    let before = fields(name)?[0];
     let first = start(PORT, &["--parts"])?;
     let second = start(PORT + 1, &[])?;
     shell(&format!(
@@ -653,26 +671,40 @@ fn exporter_beside_prometheus() -> Result<()> {
         "{} >/run/fio.json",
         fio_command(&format!("--filename=/dev/{name} {options}"))
     ))?;
-    thread::sleep(Duration::from_secs(4));
-    let (from, at) = (fields(name)?[0], Instant::now());
-    thread::sleep(Duration::from_secs(15));
-    let kernels = (fields(name)?[0] - from) as f64 / at.elapsed().as_secs_f64();
+    let (start_of_load, mut kernels) = (Instant::now(), Vec::new());
+    while start_of_load.elapsed() < Duration::from_secs(20) {
+        kernels.push((unix_time()?, (fields(name)?[0] - before) as f64));
+        thread::sleep(Duration::from_millis(100));
+    }
     let rates = query(&format!("rate(storage_bio_latency_seconds_count{{{of}}}[15s])"))?;
-    ensure!(rates.len() == 2, "{rates:?}");
-    for (instance, rate) in rates {
-        let share = rate / kernels;
-        ensure!((0.9..1.1).contains(&share), "{instance}: {rate}/s, the disk: {kernels}/s");
+    ensure!(rates.len() == 2 && rates.iter().all(|rate| *rate > 0.0), "{rates:?}");
+    let scraped = samples(&format!("storage_bio_latency_seconds_count{{{of}}}[15s]"))?;
+    ensure!(scraped.len() == 2, "{scraped:?}");
+    for series in scraped {
+        let mut judged = 0;
+        for (time, value) in series {
+            // A scrape takes at most a second, from its time on. Of one read, the kernel's counter may
+            // know while the exporter does not, or the other way round.
+            let least = kernels.iter().rfind(|(noted, _)| *noted <= time);
+            let most = kernels.iter().find(|(noted, _)| *noted >= time + 1.0);
+            let Some((least, most)) = least.zip(most) else { continue };
+            let is_within = (least.1 - 1.0..=most.1 + 1.0).contains(&value);
+            ensure!(is_within, "{value} reads scraped, the disk: {least:?}, {most:?}");
+            judged += 1;
+        }
+        ensure!(judged >= 5, "only {judged} scrapes while the disk was busy");
     }
     load.wait_at_most(Duration::from_secs(60))?;
     let report = fio_report(&fs::read_to_string("/run/fio.json")?)?;
     let ios = report["read"]["total_ios"].as_f64().context("fio's reads")?;
 
-    // Counts, of both exporters together. The disk was also read from before.
-    let kernels = fields(name)?[0] as f64;
-    ensure!(ios <= kernels, "fio {ios}, the disk {kernels}");
-    let each = wait_for(&format!("min(storage_bio_latency_seconds_count{{{of}}})"), |n| n >= ios)?;
-    let sum = wait_for(&total, |bios| bios >= 2.0 * each)?;
-    ensure!(sum == 2.0 * each && each <= kernels, "{sum}, {each}, the disk {kernels}");
+    // Counts, of each exporter and of both together. dd has also read.
+    let kernels = (fields(name)?[0] - before) as f64;
+    ensure!(ios + 1.0 == kernels, "fio {ios}, the disk {kernels}");
+    let least = format!("min(storage_bio_latency_seconds_count{{{of}}})");
+    ensure!(wait_for(&least, |bios| bios >= kernels)? == kernels, "more than {kernels}");
+    let both = wait_for(&total, |bios| bios >= 2.0 * kernels)?;
+    ensure!(both == 2.0 * kernels, "both: {both}, not 2 * {kernels}");
 
     // Quantiles of the sum of both histograms: in the bucket in which fio has its own.
     let percentile = &report["read"]["clat_ns"]["percentile"];
@@ -701,7 +733,8 @@ fn exporter_beside_prometheus() -> Result<()> {
             let expr = target["expr"].as_str().context("no expr")?;
             let expr = expr.replace("$__rate_interval", "1m");
             let expr = expr.replace("$instance", ".*").replace("$disk", ".*");
-            ensure!(!query(&expr)?.is_empty(), "{}: nothing", panel["title"]);
+            // After a scrape that took too long, a panel is empty until the next one.
+            wait_until(&panel["title"].to_string(), || Ok(!query(&expr)?.is_empty()))?;
         }
     }
 

@@ -292,14 +292,15 @@ fn crypt(below: &str) -> Result<Mapped> {
     Mapped::new("crypt", &format!("0 65536 crypt aes-xts-plain64 {key} 0 {below} 0"))
 }
 
-/// 32 MiB of two disks, mirrored; and what is below the mirror.
-fn mirror(virtio: &str, nvme: &str) -> Result<(Mapped, [Mapped; 2])> {
+/// 32 MiB of two disks, mirrored; before it what is below, to be dropped last.
+fn mirror(virtio: &str, nvme: &str) -> Result<([Mapped; 2], Mapped)> {
     shell("modprobe -a dm_raid raid1 || true")?;
     let slice =
         |name: &str, disk: &str| Mapped::new(name, &format!("0 65536 linear /dev/{disk} 0"));
     let (a, b) = (slice("a", virtio)?, slice("b", nvme)?);
     let table = format!("0 65536 raid raid1 2 0 nosync 2 - {} - {}", a.path(), b.path());
-    Ok((Mapped::new("raid", &table)?, [a, b]))
+    let raid = Mapped::new("raid", &table)?;
+    Ok(([a, b], raid))
 }
 
 /// What was read is decrypted by the kernel's workers: its bios complete in a task.
@@ -311,14 +312,14 @@ fn dm_crypt(beside: &mut Beside) -> Result<Vec<Fact>> {
 
 fn raid1(beside: &mut Beside) -> Result<Vec<Fact>> {
     let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
-    let (raid, _below) = mirror(&virtio, &nvme)?;
+    let (_below, raid) = mirror(&virtio, &nvme)?;
     let load = "--iodepth=4 --numjobs=8 --number_ios=80 --size=32M";
     stacked(beside, &raid, &[&virtio, &nvme], load)
 }
 
 fn crypt_on_raid1(beside: &mut Beside) -> Result<Vec<Fact>> {
     let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
-    let (raid, _below) = mirror(&virtio, &nvme)?;
+    let (_below, raid) = mirror(&virtio, &nvme)?;
     let crypt = crypt(&raid.path())?;
     let load = "--iodepth=4 --numjobs=8 --number_ios=80 --size=32M";
     stacked(beside, &crypt, &[&virtio, &nvme], load)

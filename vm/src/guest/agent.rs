@@ -4,7 +4,7 @@
 //! port blocks until the host has opened its end, so no port has to be polled.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -156,13 +156,9 @@ fn run(
     command.stderr(on_pty(request.stderr_tty)?.unwrap_or_else(Stdio::piped));
     group.catch(&mut command, pty.as_ref().map(|pty| pty.slave.try_clone()).transpose()?)?;
 
-    let workload = request.workload.as_ref().and_then(|file| start_workload(file, request, &group));
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => {
-            group.kill();
-            return Ok(not_started(request, &error, port));
-        }
+        Err(error) => return Ok(not_started(request, &error, port)),
     };
     let pid = Pid::from_child(&child);
     drop(command); // its copies of the terminal would keep it open
@@ -192,6 +188,7 @@ fn run(
         Input { stdin, on_terminal: request.stdin_tty, master, pid, alive: Arc::clone(&alive) };
     let (for_reader, reader_port) = (Arc::clone(&outputs), Arc::clone(port));
     std::thread::spawn(move || input.serve(reader, &reader_port, &for_reader, connected));
+    let workload = request.workload.as_ref().and_then(|file| start_workload(file, request, &group));
 
     let status = child.wait().context("cannot wait for the program")?;
     alive.store(false, Ordering::SeqCst);
@@ -238,19 +235,15 @@ fn not_started(request: &Request, error: &std::io::Error, port: &Port) -> i32 {
     code
 }
 
-/// Starts the workload, which runs as long as the program, and waits until its file is on the disk:
-/// else those writes would be in flight when a stage attaches, and complete without a start.
+/// Starts the workload, which runs as long as the program.
 fn start_workload(file: &std::ffi::OsStr, request: &Request, group: &Group) -> Option<Child> {
     let mut command = Command::new("sh");
     command.arg(file).env_clear().envs(request.env.iter().cloned()).current_dir("/");
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(Stdio::null());
     let console = File::options().write(true).open("/dev/console");
     command.stderr(console.map_or_else(|_| Stdio::null(), Stdio::from));
     group.catch(&mut command, None).ok()?;
-    let mut workload = command.spawn().ok()?;
-    // It writes a line then. Where it fails, the pipe ends.
-    BufReader::new(workload.stdout.take()?).read_line(&mut String::new()).ok();
-    Some(workload)
+    command.spawn().ok()
 }
 
 /// The terminal of a session.
