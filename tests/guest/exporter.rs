@@ -22,7 +22,8 @@ use serde_json::Value;
 use crate::{
     disks::{self, Mapped, Mounted, NullBlk},
     run::{
-        Running, fio, fio_command, fio_report, not_judged, program, shell, wait_until, workspace,
+        Running, fio, fio_command, fio_report, judged_weakly, not_judged, program, shell,
+        wait_until, workspace,
     },
 };
 
@@ -677,9 +678,18 @@ fn exporter_beside_prometheus() -> Result<()> {
         thread::sleep(Duration::from_millis(100));
     }
     let rates = query(&format!("rate(storage_bio_latency_seconds_count{{{of}}}[15s])"))?;
-    ensure!(rates.len() == 2 && rates.iter().all(|rate| *rate > 0.0), "{rates:?}");
     let scraped = samples(&format!("storage_bio_latency_seconds_count{{{of}}}[15s]"))?;
-    ensure!(scraped.len() == 2, "{scraped:?}");
+    ensure!(rates.len() == 2 && scraped.len() == 2, "{rates:?}, {scraped:?}");
+    let (from, to) = (kernels.iter().find(|(at, _)| *at >= kernels[0].0 + 4.0), kernels.last());
+    let (from, to) = from.zip(to).context("the disk's counters were not read")?;
+    let of_disk = (to.1 - from.1) / (to.0 - from.0);
+    let right = rates.iter().all(|rate| (0.9..1.1).contains(&(rate / of_disk)));
+    // A scrape that took more than a second is missing, and rate() does not make up for it at an edge.
+    let is_whole = scraped.iter().all(|series| series.len() >= 14);
+    ensure!(right || !is_whole, "{rates:?} a second, the disk: {of_disk}");
+    if !right {
+        judged_weakly(&format!("scrapes are missing: {rates:?} a second, the disk: {of_disk}"));
+    }
     for series in scraped {
         let mut judged = 0;
         for (time, value) in series {

@@ -108,7 +108,7 @@ impl Report {
         let asked = ours.iter().filter(|tool| tool.is_asked(case));
         let runs = asked.filter_map(|tool| self.cell(kernel, case, tool)).map(|cell| cell.runs);
         let few = runs.min().filter(|runs| *runs < RUNS).map_or(String::new(), in_runs);
-        shown(true, self.ours(kernel, case, ours)) + &few
+        self.ours(kernel, case, ours).map_or("not run".to_owned(), text) + &few
     }
 
     /// A table for each kernel and family, and the commands.
@@ -175,10 +175,10 @@ impl Report {
             writeln!(text, "| {} |", row.join(" | "))?;
         }
         for (tool, said) in refusals {
-            writeln!(text, "\n{tool} refuses: `{}`", said.replace(['`', '\n'], " "))?;
+            paragraph(text, &format!("{tool} refuses: `{}`", said.replace('`', "'")))?;
         }
         if !not_run.is_empty() {
-            writeln!(text, "\nNot run yet: {}.", not_run.join(", "))?;
+            paragraph(text, &format!("Not run yet: {}.", not_run.join(", ")))?;
         }
         Ok(())
     }
@@ -298,17 +298,24 @@ fn link(name: &str) -> String {
     format!("[{name}](#{anchor})")
 }
 
-/// The text of a cell in a table: empty where the tool does not answer the question.
+/// The text of another's cell in a table: empty where the tool does not answer the question.
 fn shown(asked: bool, cell: Option<&Cell>) -> String {
     match (asked, cell) {
         (false, _) => String::new(),
         (true, None) => "not run".to_owned(),
-        (true, Some(Cell { verdict: Verdict::Refused { .. }, .. })) => "refuses".to_owned(),
-        (true, Some(cell)) if matches!(cell.verdict, Verdict::Wrong { .. }) && cell.runs < RUNS => {
-            text(cell) + &in_runs(cell.runs)
-        }
-        (true, Some(cell)) => text(cell),
+        (true, Some(cell)) => match cell.verdict {
+            Verdict::Refused { .. } => "refuses".to_owned(),
+            Verdict::Wrong { .. } if cell.runs < RUNS => text(cell) + &in_runs(cell.runs),
+            // The first run that is right ends the runs.
+            Verdict::Right if cell.runs > 1 => format!("right in 1 of {} runs", cell.runs),
+            _ => text(cell),
+        },
     }
+}
+
+/// Text of its own, in lines of at most 100 columns.
+fn paragraph(page: &mut String, text: &str) -> Result<()> {
+    Ok(writeln!(page, "\n{}", textwrap::fill(text, 100))?)
 }
 
 fn in_runs(runs: u32) -> String {
@@ -319,11 +326,8 @@ fn in_runs(runs: u32) -> String {
 pub fn text(cell: &Cell) -> String {
     let lost = if cell.skipped > 0 { format!(", {} skipped", cell.skipped) } else { String::new() };
     let silently = if cell.silent { ", silently" } else { "" };
-    let is_peer = of(Family::Ours).is_ok_and(|ours| ours.iter().all(|tool| tool.name != cell.tool));
     match &cell.verdict {
         Verdict::NotAsked => String::new(),
-        // Of others, the first run that is right ends the runs.
-        Verdict::Right if is_peer && cell.runs > 1 => format!("right in 1 of {} runs", cell.runs),
         Verdict::Right => "right".to_owned(),
         Verdict::Admitted { question, printed, expected } => {
             format!("says so: {}", beside(*question, *printed, *expected))
@@ -476,5 +480,16 @@ mod tests {
         let old = "is not what the cells say: `cargo vm truth --render` writes it";
         assert!(file("TRUTH.md").unwrap().ends_with(&report.markdown().unwrap()), "TRUTH.md {old}");
         assert!(file("truth.svg").unwrap() == report.picture().unwrap(), "truth.svg {old}");
+        // And it is whole.
+        let (cases, tools) = (cases().unwrap(), tools().unwrap());
+        for kernel in ["6.1", "6.12", "7.2"] {
+            assert!(report.releases.contains_key(kernel), "no release of {kernel}");
+            for case in &cases {
+                for tool in tools.iter().filter(|tool| tool.is_asked(case)) {
+                    let is_known = report.is_known(kernel, case, tool, RUNS);
+                    assert!(is_known, "{kernel}, {}, {}: --missing", case.name, tool.name);
+                }
+            }
+        }
     }
 }

@@ -21,7 +21,7 @@ use truth::{Case, Cell, Family, PLAN, Plan, RUNS, Report, Tool, Verdict};
 use crate::arch;
 use crate::follow::follow;
 use crate::setup::cache::Cache;
-use crate::setup::kernels::Table;
+use crate::setup::kernels::{Kernel, Table};
 use crate::setup::packages;
 use crate::setup::root;
 use crate::test::{self, in_guest};
@@ -106,7 +106,7 @@ pub fn main(options: &Options) -> Result<i32> {
     // What a single cell shows is for people: guests take turns.
     let workers = if plan.shows { 1 } else { test::workers() };
     let mut jobs = Vec::new();
-    let known = match options.missing {
+    let mut known = match options.missing {
         true => {
             let _lock = lock(&workspace)?;
             read(&workspace)?
@@ -114,6 +114,11 @@ pub fn main(options: &Options) -> Result<i32> {
         false => Report::default(),
     };
     for kernel in &kernels {
+        if options.missing {
+            // What was judged on another release, or another version, is missing.
+            let release = Kernel::named(kernel, &cache)?.release;
+            tools.iter().for_each(|tool| known.judged_on(kernel, &release, tool));
+        }
         let is_bcc = |tool: &Tool| tool.family == Family::Bcc;
         let headers = match tools.iter().any(is_bcc) {
             true => root::headers(kernel, &cache)?,

@@ -3,7 +3,10 @@
 use std::{
     fs,
     os::unix::fs::FileExt,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
     thread,
 };
 
@@ -521,17 +524,21 @@ fn cache_writes(beside: &mut Beside) -> Result<Vec<Fact>> {
     let mounted = Mounted::new()?;
     let file = file(&mounted, true)?;
     let writer = fs::OpenOptions::new().write(true).open(&file.path)?;
-    let is_read = AtomicBool::new(false);
+    let (writer, is_read) = (&writer, &AtomicBool::new(false));
+    let (round, rounds) = mpsc::channel();
     let reads = beside.run(|| {
         thread::scope(|scope| {
-            let writing = scope.spawn(|| -> Result<()> {
+            let writing = scope.spawn(move || -> Result<()> {
                 while !is_read.load(Relaxed) {
                     for page in 0..1024 {
                         writer.write_all_at(&[2; 4096], page * 4096)?;
                     }
+                    round.send(())?;
                 }
                 Ok(())
             });
+            // Without a first round, the writer says why.
+            rounds.recv().ok();
             let reads = file.read_all(64 << 10);
             is_read.store(true, Relaxed);
             writing.join().map_err(|_| anyhow!("the writer panicked"))??;
