@@ -1,8 +1,8 @@
 //! What a guest test program prints: libtest-mimic's JSON, and lines of our own between.
 
-use std::mem;
+use std::{mem, time::Duration};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// What a line says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +34,37 @@ pub struct Ended {
     pub compared: Vec<String>,
     /// Why the test could have seen less than on another kernel.
     pub weakly: Option<String>,
+    /// Where its time went.
+    pub cost: Option<Cost>,
+}
+
+/// Where a test's time went. A guest test program prints it as a line `cost: {…}` before the test's
+/// event, which has no time of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cost {
+    /// From its start to its end, ms.
+    pub took: u64,
+    /// Programs under test that were started.
+    pub starts: u64,
+    /// Until they were attached, ms; of several at once, until the last one was.
+    pub starting: u64,
+    /// From the signal to their ends, ms.
+    pub ending: u64,
+}
+
+impl Cost {
+    /// From its start to its end.
+    pub fn took(&self) -> Duration {
+        Duration::from_millis(self.took)
+    }
+
+    /// Adds what another test has cost.
+    pub fn add(&mut self, other: &Cost) {
+        self.took += other.took;
+        self.starts += other.starts;
+        self.starting += other.starting;
+        self.ending += other.ending;
+    }
 }
 
 /// What a test says.
@@ -58,6 +89,7 @@ pub struct Reader {
     compared: Vec<String>,
     weakly: Option<String>,
     not_judged: Option<String>,
+    cost: Option<Cost>,
 }
 
 #[derive(Deserialize)]
@@ -94,8 +126,8 @@ impl Reader {
             ("test", "ignored") => Verdict::NotJudged(self.not_judged.take().unwrap_or_default()),
             _ => return Said::Noted,
         };
-        let Reader { compared, weakly, .. } = mem::take(self);
-        Said::Ended(Ended { name: event.name, verdict, compared, weakly })
+        let Reader { compared, weakly, cost, .. } = mem::take(self);
+        Said::Ended(Ended { name: event.name, verdict, compared, weakly, cost })
     }
 
     fn read_ours(&mut self, line: &str) -> Said {
@@ -107,6 +139,7 @@ impl Reader {
                 self.weakly = Some(before.unwrap_or_default() + rest);
             }
             "not judged" => self.not_judged = Some(rest.to_owned()),
+            "cost" => self.cost = serde_json::from_str(rest).ok(),
             _ => {
                 if let Some(program) = what.strip_prefix("unsupported ") {
                     return Said::Unsupported(program.to_owned(), rest.to_owned());
@@ -137,17 +170,22 @@ mod tests {
         assert_eq!(read("compared: 1 with 2: equal"), Said::Noted);
         assert_eq!(read("judged weakly: skips"), Said::Noted);
         assert_eq!(read("judged weakly: one CPU"), Said::Noted);
+        let cost = Cost { took: 4, starts: 1, starting: 2, ending: 1 };
+        let line = format!("cost: {}", serde_json::to_string(&cost).unwrap());
+        assert_eq!(read(&line), Said::Noted);
         let ended = |name: &str, verdict| Ended {
             name: name.into(),
             verdict,
             compared: Vec::new(),
             weakly: None,
+            cost: None,
         };
         let ok = r#"{ "type": "test", "name": "a", "event": "ok" }"#;
         let compared = vec!["1 with 2: equal".to_owned()];
         let first = Ended {
             compared,
             weakly: Some("skips; one CPU".into()),
+            cost: Some(cost),
             ..ended("a", Verdict::Passed)
         };
         assert_eq!(read(ok), Said::Ended(first));

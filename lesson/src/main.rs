@@ -489,6 +489,7 @@ mod tests {
             verdict,
             compared: vec!["1 with 1".into()],
             weakly: None,
+            cost: None,
         };
         assert_eq!(shown(&judge, &ended(Verdict::Passed)), "  ✓ title\n      1 with 1");
         let why = Verdict::NotJudged("no fentry".into());

@@ -44,10 +44,14 @@ use std::{
     path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
 };
 
 use anyhow::Result;
-use host::{events::NOT_RUN, judging::Judging};
+use host::{
+    events::{Cost, NOT_RUN},
+    judging::Judging,
+};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::run::NotJudged;
@@ -126,7 +130,7 @@ fn main() {
         assert!(tests.iter().any(|(test, _)| test == name), "no test {name}");
     }
     let Judging { part, share, without_once, judges, .. } = run::judging();
-    let trial = |(name, test): Test| Trial::ignorable_test(name, move || verdict(test()));
+    let trial = |(name, test): Test| Trial::ignorable_test(name, move || verdict(test));
     let trials = match judges.is_empty() {
         false => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), judges),
         true => {
@@ -146,9 +150,14 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit()
 }
 
-/// A test that could not judge says why, in a line of its own: the runner shows it.
-fn verdict(test: Result<()>) -> Result<Completion, Failed> {
-    match test.map_err(|error| (error.downcast_ref::<NotJudged>().is_some(), format!("{error:#}")))
+/// Runs a test. What it cost, and why one could not judge, are lines of their own: the runner shows them.
+fn verdict(test: fn() -> Result<()>) -> Result<Completion, Failed> {
+    let (start, _) = (Instant::now(), run::cost::take());
+    let result = test();
+    let cost = Cost { took: start.elapsed().as_millis() as u64, ..run::cost::take() };
+    println!("cost: {}", serde_json::to_string(&cost)?);
+    match result
+        .map_err(|error| (error.downcast_ref::<NotJudged>().is_some(), format!("{error:#}")))
     {
         Ok(()) => Ok(Completion::Completed),
         Err((true, reason)) => {
@@ -182,7 +191,7 @@ fn judges(tests: &[Test], names: &'static [String]) -> Vec<Trial> {
             if FAILED.load(Ordering::Relaxed) {
                 return Err(Failed::from(NOT_RUN));
             }
-            let judged = verdict(test());
+            let judged = verdict(test);
             FAILED.fetch_or(judged.is_err(), Ordering::Relaxed);
             judged
         })

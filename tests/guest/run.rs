@@ -1,6 +1,7 @@
 //! Starting and ending the programs under test.
 
 use std::{
+    cell::Cell,
     fmt, fs,
     io::{BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
@@ -112,9 +113,50 @@ pub fn stages() -> Result<Vec<String>> {
     Ok(host::stages(&workspace())?)
 }
 
+/// Where this test's time goes, so far.
+pub mod cost {
+    use std::{
+        sync::{Mutex, PoisonError},
+        time::Instant,
+    };
+
+    use host::events::Cost;
+
+    /// What was counted, and until when: of programs that start or end at once, each ms counts once.
+    static SO_FAR: Mutex<(Cost, Option<Instant>)> =
+        Mutex::new((Cost { took: 0, starts: 0, starting: 0, ending: 0 }, None));
+
+    fn add(since: Instant, part: fn(&mut Cost) -> &mut u64) {
+        let mut so_far = SO_FAR.lock().unwrap_or_else(PoisonError::into_inner);
+        let (cost, until) = &mut *so_far;
+        let since = until.map_or(since, |until| since.max(until));
+        *part(cost) += since.elapsed().as_millis() as u64;
+        *until = Some(Instant::now());
+    }
+
+    /// A program that was spawned then has said that it is ready.
+    pub fn started(since: Instant) {
+        add(since, |cost| &mut cost.starting);
+        SO_FAR.lock().unwrap_or_else(PoisonError::into_inner).0.starts += 1;
+    }
+
+    /// A program that got a signal then has ended.
+    pub fn ended(since: Instant) {
+        add(since, |cost| &mut cost.ending);
+    }
+
+    /// All of it, and begins anew.
+    pub fn take() -> Cost {
+        std::mem::take(&mut SO_FAR.lock().unwrap_or_else(PoisonError::into_inner).0)
+    }
+}
+
 /// A program that runs beside the test.
 pub struct Running {
     name: String,
+    spawned: Instant,
+    /// When it got its first signal.
+    signalled: Cell<Option<Instant>>,
     /// Was told to print no event lines.
     quiet: bool,
     child: Child,
@@ -164,7 +206,8 @@ impl Running {
         let stdout = lines(child.stdout.take().context("no stdout")?);
         let stderr = lines(child.stderr.take().context("no stderr")?);
         let quiet = command.get_args().any(|argument| argument == "--quiet");
-        Ok(Running { name, quiet, child, stdout, stderr, said: String::new() })
+        let (spawned, signalled) = (Instant::now(), Cell::new(None));
+        Ok(Running { name, spawned, signalled, quiet, child, stdout, stderr, said: String::new() })
     }
 
     /// Starts a script of the shell.
@@ -178,6 +221,7 @@ impl Running {
         while let Ok(line) = self.stderr.recv_timeout(LIMIT.saturating_sub(start.elapsed())) {
             self.said.push_str(&line);
             if line.contains(text) {
+                cost::started(self.spawned);
                 return Ok(());
             }
         }
@@ -207,6 +251,7 @@ impl Running {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.signalled.set(self.signalled.get().or(Some(Instant::now())));
         kill_process(Pid::from_child(&self.child), signal).context("kill")
     }
 
@@ -231,6 +276,9 @@ impl Running {
         let status = wait(&mut self.child).with_context(|| self.name.clone())?;
         let stdout = self.rest(&self.stdout)?;
         let stderr = std::mem::take(&mut self.said) + &self.rest(&self.stderr)?;
+        if let Some(since) = self.signalled.get() {
+            cost::ended(since);
+        }
         Ok(Ended { code: status.code(), stdout, stderr })
     }
 

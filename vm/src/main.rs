@@ -196,6 +196,9 @@ struct Test {
     /// Write the table of docs/kernels.md, which a plain run only compares
     #[arg(long)]
     bless: bool,
+    /// Write to this file, as JSON, what each test, boot and build took, in ms
+    #[arg(long, value_name = "FILE")]
+    timings: Option<PathBuf>,
     /// Run only the tests whose names contain this
     filter: Option<String>,
 }
@@ -279,10 +282,10 @@ fn dispatch(command: Cmd) -> Result<i32> {
             packages::need(true)?;
             bundle::write(&options.file, named(options.kernel).as_deref()).map(|()| 0)
         }
-        Cmd::Test(Test { kernel, share, shares, bless, filter }) => {
+        Cmd::Test(Test { kernel, share, shares, bless, timings, filter }) => {
             let (kernel, share) = (named(kernel), share.as_deref());
             let share = share.map(|lines| (lines, usize::from(shares.unwrap_or(1))));
-            test::main(kernel.as_deref(), share, filter.as_deref(), bless)
+            test::main(kernel.as_deref(), share, filter.as_deref(), bless, timings.as_deref())
         }
         Cmd::Bench(options) => bench::main(&options),
         Cmd::Truth(options) => truth::main(&options),

@@ -4,6 +4,7 @@
 //! those run: the host's here, the guest tests in one or two boots per kernel.
 
 mod report;
+mod timings;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -47,13 +48,16 @@ pub const DISKS: [Disk; 3] = [Disk::Virtio, Disk::Nvme, Disk::Scsi];
 
 /// Runs the tests whose names contain `filter`, on the given kernel or on `all`, and prints
 /// the sum in the last line. The kernels in `share` divide the guest tests among them, or by the number
-/// beside them, if it is larger; without a kernel beside them, nothing else runs. `bless` writes the table of docs/kernels.md. Returns the exit code.
+/// beside them, if it is larger; without a kernel beside them, nothing else runs. `bless` writes the table of
+/// docs/kernels.md, and `timings` names a file for where the time went. Returns the exit code.
 pub fn main(
     kernel: Option<&str>,
     share: Option<(&str, usize)>,
     filter: Option<&str>,
     bless: bool,
+    timings: Option<&Path>,
 ) -> Result<i32> {
+    let start = Instant::now();
     if bless && filter.is_some() {
         return Err(fail(
             USAGE,
@@ -86,7 +90,9 @@ pub fn main(
     workspace::for_guests(&root, &cache)?;
 
     let default = table.default_name(&cache);
-    let sum = match Programs::build(&root, filter, kernels.split_at(whole), default) {
+    let programs = Programs::build(&root, filter, kernels.split_at(whole), default);
+    let build = start.elapsed();
+    let mut sum = match programs {
         Ok(programs) if programs.is_empty() => {
             let filter = filter.unwrap_or_default();
             let message = format!(
@@ -103,6 +109,12 @@ pub fn main(
         }
     };
 
+    sum.timings.run(build, start.elapsed());
+    if let Some(file) = timings
+        && let Err(error) = sum.timings.write(file)
+    {
+        sum.broken(format!("--timings: {error:#}"));
+    }
     // Where nobody reads the output any more, the exit code remains.
     let _ = writeln!(std::io::stdout(), "{}", sum.closing());
     Ok(i32::from(!sum.failed.is_empty()))
@@ -347,8 +359,10 @@ impl HostTests {
             command.arg("--test-threads=1");
         }
         let failed = report.failed.len();
+        let mut last = Instant::now();
         let (success, how) = follow(command, START_LIMIT, |line| {
-            report.host_line(line);
+            report.host_line(line, (!alone).then(|| last.elapsed()));
+            last = Instant::now();
             report.flush();
             START_LIMIT
         })?;
@@ -386,17 +400,20 @@ fn run_guest(
     command.envs([judging.to_env()?]);
     let start = Instant::now();
     let mut limit = START_LIMIT;
-    let mut begun = false;
+    let mut boot = None;
     let (success, how) = follow(command, limit, |line| {
         if report.guest_line(line) {
-            begun = true;
+            boot = Some(start.elapsed());
             limit = SHORTEST_LIMIT.max(start.elapsed() * LIMIT_IN_BOOTS);
         }
         report.flush();
         limit
     })?;
+    if let Some(boot) = boot {
+        report.guest_took(boot, start.elapsed());
+    }
     let is_extra = Table::load()?.line(kernel).is_ok_and(|line| line.extra);
-    if !begun && is_extra && how == format!("exit status: {MACHINE}") {
+    if boot.is_none() && is_extra && how == format!("exit status: {MACHINE}") {
         let why = "the archive has no kernel of this line any more, see above";
         report.result("the guest tests", Verdict::NotJudged(why.to_owned()));
         report.flush();

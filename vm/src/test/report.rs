@@ -5,11 +5,13 @@ use std::fs;
 use std::io::Write;
 use std::iter;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use host::events::{Ended, NOT_RUN, Reader, Said, Verdict};
+use host::events::{Cost, Ended, NOT_RUN, Reader, Said, Verdict};
 use host::say;
 
+use super::timings::Timings;
 use crate::arch;
 
 /// How many lines of a failure the end of a run repeats: a log of CI may hold no more than its end.
@@ -53,6 +55,8 @@ pub struct Report {
     /// How many tests the guest has not begun, once it has said how many there are.
     to_come: Option<u32>,
     running: Option<String>,
+    /// Where the time went.
+    pub timings: Timings,
 }
 
 impl Report {
@@ -102,8 +106,9 @@ impl Report {
         false
     }
 
-    /// Takes in a line of libtest's, and prints it unless it says nothing.
-    pub fn host_line(&mut self, line: &str) {
+    /// Takes in a line of libtest's, and prints it unless it says nothing. `took` is the time since the
+    /// last one, where the tests run one after the other.
+    pub fn host_line(&mut self, line: &str, took: Option<Duration>) {
         if let Some((name, result)) =
             line.strip_prefix("test ").and_then(|test| test.rsplit_once(" ... "))
         {
@@ -112,7 +117,9 @@ impl Report {
                 "FAILED" => Verdict::Failed(String::new()),
                 other => Verdict::NotJudged(other.to_owned()),
             };
-            return self.result(name.trim(), verdict);
+            let took = took.map(|took| took.as_millis() as u64);
+            let cost = took.map(|took| Cost { took, ..Cost::default() });
+            return self.ended(Ended { cost, ..ended(name.trim(), verdict) });
         }
         let empty = ["", "successes:", "failures:"].contains(&line.trim())
             || line.starts_with("running ")
@@ -124,10 +131,13 @@ impl Report {
 
     /// Counts a test and prints what came out.
     pub fn result(&mut self, name: &str, verdict: Verdict) {
-        self.ended(Ended { name: name.to_owned(), verdict, compared: Vec::new(), weakly: None });
+        self.ended(ended(name, verdict));
     }
 
-    fn ended(&mut self, Ended { name, verdict, weakly, .. }: Ended) {
+    fn ended(&mut self, Ended { name, verdict, weakly, cost, .. }: Ended) {
+        if let Some(cost) = cost {
+            self.timings.test(&self.place, &name, cost);
+        }
         let program = self.known.iter().filter(|program| is_of(&name, program));
         let program = program.max_by_key(|program| program.len()).cloned();
         let mut unknown = Cell::default();
@@ -160,6 +170,11 @@ impl Report {
         }
     }
 
+    /// The guest has ended, whose first test began `boot` after its start.
+    pub fn guest_took(&mut self, boot: Duration, took: Duration) {
+        self.timings.guest(&self.place, &self.label, boot, took);
+    }
+
     /// The guest has ended: what did not run is a failure.
     pub fn end_of_guest(&mut self, how: &str, success: bool) {
         match (self.running.take(), self.to_come.take()) {
@@ -188,6 +203,7 @@ impl Report {
 
     /// Adds what another one has counted.
     pub fn add(&mut self, other: &Report) {
+        self.timings.add(&other.timings);
         self.passed += other.passed;
         self.failed.extend_from_slice(&other.failed);
         self.skipped.extend_from_slice(&other.skipped);
@@ -204,11 +220,11 @@ impl Report {
         }
     }
 
-    /// What to print at the end: what failed, what could not be judged, and the sum.
+    /// What to print at the end: what took long, what failed, what could not be judged, and the sum.
     pub fn closing(&self) -> String {
-        let mut text = String::new();
+        let mut text = self.timings.closing();
         if !self.failed.is_empty() {
-            text = "\nfailed:\n".to_owned();
+            text += "\nfailed:\n";
             for line in self.failed.iter().flat_map(|failure| failure.lines()) {
                 text += &format!("    {line}\n");
             }
@@ -224,6 +240,10 @@ impl Report {
         let (failed, skipped) = (self.failed.len(), self.skipped.len());
         text + &format!("{} passed, {failed} failed, {skipped} skipped", self.passed)
     }
+}
+
+fn ended(name: &str, verdict: Verdict) -> Ended {
+    Ended { name: name.to_owned(), verdict, compared: Vec::new(), weakly: None, cost: None }
 }
 
 /// Whether a test is one of a program's: `stage08_threads` is one of stage08's.
@@ -419,7 +439,7 @@ mod tests {
             "test e ... ignored, why",
             "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
         ] {
-            report.host_line(line);
+            report.host_line(line, None);
         }
         assert_eq!(report.passed, 1);
         assert_eq!(report.failed, ["6.1: c", "6.1: d - should panic"]);
