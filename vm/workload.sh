@@ -2,6 +2,7 @@
 # What `cargo vm run stageNN` starts beside a stage, so that there is something to see:
 # a few tens of I/Os a second on the ext4 data disk, of the kinds that the stages tell
 # apart. It ends with the stage; --idle leaves it out.
+[ -e /run/bpf-vm ] || exit 1 # on a host, /mnt/data may hold what somebody needs
 cd /mnt/data || exit 1
 dd if=/dev/zero of=file bs=1M count=16 conv=fsync 2>/dev/null || exit 1
 

@@ -7,3 +7,6 @@ pub mod qemu;
 pub mod rundir;
 pub mod session;
 pub mod virtiofs;
+
+/// Where the guest has its control groups.
+pub const GROUPS: &str = "/sys/fs/cgroup";

@@ -1,14 +1,16 @@
-//! Boots real guests. Every wait has a limit; reaching it is a failure.
+//! The launcher, with real guests where the guest itself is judged, else with a machine that needs no
+//! boot (fake/qemu.rs). Every wait has a limit; reaching it is a failure.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -29,6 +31,31 @@ fn place() -> TempDir {
 fn vm(place: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vm"));
     command.args(args).env("TMPDIR", place.path()).env_remove("VM_KERNEL").env_remove("VM_ARCH");
+    command
+}
+
+/// The same with a machine that needs no boot. Its programs run on this machine: they touch nothing
+/// outside of `$TMPDIR`.
+fn fake(place: &TempDir, args: &[&str]) -> Command {
+    without_boot(place, vm(place, args))
+}
+
+/// Makes the launchers that this command starts find the fake QEMU.
+fn without_boot(place: &TempDir, mut command: Command) -> Command {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    let dir = DIR.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-qemu");
+        for arch in ["x86_64", "aarch64"] {
+            let name = dir.join(format!("qemu-system-{arch}"));
+            let _ = fs::create_dir_all(dir.join("cache")).and_then(|()| fs::remove_file(&name));
+            symlink(env!("CARGO_BIN_EXE_fake-qemu"), name).unwrap();
+        }
+        link_kernels(&dir.join("cache"));
+        dir
+    });
+    // A cache of its own: a boot's time is remembered there.
+    command.env("VM_CACHE", dir.join("cache")).env("VM_ACCEL", "tcg").env("TMPDIR", place.path());
+    command.env("PATH", format!("{}:{}", dir.display(), std::env::var("PATH").unwrap()));
     command
 }
 
@@ -240,18 +267,23 @@ fn assert_clean(place: &TempDir) {
     }
 }
 
-/// A cache that contains only the kernels, which are fetched if they are missing.
-fn new_cache(place: &TempDir) -> TempDir {
-    let mut setup = vm(place, &["setup"]);
+/// A cache that contains only the kernels.
+fn new_cache() -> TempDir {
+    let cache = tempfile::tempdir().unwrap();
+    link_kernels(cache.path());
+    cache
+}
+
+/// Puts the kernels into a cache. They are fetched if they are missing.
+fn link_kernels(cache: &Path) {
+    let mut setup = vm(&place(), &["setup"]);
     assert!(setup.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
     let home = std::env::var("HOME").unwrap_or_default();
     let real = std::env::var("VM_CACHE")
         .or_else(|_| std::env::var("XDG_CACHE_HOME").map(|dir| dir + "/bpf-vm"))
         .unwrap_or(home + "/.cache/bpf-vm");
-    let cache = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(Path::new(&real).join("kernels"), cache.path().join("kernels"))
-        .unwrap();
-    cache
+    let _ = fs::remove_file(cache.join("kernels"));
+    symlink(Path::new(&real).join("kernels"), cache.join("kernels")).unwrap();
 }
 
 /// A PATH where QEMU is this shell script, from which `qemu-system-x86_64` is the real one.
@@ -281,12 +313,13 @@ fn kvm_is_accessible() -> bool {
     File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// The first boot with an empty cache (except for the kernels), and then two at once: input and
-/// output, what the guest contains, KVM tried once and remembered, separate disks.
+/// Real guests: the first boot with an empty cache (except for the kernels), and then two at once, of
+/// which one runs a stage on a terminal. Input and output, what the guest contains, KVM tried once and
+/// remembered, separate disks, the workload, Ctrl-C.
 #[test]
 fn a_run_and_then_two_at_once() {
     let place = place();
-    let cache = new_cache(&place);
+    let cache = new_cache();
     let shared =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("from-guest-{}", std::process::id()));
     let script = format!(
@@ -299,8 +332,11 @@ fn a_run_and_then_two_at_once() {
          ls -d /sys/block/vdb /sys/block/nvme0n1 /sys/block/sda
          touch /only-in-the-guest && echo wrote
          echo written > {}
+         command -v vm
+         CARGO=false {}/runner echo runs inside
          exit 7",
-        shared.display()
+        shared.display(),
+        env!("CARGO_MANIFEST_DIR")
     );
     let mut data = vec![0; 1 << 20];
     File::open("/dev/urandom").unwrap().read_exact(&mut data).unwrap();
@@ -350,6 +386,9 @@ fn a_run_and_then_two_at_once() {
         "/sys/block/nvme0n1",
         "/sys/block/sda",
         "wrote",
+        // What the workspace builds is found by its name, and the runner just runs it.
+        env!("CARGO_BIN_EXE_vm"),
+        "runs inside",
     ] {
         assert!(errors.lines().any(|line| line == wanted), "{wanted:?} not in {errors}");
     }
@@ -364,20 +403,39 @@ fn a_run_and_then_two_at_once() {
     );
     assert_eq!(tried.exists(), kvm);
 
-    let mine = |name: &str| {
-        let script = format!(
-            "echo $(ls /mnt/data); echo {name} > /mnt/data/file; sync; sleep 1; cat /mnt/data/file"
-        );
-        let mut command = vm(&place, &["run", "sh", "-c", &script]);
-        command.env("VM_CACHE", cache.path()).env("PATH", &path).env_remove("VM_ACCEL");
-        Running::on_pipes(command)
+    let own = |name: &str| {
+        let file = "/mnt/data/own";
+        format!("[ -e {file} ] || echo new; echo {name} > {file}; sync; sleep 1; cat {file}")
     };
-    let both = [("one", mine("one")), ("two", mine("two"))];
-    for (name, run) in both {
-        let (code, out, errors) = run.end();
-        assert_eq!((code, out), (0, format!("lost+found\n{name}\n")), "{errors}");
-        assert!(!errors.contains("KVM is"), "not remembered: {errors}");
-    }
+    let script = format!("ls /mnt/data; {}", own("run"));
+    let stage = executable(
+        place.path(),
+        "debug/stage06",
+        &format!(
+            "trap 'echo summary; exit 4' INT; read line || echo nothing to read
+             {}; until [ -s /mnt/data/file ]; do sleep 0.1; done
+             echo started; for i in 1 2 3 4 5 6 7 8; do sleep 1; done",
+            own("stage")
+        ),
+    );
+    let second = |args: &[&str]| {
+        let mut command = vm(&place, args);
+        command.env("VM_CACHE", cache.path()).env("PATH", &path).env_remove("VM_ACCEL");
+        command
+    };
+    let run = Running::on_pipes(second(&["run", "sh", "-c", &script]));
+    let mut stage = Running::on_terminal(second(&["runner", stage.to_str().unwrap()]));
+    let before = stage.expect("nothing to read\r\nnew\r\nstage\r\n");
+    assert!(!before.contains("KVM is"), "not remembered: {before}");
+    // A stage reads no standard input, so the terminal is left alone: Ctrl-C is a signal.
+    stage.expect("started");
+    assert!(stage.echoes(), "raw");
+    stage.type_in("\x03");
+    stage.expect("summary");
+    assert_eq!(stage.end().0, 4);
+    let (code, out, errors) = run.end();
+    assert_eq!((code, &*out), (0, "lost+found\nnew\nrun\n"), "{errors}");
+    assert!(!errors.contains("KVM is"), "not remembered: {errors}");
     let times = fs::read_to_string(&tried).unwrap_or_default().lines().count();
     assert_eq!(times, usize::from(kvm), "KVM was tried again");
     assert_clean(&place);
@@ -390,7 +448,7 @@ fn one_bad_guest_says_nothing_of_kvm() {
         return;
     }
     let place = place();
-    let cache = new_cache(&place);
+    let cache = new_cache();
     let path = qemu_instead(
         &place,
         "case $1 in --version) echo this one; exit;; esac; echo \"$*\" >&2; exit 1",
@@ -423,23 +481,16 @@ fn one_bad_guest_says_nothing_of_kvm() {
 #[test]
 fn sessions_of_a_shell() {
     let place = place();
-    let shell = || vm(&place, &["shell"]);
+    let shell = || fake(&place, &["shell"]);
     let mut first = Running::on_terminal(shell());
     first.type_in("stty size; tty; PS1=\n");
     first.expect("40 101");
     first.expect("/dev/pts/");
 
-    // What the workspace builds is found by its name, and the runner just runs it.
-    first.type_in("command -v vm\n");
-    first.expect(env!("CARGO_BIN_EXE_vm"));
-    first.type_in(&format!("CARGO=false {}/runner echo ins''ide\n", env!("CARGO_MANIFEST_DIR")));
-    first.expect("inside");
-
     // Keys and size of the terminal go to the guest.
-    first.type_in("echo sl''eeping; sleep 1000\n");
+    first.type_in("sh -c \"echo sl''eeping; exec sleep 1000\"\n");
     first.expect("sleeping");
     assert!(!first.echoes(), "not raw");
-    std::thread::sleep(Duration::from_millis(500));
     first.type_in("\x03");
     first.type_in("echo sta''tus $?\n");
     first.expect("status 130");
@@ -450,12 +501,12 @@ fn sessions_of_a_shell() {
 
     // Without a terminal: the signal's number in the status, standard error separate.
     let mut second = Running::on_pipes(shell());
-    second.type_in("echo out; echo err >&2; kill -SEGV $$\n");
+    second.type_in("ulimit -c 0; echo out; echo err >&2; kill -SEGV $$\n");
     let (code, out, errors) = second.end();
     assert_eq!((code, out.as_str()), (139, "out\n"));
     assert!(errors.contains("joining") && errors.ends_with("err\n"), "{errors}");
 
-    let mut other = Running::on_pipes(vm(&place, &["shell", "--disk", "nvme"]));
+    let mut other = Running::on_pipes(fake(&place, &["shell", "--disk", "nvme"]));
     other.type_in("exit\n");
     assert!(other.end().2.contains("--disk, --cpus and --memory only apply to a new one"));
 
@@ -475,7 +526,7 @@ fn sessions_of_a_shell() {
     for _ in 0..30 {
         if fourth.child.try_wait().unwrap().is_none() {
             fourth.signal(Signal::TERM);
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
     let (code, _, errors) = fourth.end();
@@ -495,10 +546,14 @@ fn sessions_of_a_shell() {
     command.stdin(Stdio::piped()).stdout(writer).stderr(Stdio::null());
     let mut sixth = command.spawn().unwrap();
     drop(command); // and with it our end of the pipe
-    let script = b"trap 'exit 3' INT; touch /tmp/sixth; while :; do echo y; done\n";
+    let script = b"trap 'exit 3' INT; while :; do echo y; done\n";
     sixth.stdin.as_mut().unwrap().write_all(script).unwrap();
-    first.type_in("until [ -e /tmp/sixth ]; do sleep 0.1; done; sleep 5; echo wri''ting\n");
-    first.expect("writing");
+    let mut before = 0;
+    wait_for("the pipe is full", || {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = rustix::io::ioctl_fionread(&reader).unwrap();
+        now > 0 && now == std::mem::replace(&mut before, now)
+    });
     kill_process(Pid::from_child(&sixth), Signal::INT).unwrap();
     wait_for("the launcher waits for the guest's answer", || is_watching(sixth.id()));
     std::io::copy(&mut { reader }, &mut std::io::sink()).unwrap();
@@ -517,84 +572,84 @@ fn sessions_of_a_shell() {
     assert_clean(&place);
 }
 
-/// What `cargo lesson` uses: a guest that runs one program after another, more than it has ports.
+/// What `cargo lesson` uses: a real guest that runs one program after another, more than it has ports.
 #[test]
 fn a_guest_that_stays() {
     let place = place();
-    let kept = |args: &[&str]| vm(&place, &[&["kept", "test"], args].concat());
-    let status = |args: &[&str]| {
-        let mut command = kept(args);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.status().unwrap().code().unwrap()
-    };
+    let kept = |args: &[&str]| Running::on_pipes(vm(&place, &[&["kept", "test"], args].concat()));
+    let script = |text: &str| kept(&["run", "sh", "-c", text]);
+    let mut boot = kept(&["boot"]);
+    boot.expect("ready\n");
+    for n in 0..20 {
+        let (code, out, errors) = script(&format!("echo out {n}; echo err >&2; exit {n}")).end();
+        assert_eq!((code, out, &*errors), (n, format!("out {n}\n"), "err\n"));
+    }
+    // A signal ends the program and what it has started, and not the guest.
+    let mut first = script("echo ready; sleep 1000; true");
+    first.expect("ready\n");
+    first.signal(Signal::INT);
+    assert_eq!((first.end().0, kept(&["run", "pgrep", "sleep"]).end().0), (130, 1));
+
+    // So does the end of the reader, and that of the launcher, whatever the program still says.
+    let mut second = script("exec yes");
+    second.expect("y\ny\n");
+    second.stop_reading();
+    assert_eq!(second.end().0, 141);
+    let mut third = script("exec yes");
+    third.expect("y\ny\n");
+    third.signal(Signal::KILL);
+    assert_eq!(third.end().0, -9);
+    for n in 0..18 {
+        let (code, out, errors) =
+            script("until ! pgrep -x yes; do sleep 0.1; done; echo all").end();
+        assert!(code == 0 && out.ends_with("all\n"), "{n}: {code} {out} {errors}");
+    }
+    assert_eq!((kept(&["stop"]).end().0, boot.end().0), (0, 143));
+    assert_clean(&place);
+}
+
+/// The commands about a guest that stays, and how it ends.
+#[test]
+fn a_guest_that_stays_ends() {
+    let place = place();
+    let kept = |args: &[&str]| Running::on_pipes(fake(&place, &[&["kept", "test"], args].concat()));
+    let status = |args: &[&str]| kept(args).end().0;
+    let script = |text: &str| kept(&["run", "sh", "-c", text]);
     assert_eq!([status(&["runs"]), status(&["stop"]), status(&["run", "true"])], [1, 1, 125]);
-    let mut boot = Running::on_pipes(kept(&["boot"]));
+    let mut boot = kept(&["boot"]);
     // What comes while it boots waits for it.
     wait_for("the guest", || status(&["runs"]) == 0);
     assert_eq!(status(&["run", "true"]), 0);
     boot.expect("ready\n");
     assert_eq!(status(&["runs", "--kernel", "7.2"]), 1);
-    let (code, _, errors) = Running::on_pipes(kept(&["boot"])).end();
+    let (code, _, errors) = kept(&["boot"]).end();
     assert!(code == 1 && errors.contains("another command is starting this guest"), "{errors}");
-
-    let script = |text: &str| Running::on_pipes(kept(&["run", "sh", "-c", text]));
-    for n in 0..20 {
-        let (code, out, errors) = script(&format!("echo out {n}; echo err >&2; exit {n}")).end();
-        assert_eq!((code, out, &*errors), (n, format!("out {n}\n"), "err\n"));
-    }
     assert_eq!(status(&["run", "no-such-program"]), 127);
 
-    // A signal ends the program, and not the guest. Meanwhile, another program waits.
+    // While a program runs, another one waits.
     let mut first = script("echo ready; sleep 1000; true");
     first.expect("ready\n");
     let second = script("echo second");
     let waits = second.errors.recv_timeout(LIMIT).unwrap();
     assert_eq!(String::from_utf8_lossy(&waits), "vm: waiting for an earlier check to end\n");
     first.signal(Signal::INT);
-    assert_eq!(first.end().0, 130);
-    assert_eq!((second.end().0, status(&["run", "pgrep", "sleep"])), (0, 1));
-
-    // So does the end of the reader, and that of the launcher, whatever the program still says.
-    let mut third = script("exec yes");
-    third.expect("y\ny\n");
-    third.stop_reading();
-    assert_eq!(third.end().0, 141);
-    let mut fourth = script("exec yes");
-    fourth.expect("y\ny\n");
-    fourth.signal(Signal::KILL);
-    assert_eq!(fourth.end().0, -9);
-    for n in 0..18 {
-        let (code, out, errors) =
-            script("until ! pgrep -x yes; do sleep 0.1; done; echo all").end();
-        assert!(code == 0 && out.ends_with("all\n"), "{n}: {code} {out} {errors}");
-    }
+    assert_eq!((first.end().0, second.end().0), (130, 0));
 
     // A guest that hangs is noticed, and ended.
-    let mut last = Running::on_pipes(kept(&[
-        "run",
-        "--patience",
-        "3s",
-        "sh",
-        "-c",
-        "echo ready; while :; do sleep 1; echo; done",
-    ]));
-    last.expect("ready\n\n\n\n\n\n");
+    let program = "echo ready; while :; do sleep 1; echo; done";
+    let mut last = kept(&["run", "--patience", "3s", "sh", "-c", program]);
+    last.expect("ready\n\n\n\n\n");
     kill_process(qemus(place.path())[0], Signal::STOP).unwrap();
     let (code, _, errors) = last.end();
     assert_eq!(code, 125, "{errors}");
     assert!(errors.contains("vm: the guest has stopped responding, and was stopped"), "{errors}");
     assert_eq!(boot.end().0, 143);
     assert_clean(&place);
-}
 
-#[test]
-fn a_guest_that_stays_ends() {
-    let place = place();
-    let kept = |args: &[&str]| Running::on_pipes(vm(&place, &[&["kept", "test"], args].concat()));
-    // After some time without a program; one that takes longer than that keeps it.
-    let mut boot = kept(&["boot", "--idle", "2s"]);
+    // It ends after some time without a program; one that takes longer than that keeps it.
+    let mut boot = kept(&["boot", "--idle", "1s"]);
     boot.expect("ready\n");
-    let (code, out, errors) = kept(&["run", "sh", "-c", "sleep 5; echo done"]).end();
+    let (code, out, errors) = script("sleep 3; echo done").end();
     assert_eq!((code, &*out), (0, "done\n"), "{errors}");
     assert_eq!(boot.end().0, 0);
     assert_clean(&place);
@@ -602,16 +657,17 @@ fn a_guest_that_stays_ends() {
     // And when its launcher is killed.
     let mut boot = kept(&["boot"]);
     boot.expect("ready\n");
-    let mut run = kept(&["run", "sh", "-c", "echo ready; sleep 1000"]);
+    let mut run = script("echo ready; sleep 1000");
     run.expect("ready\n");
     boot.signal(Signal::KILL);
     assert_eq!(run.end().0, 125);
     assert_clean(&place);
 }
 
-/// The files that the launcher uses are out of reach of the guest's root, or read with care.
+/// A real guest, with two terminals, panics. The files that the launchers use are out of reach of its
+/// root, or read with care.
 #[test]
-fn the_guest_cannot_touch_the_hosts_files() {
+fn the_guest_panics() {
     let place = place();
     let secret = place.path().join("secret");
     fs::write(&secret, "the secret").unwrap();
@@ -624,14 +680,20 @@ fn the_guest_cannot_touch_the_hosts_files() {
     );
     first.type_in(&script);
     first.expect("linked\n");
-    let mut second = Running::on_pipes(shell());
-    second.type_in("echo sec''ond\n");
-    second.expect("second\n");
-    first.type_in("echo c > /proc/sysrq-trigger\n");
-    let (code, _, errors) = first.end();
-    assert_eq!(code, 125);
-    assert!(errors.contains("vm: the guest's kernel panicked: sysrq"), "{errors}");
+    let mut second = Running::on_terminal(shell());
+    second.type_in("stty size; tty\n");
+    second.expect("40 101");
+    second.expect("/dev/pts/");
+    assert!(!second.echoes(), "not raw");
+    first.type_in("echo c > /proc/sysrq-trigger; sleep 1000\n");
+    let (code, out, errors) = first.end();
+    assert_eq!((code, out.as_str()), (125, ""), "{errors}");
+    let panicked =
+        "vm: the guest's kernel panicked: sysrq triggered crash; the last lines of its console:\n";
+    assert!(errors.contains(panicked) && errors.lines().count() > 15, "{errors}");
     assert!(!errors.contains("the secret"), "{errors}");
+    second.expect("vm: the guest has ended; the terminal that started it shows why");
+    assert!(second.echoes(), "the terminal is not restored");
     assert_eq!(second.end().0, 125);
     assert_eq!(fs::read_to_string(&secret).unwrap(), "the secret");
     assert_clean(&place);
@@ -643,11 +705,10 @@ fn stopped_and_continued() {
     let place = place();
     let mut bash = Command::new("bash");
     bash.args(["--norc", "--noprofile", "--noediting", "-i"]).env("PS1", "").env_remove("HISTFILE");
-    let mut shell = Running::on_terminal(bash);
+    let mut shell = Running::on_terminal(without_boot(&place, bash));
     let program = r#"echo rea''dy; while read line; do echo "<$line $(stty size)>"; done"#;
     shell.type_in(&format!(
-        "TMPDIR={} {} run sh -c '{}'\n",
-        place.path().display(),
+        "{} run sh -c '{}'\n",
         env!("CARGO_BIN_EXE_vm"),
         program.replace('\'', "'\\''")
     ));
@@ -693,19 +754,22 @@ fn stopped_and_continued() {
 #[test]
 fn the_terminal_is_closed_under_nohup() {
     let place = place();
-    let log = place.path().join("log");
+    let (log, closed) = (place.path().join("log"), place.path().join("closed"));
     let script = format!(
-        "nohup {} run sh -c 'echo ready; sleep 3; echo done' > {} 2>&1 & wait",
+        "nohup {} run sh -c 'echo ready; until [ -e $0 ]; do sleep 0.1; done; echo done' {} > {} 2>&1 & wait",
         env!("CARGO_BIN_EXE_vm"),
+        closed.display(),
         log.display()
     );
     let mut shell = Command::new("sh");
-    shell.args(["-c", &script]).env("TMPDIR", place.path());
-    let shell = Running::on_terminal(shell);
+    shell.args(["-c", &script]);
+    let shell = Running::on_terminal(without_boot(&place, shell));
     let text = || fs::read_to_string(&log).unwrap_or_default();
     wait_for("it runs", || text().contains("ready"));
     // The end of the session's leader is the end of the terminal: SIGHUP for all.
     shell.signal(Signal::KILL);
+    assert_eq!(shell.end().0, -9);
+    fs::write(closed, "").unwrap();
     wait_for("it has ended", || text().contains("done") || qemus(place.path()).is_empty());
     assert!(text().contains("done"), "{}", text());
     assert_clean(&place);
@@ -720,9 +784,8 @@ fn too_many_arguments() {
         set -- $x $x $x $x $x; set -- $* $* $* $* $*
         exec $VM run true $*";
     let mut shell = Command::new("sh");
-    shell.args(["-c", script]).env("TMPDIR", place.path());
-    shell.env("VM", env!("CARGO_BIN_EXE_vm"));
-    let (code, _, errors) = Running::on_pipes(shell).end();
+    shell.args(["-c", script]).env("VM", env!("CARGO_BIN_EXE_vm"));
+    let (code, _, errors) = Running::on_pipes(without_boot(&place, shell)).end();
     if code == 99 {
         return; // this user may not have a larger stack, and so no more arguments
     }
@@ -732,44 +795,29 @@ fn too_many_arguments() {
     assert_clean(&place);
 }
 
-/// A stage reads no standard input, so the terminal is left alone: a pager has its keys, and
-/// Ctrl-C is a signal.
+/// A program reads keys where it says so in its Cargo.toml: cachetop. Other stages leave the terminal
+/// alone: a pager has its keys.
 #[test]
-fn a_stage_leaves_the_terminal_alone() {
+fn who_reads_the_keys() {
     let place = place();
-    let stage = executable(
-        place.path(),
-        "debug/stage06",
-        "trap 'echo summary; exit 4' INT; read line || echo nothing to read
-         echo started; for i in 1 2 3 4 5 6 7 8; do sleep 1; done",
-    );
-    let runner = || vm(&place, &["runner", stage.to_str().unwrap()]);
-    let mut run = Running::on_terminal(runner());
-    run.expect("nothing to read");
-    run.expect("started");
-    assert!(run.echoes(), "raw");
-    run.type_in("\x03");
-    run.expect("summary");
-    assert_eq!(run.end().0, 4);
-
-    // One that says so in its Cargo.toml reads keys: cachetop.
     let top =
         executable(place.path(), "debug/cachetop", "echo started; read line && echo got $line");
-    let mut run = Running::on_terminal(vm(&place, &["runner", top.to_str().unwrap()]));
+    let mut run = Running::on_terminal(fake(&place, &["runner", top.to_str().unwrap()]));
     run.expect("started");
     assert!(!run.echoes(), "not raw");
     run.type_in("a key\r");
     run.expect("got a key");
     assert_eq!(run.end().0, 0);
 
+    let stage = executable(place.path(), "debug/stage06", "read line || echo started");
     let mut shell = Command::new("sh");
-    shell.env("TMPDIR", place.path()).args([
+    shell.args([
         "-c",
         "$0 runner $1 | cat; read line; echo the pager got $line",
         env!("CARGO_BIN_EXE_vm"),
         stage.to_str().unwrap(),
     ]);
-    let mut run = Running::on_terminal(shell);
+    let mut run = Running::on_terminal(without_boot(&place, shell));
     run.expect("started");
     assert!(run.echoes(), "raw");
     run.type_in("a key\n");
@@ -782,39 +830,41 @@ fn a_stage_leaves_the_terminal_alone() {
 #[test]
 fn nothing_outlives_a_launcher_that_builds() {
     let place = place();
-    let started = place.path().join("started");
     let cargo = executable(
         place.path(),
         "cargo",
         &format!(
             "case $1 in metadata) exec {} \"$@\";; esac
-             sh -c \"trap '' TERM; echo \\$\\$ >> {started}; sleep 1000\" &
-             echo $$ >> {started}; wait",
+             sh -c \"trap '' TERM; echo \\$\\$ >> $STARTED; sleep 1000\" &
+             echo $$ >> $STARTED; wait",
             env!("CARGO"),
-            started = started.display()
         ),
     );
     let alive = |pid: &str| {
         fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
     };
-    for (command, signal) in [
+    let launches = [
         (&["run", "stage06"][..], Signal::TERM),
         (&["run", "stage06"], Signal::HUP),
         (&["test"], Signal::TERM),
         (&["test"], Signal::INT),
-    ] {
+    ];
+    let launchers = launches.map(|(command, signal)| {
+        let started = place.path().join(format!("{}-{}", command[0], signal.as_raw()));
         fs::write(&started, "").unwrap();
         let mut launcher = vm(&place, command);
-        launcher.env("CARGO", &cargo);
+        launcher.env("CARGO", &cargo).env("STARTED", &started);
         let run = Running::on_pipes(launcher);
-        let pids = || -> Vec<String> {
-            let text = fs::read_to_string(&started).unwrap();
-            text.lines().map(str::to_owned).collect()
+        let pids = move || -> Vec<String> {
+            fs::read_to_string(&started).unwrap().lines().map(str::to_owned).collect()
         };
         wait_for("cargo runs", || pids().len() == 2);
         assert!(pids().iter().all(|pid| alive(pid)));
         let start = Instant::now();
         run.signal(signal);
+        (run, pids, start)
+    });
+    for ((run, pids, start), (command, signal)) in launchers.into_iter().zip(launches) {
         let (code, _, errors) = run.end();
         assert_eq!(code, 128 + signal.as_raw(), "{command:?}: {errors}");
         // One of them ignores SIGTERM, and gets SIGKILL after 5 s.
@@ -823,6 +873,7 @@ fn nothing_outlives_a_launcher_that_builds() {
     }
 
     // A child that it did not start: it was the shell's before the shell became the launcher.
+    let started = place.path().join("started");
     let mut shell = Command::new("sh");
     shell.env("TMPDIR", place.path()).args(["-c", "sleep 1000 & echo $! > $0; exec $1 run stage6"]);
     shell.arg(&started).arg(env!("CARGO_BIN_EXE_vm"));
@@ -838,7 +889,7 @@ fn nothing_outlives_a_launcher_that_builds() {
 fn qemu_killed() {
     let place = place();
     let mut run =
-        Running::on_terminal(vm(&place, &["run", "sh", "-c", "echo rea''dy; sleep 1000"]));
+        Running::on_terminal(fake(&place, &["run", "sh", "-c", "echo rea''dy; sleep 1000"]));
     run.expect("ready");
     assert!(!run.echoes(), "not raw");
     let qemus = qemus(place.path());
@@ -856,7 +907,7 @@ fn qemu_killed() {
 fn the_guest_hangs() {
     let place = place();
     let mut run =
-        Running::on_terminal(vm(&place, &["run", "sh", "-c", "trap '' INT; echo rea''dy; cat"]));
+        Running::on_terminal(fake(&place, &["run", "sh", "-c", "trap '' INT; echo rea''dy; cat"]));
     run.expect("ready");
     // A program may ignore it.
     run.type_in("\x03");
@@ -880,7 +931,7 @@ fn the_guest_hangs() {
 fn launcher_killed() {
     let place = place();
     let mut run =
-        Running::on_terminal(vm(&place, &["run", "sh", "-c", "echo rea''dy; sleep 1000"]));
+        Running::on_terminal(fake(&place, &["run", "sh", "-c", "echo rea''dy; sleep 1000"]));
     run.expect("ready");
     assert!(!run.echoes(), "not raw");
     assert_eq!((qemus(place.path()).len(), run_dirs(place.path()).len()), (1, 1));
@@ -895,33 +946,14 @@ fn launcher_killed() {
 }
 
 #[test]
-fn the_guest_panics() {
-    let place = place();
-    let script = "echo before; read line; echo c > /proc/sysrq-trigger; sleep 1000";
-    let mut run = Running::on_pipes(vm(&place, &["run", "sh", "-c", script]));
-    run.expect("before\n");
-    run.type_in("now\n");
-    let (code, out, errors) = run.end();
-    assert_eq!((code, out.as_str()), (125, ""), "{errors}");
-    assert!(
-        errors.contains(
-            "vm: the guest's kernel panicked: sysrq triggered crash; the last lines of its console:\n"
-        ),
-        "{errors}"
-    );
-    assert!(errors.lines().count() > 15, "{errors}");
-    assert_clean(&place);
-}
-
-#[test]
 fn out_of_time() {
     let place = place();
     let start = Instant::now();
     let (code, _, errors) =
-        Running::on_pipes(vm(&place, &["run", "--timeout", "3s", "sleep", "1000"])).end();
+        Running::on_pipes(fake(&place, &["run", "--timeout", "1s", "sleep", "1000"])).end();
     assert_eq!(code, 125, "{errors}");
-    assert!(errors.contains("vm: the program has not ended within 3s (--timeout)"), "{errors}");
-    assert!(start.elapsed() >= Duration::from_secs(3));
+    assert!(errors.contains("vm: the program has not ended within 1s (--timeout)"), "{errors}");
+    assert!(start.elapsed() >= Duration::from_secs(1));
     assert_clean(&place);
 }
 
@@ -1011,7 +1043,7 @@ fn kvm_is_asked_for_but_does_not_work() {
         return;
     }
     let place = place();
-    let cache = new_cache(&place);
+    let cache = new_cache();
     let path =
         qemu_instead(&place, "case $1 in --version) echo this one; exit;; esac; exec sleep 1000");
     let mut command = vm(&place, &["run", "true"]);

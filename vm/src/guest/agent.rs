@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
+use crate::guest::GROUPS;
 use crate::guest::proto::{
     CHUNK, Exit, Message, Request, Size, Stream, read_message, size_of_arguments, write_message,
 };
@@ -35,15 +36,29 @@ const END_OF_INPUT: &[u8] = b"\x04";
 /// Sessions whose program has not ended.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// The agent's main: ends when the first session and all others have ended.
+/// The agent's main: serves the guest's ports.
 pub fn main() -> Result<()> {
     if !Path::new(MARK).exists() {
         return Err(fail(MACHINE, "the agent runs in the guest only"));
     }
+    let ports = ports()?.into_iter().map(|(number, path)| {
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+        Ok((number, move || file.try_clone()))
+    });
+    serve(ports.collect::<Result<_>>()?)
+}
+
+/// Serves the ports, which are functions that return the host's end: before each session of the port,
+/// they are called. Returns when the first session of port 0 and all others have ended.
+pub fn serve<P>(ports: Vec<(u32, P)>) -> Result<()>
+where
+    P: Fn() -> std::io::Result<File> + Send + 'static,
+{
     let mut first = None;
-    for (number, port) in ports()? {
+    for (number, port) in ports {
         let thread = std::thread::spawn(move || {
-            if let Err(error) = serve(number, &port) {
+            if let Err(error) = sessions(number, port) {
                 eprintln!("vm: session {number}: {error:#}");
             }
         });
@@ -89,11 +104,9 @@ fn complain(port: &Port, why: &str) {
 }
 
 /// The sessions of a port. Port 0 has one: the guest ends with it.
-fn serve(number: u32, path: &Path) -> Result<()> {
-    let file = File::options().read(true).write(true).open(path);
-    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+fn sessions(number: u32, port: impl Fn() -> std::io::Result<File>) -> Result<()> {
     loop {
-        session(number, &file)?;
+        session(number, &port()?)?;
         if number == 0 {
             return Ok(());
         }
@@ -294,7 +307,7 @@ struct Group {
 
 impl Group {
     fn create(number: u32) -> Group {
-        let dir = PathBuf::from(format!("/sys/fs/cgroup/session{number}"));
+        let dir = Path::new(GROUPS).join(format!("session{number}"));
         let _ = fs::create_dir(&dir);
         Group { dir }
     }
