@@ -21,6 +21,8 @@ use tempfile::TempDir;
 
 /// The limit for anything that needs a boot, also while several guests boot.
 const LIMIT: Duration = Duration::from_secs(120);
+/// The limit for what a launcher leaves to others to clean up.
+const SOON: Duration = Duration::from_secs(10);
 
 /// A private place for run directories, so that other guests do not interfere. A test that passes leaves
 /// nothing of its launches there.
@@ -199,12 +201,8 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            assert!(
-                start.elapsed() < LIMIT,
-                "still running; {:?} {:?}",
-                self.text,
-                self.all_errors()
-            );
+            let late = start.elapsed() > LIMIT;
+            assert!(!late, "still running; {:?} {:?}", self.text, self.all_errors());
             std::thread::sleep(Duration::from_millis(20));
         };
         let code = status.code().unwrap_or_else(|| -status.signal().unwrap());
@@ -269,15 +267,12 @@ fn run_dirs(place: &Path) -> Vec<PathBuf> {
 
 /// Waits until nothing of a launch is left: no QEMU, no run directory.
 fn assert_clean(place: &Place) {
+    let left = || (qemus(place.path()), run_dirs(place.path()));
     let start = Instant::now();
-    loop {
-        let left = (qemus(place.path()), run_dirs(place.path()));
-        if left.0.is_empty() && left.1.is_empty() {
-            return;
-        }
-        assert!(start.elapsed() < Duration::from_secs(10), "left: {left:?}");
-        std::thread::sleep(Duration::from_millis(50));
+    while start.elapsed() < SOON && left() != Default::default() {
+        std::thread::sleep(Duration::from_millis(20));
     }
+    assert_eq!(left(), Default::default());
 }
 
 /// A cache that contains only the kernels.
@@ -314,10 +309,14 @@ fn executable(dir: &Path, name: &str, script: &str) -> PathBuf {
     file
 }
 
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+fn wait_for(what: &str, done: impl FnMut() -> bool) {
+    wait(LIMIT, what, done);
+}
+
+fn wait(limit: Duration, what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < LIMIT, "waited in vain: {what}");
+        assert!(start.elapsed() < limit, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -703,21 +702,22 @@ fn stopped_and_continued() {
     let mut bash = Command::new("bash");
     bash.args(["--norc", "--noprofile", "--noediting", "-i"]).env("PS1", "").env_remove("HISTFILE");
     let mut shell = Running::on_terminal(without_boot(&place, bash));
-    let program = r#"echo rea''dy; while read line; do echo "<$line $(stty size)>"; done"#;
-    shell.type_in(&format!(
-        "{} run sh -c '{}'\n",
-        env!("CARGO_BIN_EXE_vm"),
-        program.replace('\'', "'\\''")
-    ));
+    let program = r#"echo ready; while read line; do echo "<$line $(stty size)>"; done"#;
+    shell.type_in(&format!("{} run sh -c '{program}'\n", env!("CARGO_BIN_EXE_vm")));
+    // The first is the echo of what was typed.
+    shell.expect("ready; while");
     shell.expect("ready\r\n");
     let bash = shell.child.id();
     let children = fs::read_to_string(format!("/proc/{bash}/task/{bash}/children")).unwrap();
     let launcher = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
     assert!(!shell.echoes(), "not raw");
 
-    kill_process(launcher, Signal::STOP).unwrap();
-    shell.expect("Stopped");
-    wait_for("the shell has its terminal", || shell.echoes());
+    let stop = |shell: &mut Running| {
+        kill_process(launcher, Signal::STOP).unwrap();
+        shell.expect("Stopped");
+        wait_for("the shell has its terminal", || shell.echoes());
+    };
+    stop(&mut shell);
     resize(shell.terminal.as_ref().unwrap(), 66);
     shell.type_in("fg\n");
     wait_for("raw after fg", || !shell.echoes());
@@ -725,9 +725,7 @@ fn stopped_and_continued() {
     shell.expect("<a 40 66>");
 
     // In the background it takes no keys, and is not stopped for trying.
-    kill_process(launcher, Signal::STOP).unwrap();
-    shell.expect("Stopped");
-    wait_for("the shell has its terminal", || shell.echoes());
+    stop(&mut shell);
     shell.type_in("bg\n");
     shell.type_in("sleep 1; echo still''mine\n");
     shell.expect("stillmine");
@@ -803,7 +801,11 @@ fn who_reads_the_keys() {
     run.expect("got a key");
     assert_eq!(run.end().0, 0);
 
-    let stage = executable(place.path(), "debug/stage06", "read line || echo started");
+    let stage = executable(place.path(), "debug/stage06", "read line || echo started; sleep 1");
+    let mut run = Running::on_terminal(fake(&place, &["runner", stage.to_str().unwrap()]));
+    run.expect("started");
+    assert!(run.echoes(), "raw");
+    assert_eq!(run.end().0, 0);
     let mut shell = Command::new("sh");
     shell.args([
         "-c",
@@ -879,9 +881,8 @@ fn qemu_killed() {
     assert_eq!(qemus.len(), 1);
     kill_process(qemus[0], Signal::KILL).unwrap();
     run.expect("vm: QEMU was killed by signal 9");
-    let terminal = run.terminal.as_ref().unwrap().try_clone().unwrap();
+    assert!(run.echoes(), "the terminal is not restored");
     assert_eq!(run.end().0, 125);
-    assert!(tcgetattr(&terminal).unwrap().local_modes.contains(LocalModes::ECHO));
 }
 
 /// On a raw terminal, Ctrl-C is a byte; if a hung guest does not respond to it, the launcher ends.
@@ -912,11 +913,7 @@ fn launcher_killed() {
     let run = raw(&place, "echo rea''dy; sleep 1000");
     assert_eq!((qemus(place.path()).len(), run_dirs(place.path()).len()), (1, 1));
     run.signal(Signal::KILL);
-    let start = Instant::now();
-    while !run.echoes() {
-        assert!(start.elapsed() < Duration::from_secs(10), "the terminal is not restored");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait(SOON, "the terminal is restored", || run.echoes());
     assert_clean(&place);
     assert_eq!(run.end().0, -9);
 }
