@@ -87,7 +87,10 @@ pub fn ms(ns: u64) -> String {
 pub fn program(name: &str) -> PathBuf {
     let from = in_place_of(name).map_or_else(|| built().join(name), Path::to_owned);
     let to = Path::new(PROGRAMS).join(name);
-    copy(&from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    copy(&from, &to).unwrap_or_else(|error| {
+        let beside = "what a judge runs beside an attempt stands in `beside` of exercise.toml";
+        panic!("{}: {error} ({beside})", from.display())
+    });
     to
 }
 
