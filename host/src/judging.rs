@@ -26,7 +26,7 @@ pub struct Judging {
     pub without_once: bool,
     /// Run these tests, in this order up to the first that fails, and no others: for an attempt.
     pub judges: Vec<String>,
-    /// What takes the place of a program: a learner's attempt.
+    /// What takes the place of a program: a learner's attempt, or a wrong program.
     pub subject: Option<Subject>,
 }
 
@@ -46,6 +46,9 @@ pub struct Subject {
     pub name: String,
     /// Its file.
     pub file: PathBuf,
+    /// Whether a learner waits for the verdict: then tests run a part of their loads, and judge no
+    /// other program.
+    pub is_attempt: bool,
 }
 
 impl Part {

@@ -28,6 +28,9 @@ pub struct Exercise {
     pub task: String,
     /// What to read.
     pub read: String,
+    /// The packages of programs that its judges run beside the attempt.
+    #[serde(default)]
+    pub beside: Vec<String>,
     /// From a nudge to the lines.
     pub hints: Vec<String>,
     /// What an attempt must pass, in this order.
@@ -92,6 +95,7 @@ impl Exercise {
             solution: stage.into(),
             task: String::new(),
             read: String::new(),
+            beside: Vec::new(),
             hints: Vec::new(),
             judges: Vec::new(),
         }

@@ -70,6 +70,11 @@ impl Guest {
         Guest { name, stays: false, ..Guest::of(root, kernel) }
     }
 
+    /// Whether this is its kernel.
+    pub fn runs(&self, kernel: &str) -> bool {
+        self.kernel.as_deref() == Some(kernel)
+    }
+
     /// The kernel, to be shown: `kernel 6.1`.
     pub fn kernel(&self) -> String {
         let named = self.kernel.as_ref().map(|kernel| format!("kernel {kernel}"));

@@ -4,16 +4,15 @@ use std::{
     collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
-    process::Stdio,
 };
 
 use anyhow::{Context, Result, bail};
 use host::{
-    cargo::{artifacts, artifacts_for_guests, cargo_for_guests, executable},
+    cargo::{artifacts, artifacts_for_guests, executable},
     events::{Ended, Reader, Said, Verdict},
     judging::{Judging, Subject},
     room::{Built, Room},
-    say, stages,
+    say,
 };
 
 use crate::{
@@ -30,8 +29,9 @@ pub struct Judges {
 }
 
 impl Judges {
-    /// Builds the guest tests, the launcher and the stages that some tests run beside the attempt.
-    pub fn build(root: &Path) -> Result<Judges> {
+    /// Builds the guest tests, the launcher and these packages, whose programs some tests run beside the
+    /// attempt.
+    pub fn build<'a>(root: &Path, packages: impl IntoIterator<Item = &'a str>) -> Result<Judges> {
         let own = env::current_exe().context("cannot find this program")?;
         // Quiet, or every check begins with three lines about nothing to do.
         let quiet = own.with_file_name("vm").exists();
@@ -39,10 +39,10 @@ impl Judges {
         artifacts(root, &["build", "--package=vm"], quiet)?;
         guest::build_for_guests(root)?;
         let mut build = vec!["build".to_owned()];
-        let stages = stages(root)?;
-        let names = stages.iter().filter_map(|stage| stage.split('_').next());
-        build.extend(names.map(|name| format!("--package={name}")));
-        artifacts_for_guests(root, &build, quiet)?;
+        build.extend(packages.into_iter().map(|package| format!("--package={package}")));
+        if build.len() > 1 {
+            artifacts_for_guests(root, &build, quiet)?;
+        }
         let tests = ["test", "--package=guest_tests", "--test=guest", "--no-run"];
         let tests = executable(&artifacts_for_guests(root, &tests, quiet)?, "guest")?;
         Ok(Judges { judging: Judging::by(&tests, root), tests })
@@ -53,19 +53,18 @@ impl Judges {
         self.judging.programs.join(name)
     }
 
-    /// Runs tests in the guest, in this order up to the first that fails, with `program` in the place
-    /// of the program `judged_as`. Hands over each verdict as it comes.
+    /// Runs tests in the guest, in this order up to the first that fails, with `subject` in the place of
+    /// the program of its name. Hands over each verdict as it comes.
     pub fn run(
         &self,
         guest: &Guest,
-        judged_as: &str,
-        program: &Path,
+        subject: Subject,
         tests: &[&str],
         mut on_verdict: impl FnMut(&Ended),
     ) -> Result<BTreeMap<String, Verdict>> {
         let judging = Judging {
             judges: tests.iter().map(|&test| test.to_owned()).collect(),
-            subject: Some(Subject { name: judged_as.to_owned(), file: program.to_owned() }),
+            subject: Some(subject),
             ..self.judging.clone()
         };
         let (variable, value) = judging.to_env()?;
@@ -96,19 +95,6 @@ pub fn build_attempt(room: &Room, package: &str) -> Result<Result<PathBuf, Strin
         Built::Program(file) => Ok(file),
         Built::Failed(said) => Err(explain::compiler(&said).to_owned()),
     })
-}
-
-/// Builds a package of the workshop.
-pub fn build(root: &Path, package: &str) -> Result<()> {
-    let output = cargo_for_guests(root)
-        .args(["build", "--quiet", "--package", package])
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("{}", explain::compiler(&String::from_utf8_lossy(&output.stderr)));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod guest;
 mod judges;
 mod next;
 mod prove;
+mod wrong;
 
 use std::{
     collections::BTreeMap,
@@ -24,6 +25,7 @@ use clap::{Args, Parser, Subcommand};
 use host::{
     events::{Ended, Verdict},
     fail::{USAGE, fail},
+    judging::Subject,
     room::Room,
     say, stages,
 };
@@ -33,6 +35,7 @@ use crate::{
     exercise::{Exercise, HINTS, Judge},
     guest::Guest,
     judges::Judges,
+    prove::Prove,
 };
 
 /// Not yet: a judge said no, or the attempt does not compile.
@@ -77,20 +80,7 @@ enum Cmd {
     Stop,
     /// Prove that every exercise can be failed and passed, and every README's experiment too
     #[command(hide = true)]
-    Prove {
-        /// Kernel lines: 6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3, or several with commas [default: 6.1]
-        #[arg(long, env = "VM_KERNEL", value_name = "LINE", value_delimiter = ',')]
-        kernel: Vec<String>,
-        /// Run the judges on the stages, too, as `cargo vm test` does, and take wrong answers and the
-        /// READMEs' experiments to every kernel
-        #[arg(long)]
-        all: bool,
-        /// Try nothing more after this time, and say how much was left (20m)
-        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-        within: Option<Duration>,
-        /// Prove only what contains one of these
-        filters: Vec<String>,
-    },
+    Prove(Prove),
 }
 
 #[derive(Args)]
@@ -107,7 +97,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     // A reader that goes (`cargo lesson | head -1`) ends this program quietly, as it does others; not
     // `prove`, which has to clean up.
-    if !matches!(cli.command, Some(Cmd::Prove { .. })) {
+    if !matches!(cli.command, Some(Cmd::Prove(_))) {
         // SAFETY: no other thread runs yet, and the default action needs no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
@@ -197,8 +187,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
             }
             println!("{} starts from {} again.", mine.display(), exercise.start.display());
         }
-        Some(Cmd::Prove { kernel, all, within, filters }) => {
-            let wrong = prove::prove(&root, &kernel, all, within, &filters)?;
+        Some(Cmd::Prove(options)) => {
+            let wrong = prove::prove(&root, &options)?;
             return Ok(if wrong.is_empty() { done } else { ExitCode::from(NOT_YET) });
         }
         Some(Cmd::Stop) => match Guest::of(&root, None).stop()? {
@@ -333,7 +323,7 @@ impl Check {
 
     /// Judges the attempt as it is now. Whether all judges agree.
     fn once(&self, root: &Path, desk: &mut Desk, exercise: &Exercise) -> Result<bool> {
-        let judges = Judges::build(root)?;
+        let judges = Judges::build(root, exercise.beside.iter().map(String::as_str))?;
         let program = match judges::build_attempt(&Room::mine(root), &exercise.package())? {
             Ok(program) => program,
             Err(said) => {
@@ -353,7 +343,8 @@ impl Check {
         let log = root.join(STATE).join("log");
         fs::write(&log, "")?;
         let tests: Vec<&str> = exercise.judges.iter().map(|judge| judge.test.as_str()).collect();
-        let said = judges.run(&guest, &exercise.judged_as(), &program, &tests, |ended| {
+        let subject = Subject { name: exercise.judged_as(), file: program, is_attempt: true };
+        let said = judges.run(&guest, subject, &tests, |ended| {
             let judge = exercise.judges.iter().find(|judge| judge.test == ended.name);
             let Some(judge) = judge else { return };
             println!("{}", shown(judge, ended));

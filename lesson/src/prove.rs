@@ -11,11 +11,12 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use host::{events::Verdict, room::Room, stages};
+use clap::Args;
+use host::{events::Verdict, judging::Subject, room::Room, stages};
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -23,57 +24,30 @@ use signal_hook::{
 };
 
 use crate::{
-    desk::{copy_attempt, manifest},
+    desk::copy_attempt,
     exercise::{Exercise, Judge},
     explain,
     guest::Guest,
     judges::{self, Judges},
+    wrong::{self, Workshop, Wrong},
 };
 
 /// The judge that starts a program, which is all that an error of the verifier needs.
 const STARTS: &str = "exercise_leaves_nothing";
 
+/// How a judge's message begins where the program ends before it is judged: see `tests/guest/run.rs`.
+const NO_START: &str = "your program does not start:";
+
 /// The workspace of the packages that proofs make, relative to the workshop's root: not the learner's.
 const ROOM: &str = ".lesson/proof";
 
-/// `exercises/mutants.toml`.
+/// What `exercises/mutants.toml` holds.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Mutants {
+pub struct Mutants {
     mutant: Vec<Red>,
-    wrong: Vec<Wrong>,
-}
-
-/// A program that looks like an answer, and that a judge must refuse.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Wrong {
-    /// The exercise's id.
-    exercise: String,
-    /// What is wrong.
-    what: String,
-    /// Which of the exercise's judges refuses it.
-    judge: String,
-    /// What makes it out of the answer: texts of its sources, and what stands there instead.
-    edit: Vec<[String; 2]>,
-}
-
-impl Wrong {
-    /// Whether this is the text of a wrong answer: each edit, made in all of these sources. An edit that
-    /// changes none is an error.
-    fn edited(&self, mut sources: Vec<String>) -> Result<Vec<String>> {
-        for [old, new] in &self.edit {
-            let found = sources.iter().any(|source| source.contains(old.as_str()));
-            ensure!(
-                found && old != new,
-                "mutants.toml, exercise {}, {}: the answer has no {old:?}",
-                self.exercise,
-                self.what
-            );
-            sources = sources.iter().map(|source| source.replace(old.as_str(), new)).collect();
-        }
-        Ok(sources)
-    }
+    /// In the order of the file.
+    pub wrong: Vec<Wrong>,
 }
 
 /// An experiment without an error, and the judge that notices it, or why none does.
@@ -110,17 +84,8 @@ enum Program {
     /// A directory to copy a new package from.
     Start(PathBuf, Exercise),
     Mutant(Experiment),
-    /// One of those that [`build_wrong`] builds.
-    Wrong(WrongProgram),
-}
-
-/// A wrong answer as a program.
-struct WrongProgram {
-    wrong: Wrong,
-    /// The directory of the answer that it is made from.
-    answer: PathBuf,
-    /// `wrong-03-1`.
-    name: String,
+    /// One of `exercises/mutants.toml`, and the program that it is made from.
+    Wrong(Wrong, wrong::Program),
 }
 
 enum Expected {
@@ -136,27 +101,49 @@ enum Expected {
 /// A claim, and its program once it is built: the same for all kernels.
 type Built = (Claim, OnceLock<Result<Result<PathBuf, String>>>);
 
-/// Proves the exercises on each of these kernels, as many at a time as there are CPUs; that wrong answers
-/// are refused, half of them on the first kernel and half on the last one; and the experiments on the
-/// first one, whose messages the READMEs show. `all`: wrong answers and experiments on each, and the
-/// stages as answers, too, which `cargo vm test` proves anyway. What is not begun `within` this time is
-/// not tried. Returns what does not hold.
-pub fn prove(
-    root: &Path,
-    kernels: &[String],
+/// What to prove, and where.
+#[derive(Args)]
+pub struct Prove {
+    /// Kernel lines: 6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3, or several with commas [default: 6.1]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE", value_delimiter = ',')]
+    kernel: Vec<String>,
+    /// Run the judges on the stages, too, as `cargo vm test` does, and take wrong answers and the
+    /// READMEs' experiments to every kernel
+    #[arg(long)]
     all: bool,
+    /// Of the wrong answers and programs, prove one in so many: others each day, all in so many days
+    #[arg(long, value_name = "DAYS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    days: u64,
+    /// Try nothing more after this time, and say how much was left (20m)
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     within: Option<Duration>,
-    filters: &[String],
-) -> Result<Vec<String>> {
-    let deadline = within.and_then(|within| Instant::now().checked_add(within));
+    /// Prove only what contains one of these
+    filters: Vec<String>,
+}
+
+/// Proves the exercises on each of the kernels, as many at a time as there are CPUs; that wrong answers
+/// are refused, half of them on the first kernel and half on the last one; and the experiments on the
+/// first one, whose messages the READMEs show, and the wrong programs, but for those that name another
+/// one. Returns what does not hold.
+pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
+    let Prove { kernel: kernels, all, days, within, filters } = options;
+    let (all, deadline) = (*all, within.and_then(|within| Instant::now().checked_add(within)));
     // A proof that was interrupted leaves its packages.
-    remove_room(root);
-    let judges = Judges::build(root)?;
-    let mut claims = claims(root, &judges, all)?;
+    remove_rooms(root);
+    let programs = wrong::programs(root)?;
+    let judges = Judges::build(root, programs.iter().map(|program| program.package.as_str()))?;
+    let mut claims = claims(root, &judges, &programs, all)?;
     let wanted = |what: &str| filters.iter().any(|filter| what.contains(filter));
     claims.retain(|claim| filters.is_empty() || wanted(&claim.what));
+    let today = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / (24 * 60 * 60);
+    let mut turn = today;
+    claims.retain(|claim| {
+        let is_wrong = matches!(claim.program, Program::Wrong(..));
+        turn += u64::from(is_wrong);
+        !is_wrong || turn % days == 0
+    });
     let claims: Vec<Built> = claims.into_iter().map(|claim| (claim, OnceLock::new())).collect();
-    let kernels: Vec<Option<&str>> = match kernels {
+    let kernels: Vec<Option<&str>> = match kernels.as_slice() {
         [] => vec![None],
         named => named.iter().map(|kernel| Some(&**kernel)).collect(),
     };
@@ -168,7 +155,7 @@ pub fn prove(
             for guest in guests.iter() {
                 guest.stop().ok();
             }
-            remove_room(&root);
+            remove_rooms(&root);
         }
     };
     // Where a signal ends this, a package that is being built is built first, and is the last one.
@@ -187,27 +174,34 @@ pub fn prove(
     });
     let of_kernel = |number: usize| -> Vec<&Built> {
         let last = guests.len() - 1;
-        let wanted = |(at, (claim, _)): &(usize, &Built)| match claim.program {
+        let wanted = |(at, (claim, _)): &(usize, &Built)| match &claim.program {
+            Program::Wrong(Wrong { kernel: Some(kernel), .. }, _) => guests[number].runs(kernel),
+            Program::Wrong(Wrong { program: Some(_), .. }, _) => number == 0,
             _ if all => true,
             Program::Mutant(_) => number == 0,
-            Program::Wrong(_) => number == if at % 2 == 0 { 0 } else { last },
+            Program::Wrong(..) => number == if at % 2 == 0 { 0 } else { last },
             _ => true,
         };
         claims.iter().enumerate().filter(wanted).map(|(_, built)| built).collect()
     };
     let number: usize = (0..guests.len()).map(|number| of_kernel(number).len()).sum();
+    for (claim, _) in &claims {
+        if let Program::Wrong(Wrong { kernel: Some(kernel), .. }, _) = &claim.program
+            && !guests.iter().any(|guest| guest.runs(kernel))
+        {
+            println!("- {}: not proven: needs --kernel {kernel}", claim.what);
+        }
+    }
     let next = Mutex::new(guests.iter().enumerate());
     let sums = thread::scope(|scope| {
         // While the guests judge one program, the host builds the next.
         scope.spawn(|| {
-            let wrong: Vec<&WrongProgram> = claims
-                .iter()
-                .filter_map(|(claim, _)| match &claim.program {
-                    Program::Wrong(wrong) => Some(wrong),
-                    _ => None,
-                })
-                .collect();
-            let wrong_built = OnceLock::new();
+            let originals = claims.iter().filter_map(|(claim, _)| match &claim.program {
+                Program::Wrong(_, original) => Some(original),
+                _ => None,
+            });
+            let copy = Workshop::copy(root, &originals.collect::<Vec<_>>());
+            let copy = copy.map_err(|error| format!("{error:#}"));
             for (number, (claim, built)) in claims.iter().enumerate() {
                 let _building = building.lock();
                 if stopped.load(Ordering::Relaxed) {
@@ -218,13 +212,10 @@ pub fn prove(
                     continue;
                 }
                 let program = match &claim.program {
-                    Program::Wrong(program) => {
-                        let all = wrong_built.get_or_init(|| {
-                            build_wrong(root, &wrong).map_err(|error| format!("{error:#}"))
-                        });
-                        let built = all.as_ref().map(|()| Ok(judges.program(&program.name)));
-                        built.map_err(|error| anyhow!("{error}"))
-                    }
+                    Program::Wrong(wrong, original) => match &copy {
+                        Ok(copy) => copy.build(original, wrong, &format!("wrong-{number}")).map(Ok),
+                        Err(error) => Err(anyhow!("{error}")),
+                    },
                     _ => {
                         let built = scope.spawn(move || build(root, claim, number)).join();
                         built.unwrap_or_else(|_| Err(anyhow!("the builder panicked")))
@@ -315,15 +306,21 @@ fn on(guest: &Guest, judges: &Judges, claims: &[&Built], deadline: Option<Instan
     }
 }
 
-fn mutants(root: &Path) -> Result<Mutants> {
+/// Reads `exercises/mutants.toml`.
+pub fn mutants(root: &Path) -> Result<Mutants> {
     let text = fs::read_to_string(root.join("exercises/mutants.toml")).context("mutants.toml")?;
     toml::from_str(&text).context("mutants.toml")
 }
 
-fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
-    let (mut claims, mut wrongs) = (Vec::new(), Vec::new());
-    let mutants = mutants(root)?;
-    for exercise in Exercise::all(root)? {
+fn claims(
+    root: &Path,
+    judges: &Judges,
+    programs: &[wrong::Program],
+    all: bool,
+) -> Result<Vec<Claim>> {
+    let mut claims = Vec::new();
+    let (mutants, exercises) = (mutants(root)?, Exercise::all(root)?);
+    for exercise in &exercises {
         let judged_as = exercise.judged_as();
         let tests: Vec<String> =
             exercise.judges.iter().map(|Judge { test, .. }| test.clone()).collect();
@@ -338,32 +335,9 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
             tests: tests.clone(),
             expected: Expected::Fail,
         });
-        for wrong in mutants.wrong.iter().filter(|wrong| wrong.exercise == exercise.id) {
-            ensure!(
-                tests.contains(&wrong.judge),
-                "mutants.toml: {} does not judge the exercise {}",
-                wrong.judge,
-                exercise.id
-            );
-            let name = format!("wrong-{}-{}", exercise.id, wrongs.len());
-            let answer = exercise.solution.clone();
-            wrongs.push(Claim {
-                what: format!("exercise {}, wrong: {}", exercise.id, wrong.what),
-                program: Program::Wrong(WrongProgram { wrong: wrong.clone(), answer, name }),
-                judged_as: judged_as.clone(),
-                tests: vec![wrong.judge.clone()],
-                expected: Expected::Fail,
-            });
-        }
         let answer = stage_of(&exercise.solution);
-        let program = match &answer {
-            Some(stage) => judges.program(stage),
-            None => {
-                let package = format!("solution-{}", exercise.id);
-                judges::build(root, &package)?;
-                judges.program(&package)
-            }
-        };
+        let package = format!("solution-{}", exercise.id);
+        let program = judges.program(answer.as_ref().unwrap_or(&package));
         // `cargo vm test` runs a stage's own judges, but not those of attempts.
         let of_attempts = |test: &String| test.starts_with("exercise_") && test != STARTS;
         let mut tests = tests;
@@ -378,9 +352,23 @@ fn claims(root: &Path, judges: &Judges, all: bool) -> Result<Vec<Claim>> {
             });
         }
     }
-    let number = wrongs.len();
-    ensure!(number == mutants.wrong.len(), "mutants.toml: a wrong answer to an unknown exercise");
-    claims.extend(wrongs);
+    for wrong in mutants.wrong {
+        let original = wrong::original(&wrong, programs, &exercises)?;
+        let exercise = exercises.iter().find(|it| Some(&it.id) == wrong.exercise.as_ref());
+        ensure!(
+            exercise.is_none_or(|it| it.judges.iter().any(|judge| judge.test == wrong.judge)),
+            "mutants.toml: {} does not judge the {}",
+            wrong.judge,
+            wrong.of()
+        );
+        claims.push(Claim {
+            what: format!("{}, wrong: {}", wrong.of(), wrong.what),
+            judged_as: exercise.map_or_else(|| original.name.clone(), Exercise::judged_as),
+            tests: vec![wrong.judge.clone()],
+            expected: Expected::Fail,
+            program: Program::Wrong(wrong, original),
+        });
+    }
     let mut red = mutants.mutant;
     for experiment in experiments(root)? {
         let lines = |text: &str| -> Vec<String> {
@@ -489,7 +477,7 @@ fn commands(block: &str) -> String {
 fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, String>> {
     match &claim.program {
         Program::Built(file) => Ok(Ok(file.clone())),
-        Program::Wrong(_) => bail!("a wrong answer is built with the others"),
+        Program::Wrong(..) => bail!("a wrong program is built in a copy of the workshop"),
         Program::Start(from, exercise) => build_copy(root, exercise.clone(), from, number),
         Program::Mutant(experiment) => {
             let Experiment { stage, edits, .. } = experiment;
@@ -509,57 +497,6 @@ fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, St
     }
 }
 
-/// Builds all wrong answers as the programs of one package: each as a package of its own would take
-/// several times as long.
-fn build_wrong(root: &Path, wrong: &[&WrongProgram]) -> Result<()> {
-    let mut package = Exercise::of_stage("wrong");
-    package.title = "wrong answers".to_owned();
-    let place = root.join(ROOM).join("wrong");
-    let mut script = BUILD_WRONG.to_owned();
-    for WrongProgram { wrong, answer, name } in wrong {
-        let (mut files, mut sources) = (Vec::new(), Vec::new());
-        for file in root.join(answer).join("src").read_dir()? {
-            let file = file?;
-            files.push(file.file_name());
-            sources.push(fs::read_to_string(file.path())?);
-        }
-        let to = place.join("src/bin").join(name);
-        fs::create_dir_all(&to)?;
-        for (file, text) in files.iter().zip(wrong.edited(sources)?) {
-            fs::write(
-                to.join(file),
-                text.replace("/trace.skel.rs", &format!("/{name}/trace.skel.rs")),
-            )?;
-        }
-        script += &format!("    build(\"{name}\");\n");
-    }
-    fs::write(place.join("build.rs"), script + "}\n")?;
-    fs::write(place.join("Cargo.toml"), manifest(&package))?;
-    judges::build_attempt(&Room::at(root, ROOM), &package.package())?
-        .map(|_| ())
-        .map_err(|said| anyhow!("the wrong answers do not compile: {said}"))
-}
-
-/// The beginning of their `build.rs`: `main` continues with a line for each.
-const BUILD_WRONG: &str = r#"//! Compiles the BPF program of each wrong answer.
-
-use std::{env, path::PathBuf};
-
-fn build(name: &str) {
-    let variable = |name| PathBuf::from(env::var_os(name).unwrap());
-    let source = variable("CARGO_MANIFEST_DIR").join("src/bin").join(name).join("trace.bpf.c");
-    let out = variable("OUT_DIR").join(name);
-    std::fs::create_dir_all(&out).unwrap();
-    let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap();
-    if let Err(error) = common_build::build("clang", &source, &arch, &out) {
-        eprintln!("{name}: {error}");
-        std::process::exit(1);
-    }
-}
-
-fn main() {
-"#;
-
 /// Copies a directory's sources to a new package, and builds it. An edited header lies beside the
 /// program, where the compiler looks first.
 fn build_copy(
@@ -574,8 +511,9 @@ fn build_copy(
 }
 
 /// Removes the packages that proofs have made.
-fn remove_room(root: &Path) {
+fn remove_rooms(root: &Path) {
     fs::remove_dir_all(root.join(ROOM)).ok();
+    wrong::remove(root);
 }
 
 /// Whether a claim holds; an error where not.
@@ -592,7 +530,9 @@ fn check(
         (_, Ok(program)) => program,
     };
     let tests: Vec<&str> = claim.tests.iter().map(String::as_str).collect();
-    let said = judges.run(guest, &claim.judged_as, program, &tests, |_| {})?;
+    let is_attempt = !matches!(&claim.program, Program::Wrong(Wrong { exercise: None, .. }, _));
+    let subject = Subject { name: claim.judged_as.clone(), file: program.to_owned(), is_attempt };
+    let said = judges.run(guest, subject, &tests, |_| {})?;
     let bad = said.iter().find_map(|(test, verdict)| match verdict {
         Verdict::Failed(why) => Some((test, why)),
         _ => None,
@@ -611,7 +551,7 @@ fn check(
         }
         // A judge that says no because the program does not start has not judged it.
         (Expected::Fail, Some((test, why))) => {
-            let starts = !explain::is_refused(why);
+            let starts = !explain::is_refused(why) && (is_attempt || !why.contains(NO_START));
             ensure!(starts, "{test}: {why}");
             Ok(())
         }
@@ -679,38 +619,6 @@ mod tests {
         let found = of_readme("stage01_x", readme);
         let found: Vec<_> = found.iter().map(|e| (e.edits.as_str(), e.promised.as_str())).collect();
         assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn every_wrong_answer_differs_from_the_right_one() {
-        let root = workspace();
-        let exercises = Exercise::all(&root).unwrap();
-        let wrong = mutants(&root).unwrap().wrong;
-        for exercise in &exercises {
-            let read = |file| fs::read_to_string(root.join(&exercise.solution).join(file)).unwrap();
-            let sources = ["src/main.rs", "src/trace.bpf.c"].map(read).to_vec();
-            let of_it: Vec<&Wrong> = wrong.iter().filter(|w| w.exercise == exercise.id).collect();
-            assert!(of_it.len() >= 3, "{}: {} wrong answers", exercise.id, of_it.len());
-            for wrong in of_it {
-                let edited = wrong.edited(sources.clone()).unwrap();
-                assert_ne!(edited, sources, "{}: {}", exercise.id, wrong.what);
-            }
-        }
-    }
-
-    #[test]
-    fn an_edit_that_changes_nothing_is_an_error() {
-        let edit = |old: &str, new: &str| {
-            let wrong = Wrong {
-                exercise: "01".into(),
-                what: "x".into(),
-                judge: "x".into(),
-                edit: vec![[old.into(), new.into()]],
-            };
-            wrong.edited(vec!["a b".into(), "b c".into()])
-        };
-        assert_eq!(edit("b", "d").unwrap(), ["a d", "d c"]);
-        assert!(edit("x", "y").is_err() && edit("a", "a").is_err());
     }
 
     #[test]

@@ -40,8 +40,14 @@ pub fn judging() -> &'static Judging {
 
 /// The program in whose place an attempt runs, and that attempt: only where `cargo lesson` judges one.
 pub fn subject() -> Option<(String, PathBuf)> {
-    let subject = judging().subject.as_ref()?;
+    let subject = judging().subject.as_ref().filter(|subject| subject.is_attempt)?;
     Some((subject.name.clone(), subject.file.clone()))
+}
+
+/// What runs in the place of this program: an attempt, or a wrong program that a test has to refuse.
+fn in_place_of(program: &str) -> Option<&'static Path> {
+    let subject = judging().subject.as_ref().filter(|subject| subject.name == program)?;
+    Some(&subject.file)
 }
 
 /// Whether this program is to be judged: only the attempt where there is one.
@@ -79,10 +85,12 @@ pub fn ms(ns: u64) -> String {
 /// The path of a program of the workshop, in memory: the workspace is shared without a cache, and a
 /// program started from it takes twice as long.
 pub fn program(name: &str) -> PathBuf {
-    let from = subject().filter(|(subject, _)| subject == name);
-    let from = from.map_or_else(|| built().join(name), |(_, attempt)| attempt);
+    let from = in_place_of(name).map_or_else(|| built().join(name), Path::to_owned);
     let to = Path::new(PROGRAMS).join(name);
-    copy(&from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    copy(&from, &to).unwrap_or_else(|error| {
+        let beside = "what a judge runs beside an attempt stands in `beside` of exercise.toml";
+        panic!("{}: {error} ({beside})", from.display())
+    });
     to
 }
 
@@ -230,10 +238,8 @@ impl Running {
         let has_ended = matches!(self.child.try_wait(), Ok(Some(_)));
         kill(&self.child);
         let name = self.name.rsplit('/').next().unwrap_or_default();
-        let did = match subject() {
-            Some((subject, _)) if subject == name && has_ended => {
-                "your program does not start:".to_owned()
-            }
+        let did = match in_place_of(name) {
+            Some(_) if has_ended => "your program does not start:".to_owned(),
             _ => format!("{name} never said {text:?}, but:"),
         };
         bail!("{did}\n{}", self.said)

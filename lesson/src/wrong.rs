@@ -1,0 +1,277 @@
+//! The wrong programs of `exercises/mutants.toml`: each is one of ours, or the answer to an exercise, with
+//! an edit that breaks a promise. They are built in a copy of the workshop.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, Result};
+use host::cargo::{artifacts_for_guests, executable, metadata};
+use serde::Deserialize;
+
+use crate::exercise::Exercise;
+
+/// A wrong program, and the guest test that must refuse it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wrong {
+    /// The id of the exercise that it looks like an answer to.
+    pub exercise: Option<String>,
+    /// Or the program of the workshop that it is made from.
+    pub program: Option<String>,
+    /// What is wrong.
+    pub what: String,
+    /// The guest test that refuses it; of an exercise, one of its judges.
+    pub judge: String,
+    /// The only kernel on which that test can tell.
+    pub kernel: Option<String>,
+    /// What makes it out of the right program: texts of its sources, and what stands there instead.
+    edit: Vec<[String; 2]>,
+}
+
+impl Wrong {
+    /// The program that it takes the place of, for messages.
+    pub fn of(&self) -> String {
+        match (&self.exercise, &self.program) {
+            (Some(exercise), _) => format!("exercise {exercise}"),
+            (None, program) => program.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Makes each edit in the first of these groups of sources that has its text: in all places there. An
+    /// edit that changes nothing is an error.
+    fn make(&self, groups: &mut [Vec<Source>]) -> Result<()> {
+        for [old, new] in &self.edit {
+            let has_it = |group: &&mut Vec<Source>| {
+                old != new && group.iter().any(|source| source.text.contains(old.as_str()))
+            };
+            let group = groups.iter_mut().find(has_it).with_context(|| {
+                format!("mutants.toml, {}, {}: the sources have no {old:?}", self.of(), self.what)
+            })?;
+            for source in group {
+                source.text = source.text.replace(old.as_str(), new);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A program of the workshop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Its name.
+    pub name: String,
+    /// The package that builds it.
+    pub package: String,
+    /// The package's directory, relative to the workshop's root.
+    directory: PathBuf,
+}
+
+/// All programs of the workshop, and the answers that are none. Needs no network.
+pub fn programs(root: &Path) -> Result<Vec<Program>> {
+    let mut programs = Vec::new();
+    for package in metadata(root)?.workspace_packages() {
+        let directory = package.manifest_path.parent().context("no directory")?.as_std_path();
+        let directory = directory.strip_prefix(root)?.to_owned();
+        if package.metadata.get("workshop").is_some() || directory.starts_with("exercises") {
+            let bins = package.targets.iter().filter(|target| target.is_bin());
+            programs.extend(bins.map(|bin| Program {
+                name: bin.name.clone(),
+                package: package.name.clone(),
+                directory: directory.clone(),
+            }));
+        }
+    }
+    Ok(programs)
+}
+
+/// The one that a wrong program is made from.
+pub fn original(wrong: &Wrong, programs: &[Program], exercises: &[Exercise]) -> Result<Program> {
+    let found = match (&wrong.exercise, &wrong.program) {
+        (Some(id), None) => exercises
+            .iter()
+            .find(|exercise| exercise.id == *id)
+            .and_then(|it| programs.iter().find(|program| program.directory == it.solution)),
+        (None, Some(name)) => programs.iter().find(|program| program.name == *name),
+        _ => None,
+    };
+    let missing = || format!("mutants.toml, {}: no such exercise or program", wrong.what);
+    found.cloned().with_context(missing)
+}
+
+/// A source file.
+struct Source {
+    /// Relative to the workshop's root.
+    file: PathBuf,
+    text: String,
+}
+
+/// The files below this directory.
+fn sources(root: &Path, directory: &Path) -> Result<Vec<Source>> {
+    let mut sources = Vec::new();
+    for entry in
+        fs::read_dir(root.join(directory)).with_context(|| directory.display().to_string())?
+    {
+        let entry = entry?;
+        let file = directory.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            sources.extend(self::sources(root, &file)?);
+        } else {
+            let text =
+                fs::read_to_string(entry.path()).with_context(|| file.display().to_string())?;
+            sources.push(Source { file, text });
+        }
+    }
+    Ok(sources)
+}
+
+/// The sources that an edit may be about, as they are: the program's own, the headers, and what all
+/// programs share.
+fn editable(root: &Path, program: &Program) -> Result<[Vec<Source>; 3]> {
+    let own = sources(root, &program.directory.join("src"))?;
+    Ok([own, sources(root, Path::new("common/bpf"))?, sources(root, Path::new("common/src"))?])
+}
+
+/// Where wrong programs are made, relative to the workshop's root.
+const PLACE: &str = ".lesson/wrong";
+
+/// The copy of the workshop, in a directory of [`PLACE`]: cargo knows a package by its path relative to
+/// the workspace, and must not take this one for the original.
+const COPY: &str = "copy";
+
+/// A copy of the workshop, as a workspace of its own.
+pub struct Workshop {
+    root: PathBuf,
+    /// The target directory of the workshop: what has been built there of other crates is used here.
+    build: PathBuf,
+}
+
+impl Workshop {
+    /// Copies what these programs are built from.
+    pub fn copy(root: &Path, programs: &[&Program]) -> Result<Workshop> {
+        let place = root.join(PLACE);
+        let mut manifest: toml::Table =
+            toml::from_str(&fs::read_to_string(root.join("Cargo.toml"))?)?;
+        let workspace = manifest.get_mut("workspace").and_then(toml::Value::as_table_mut);
+        let workspace = workspace.context("no [workspace]")?;
+        let mut members = vec![PathBuf::from("common"), "common/build".into()];
+        members.extend(programs.iter().map(|program| program.directory.clone()));
+        members.sort();
+        members.dedup();
+        for source in
+            members.iter().map(|member| sources(root, member)).collect::<Result<Vec<_>>>()?
+        {
+            write(&place, &source)?;
+        }
+        let member = |directory: &PathBuf| Path::new(COPY).join(directory).display().to_string();
+        let names: Vec<toml::Value> = members.iter().map(|it| member(it).into()).collect();
+        workspace.insert("members".into(), names.into());
+        let dependencies = workspace.get_mut("dependencies").and_then(toml::Value::as_table_mut);
+        for (_, dependency) in dependencies.into_iter().flatten() {
+            if let Some(toml::Value::String(path)) = dependency.get_mut("path") {
+                path.insert_str(0, &format!("{COPY}/"));
+            }
+        }
+        fs::write(place.join("Cargo.toml"), toml::to_string(&manifest)?)?;
+        fs::copy(root.join("Cargo.lock"), place.join("Cargo.lock"))?;
+        Ok(Workshop { root: root.to_owned(), build: metadata(root)?.target_directory.into() })
+    }
+
+    /// Builds a wrong program. Returns its file, which is called `name`.
+    pub fn build(&self, program: &Program, wrong: &Wrong, name: &str) -> Result<PathBuf> {
+        let place = self.root.join(PLACE);
+        let mut groups = editable(&self.root, program)?;
+        wrong.make(&mut groups)?;
+        groups.iter().try_for_each(|group| write(&place, group))?;
+        let path = |name: &str| place.join(name).display().to_string();
+        let (manifest, target) = (path("Cargo.toml"), path("target"));
+        let config = format!("build.build-dir={:?}", self.build);
+        let built = artifacts_for_guests(
+            &self.root,
+            &[
+                "build",
+                "--offline",
+                "--manifest-path",
+                &manifest,
+                "--target-dir",
+                &target,
+                "--config",
+                &config,
+                "--package",
+                &program.package,
+                "--bin",
+                &program.name,
+            ],
+            true,
+        )?;
+        // The next one of this program is built at the same place.
+        let kept = place.join(name);
+        fs::copy(executable(&built, &program.name)?, &kept)?;
+        // That one's sources must not make this program say that it is older than they are.
+        let later = SystemTime::now() + Duration::from_secs(24 * 60 * 60);
+        fs::File::open(&kept)?.set_modified(later)?;
+        Ok(kept)
+    }
+}
+
+/// Writes the sources that differ from what is there.
+fn write(place: &Path, sources: &[Source]) -> Result<()> {
+    for source in sources {
+        let file = place.join(COPY).join(&source.file);
+        fs::create_dir_all(file.parent().context("no directory")?)?;
+        host::write(&file, &source.text)?;
+    }
+    Ok(())
+}
+
+/// Removes what [`Workshop`] has made.
+pub fn remove(root: &Path) {
+    fs::remove_dir_all(root.join(PLACE)).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{prove::mutants, workspace};
+
+    #[test]
+    fn every_wrong_program_differs_from_the_right_one() {
+        let root = workspace();
+        let (exercises, programs) = (Exercise::all(&root).unwrap(), programs(&root).unwrap());
+        let mut number: BTreeMap<String, usize> = BTreeMap::new();
+        for wrong in mutants(&root).unwrap().wrong {
+            let program = original(&wrong, &programs, &exercises).unwrap();
+            wrong.make(&mut editable(&root, &program).unwrap()).unwrap();
+            *number.entry(wrong.of()).or_default() += 1;
+        }
+        for exercise in exercises {
+            let number = number.get(&format!("exercise {}", exercise.id)).copied().unwrap_or(0);
+            assert!(number >= 3, "exercise {}: {number} wrong answers", exercise.id);
+        }
+    }
+
+    #[test]
+    fn an_edit_is_made_where_its_text_is_found_first() {
+        let make = |old: &str, new: &str| -> Result<Vec<String>> {
+            let source = |text: &str| Source { file: "x".into(), text: text.into() };
+            let mut groups = [vec![source("a b"), source("b c")], vec![source("b d")]];
+            let wrong = Wrong {
+                exercise: None,
+                program: Some("x".into()),
+                what: "x".into(),
+                judge: "x".into(),
+                kernel: None,
+                edit: vec![[old.into(), new.into()]],
+            };
+            wrong.make(&mut groups)?;
+            Ok(groups.into_iter().flatten().map(|source| source.text).collect())
+        };
+        assert_eq!(make("b", "e").unwrap(), ["a e", "e c", "b d"]);
+        assert_eq!(make("d", "e").unwrap(), ["a b", "b c", "b e"]);
+        assert!(make("x", "y").is_err() && make("a", "a").is_err());
+    }
+}
