@@ -115,9 +115,9 @@ impl Timings {
         text
     }
 
-    /// Writes all of it as JSON.
+    /// Writes all of it as JSON, each boot and each test in a line of its own.
     pub fn write(&self, file: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
+        let text = serde_json::to_string(self)?.replace("},{", "},\n{") + "\n";
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 }
