@@ -29,15 +29,14 @@ mod exporter;
 mod faults;
 mod ftrace;
 mod functions;
+mod load;
 mod maps;
 mod mixed;
 mod pagecache;
-mod peers;
 mod readme;
 mod requests;
 mod run;
 mod slow_io;
-mod table;
 mod truth;
 
 use std::{
@@ -82,6 +81,10 @@ const ONCE: &[&str] = &[
     "tracefs_may_be_unmounted",
     "the_clock_may_be_set",
     "stage09_takes_only_a_process",
+    "stage09_sequential_reads",
+    "stage09_random_reads",
+    "stage09_odd_ranges",
+    "stage09_block_device",
     "by_hand_leaves_nothing",
     "by_hand_refusals",
     "cachetop_prints_tables",
@@ -91,7 +94,8 @@ const ONCE: &[&str] = &[
 ];
 
 /// Where kernels share the tests, these run on each: they are the hardest on the hooks.
-const EVERYWHERE: &[&str] = &["loads_threads", "loads_stacked"];
+const EVERYWHERE: &[&str] =
+    &["stages_measure_all_of_64_threads", "stages_measure_all_of_eight_threads_on_one_cpu"];
 
 fn main() {
     if let Some(cells) = truth::cells(prepare) {
@@ -106,6 +110,7 @@ fn main() {
         readme::TESTS,
         pagecache::TESTS,
         faults::TESTS,
+        load::TESTS,
         appendix::TESTS,
         cachetop::TESTS,
         exporter::TESTS,
@@ -118,7 +123,7 @@ fn main() {
         ctracer_requests::TESTS,
         ctracer_types::TESTS,
         slow_io::TESTS,
-        table::TESTS,
+        truth::TESTS,
     ]
     .concat();
     for name in ONCE.iter().chain(EVERYWHERE) {
@@ -130,7 +135,11 @@ fn main() {
         false => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), judges),
         true => {
             let tests = tests.into_iter().filter(|(name, _)| !without_once || !ONCE.contains(name));
-            let own = |n: usize, name| n % share.of == share.number || EVERYWHERE.contains(&name);
+            // The comparison of tools has its kernels: those that run all tests.
+            let shared = |name: &str| share.of == 1 || !name.starts_with("truth_");
+            let own = |n: usize, name| {
+                n % share.of == share.number && shared(name) || EVERYWHERE.contains(&name)
+            };
             let tests = tests.enumerate().filter(|(number, (name, _))| own(*number, *name));
             tests.skip(part.number).step_by(part.of).map(|(_, test)| trial(test)).collect()
         }
