@@ -135,6 +135,7 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
     let mut claims = claims(root, &judges, &programs, all)?;
     let wanted = |what: &str| filters.iter().any(|filter| what.contains(filter));
     claims.retain(|claim| filters.is_empty() || wanted(&claim.what));
+    ensure!(!claims.is_empty(), "there is nothing to prove that contains one of {filters:?}");
     let today = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / (24 * 60 * 60);
     let mut turn = today;
     claims.retain(|claim| {
