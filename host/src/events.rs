@@ -1,6 +1,6 @@
 //! What a guest test program prints: libtest-mimic's JSON, and lines of our own between.
 
-use std::{mem, time::Duration};
+use std::mem;
 
 use serde::{Deserialize, Serialize};
 
@@ -48,16 +48,11 @@ pub struct Cost {
     pub starts: u64,
     /// Until they were attached, ms; of several at once, until the last one was.
     pub starting: u64,
-    /// From the signal to their ends, ms.
+    /// From the last signal to their ends, ms.
     pub ending: u64,
 }
 
 impl Cost {
-    /// From its start to its end.
-    pub fn took(&self) -> Duration {
-        Duration::from_millis(self.took)
-    }
-
     /// Adds what another test has cost.
     pub fn add(&mut self, other: &Cost) {
         self.took += other.took;

@@ -134,23 +134,25 @@ pub mod cost {
     static SO_FAR: Mutex<(Cost, Option<Instant>)> =
         Mutex::new((Cost { took: 0, starts: 0, starting: 0, ending: 0 }, None));
 
-    fn add(since: Instant, part: fn(&mut Cost) -> &mut u64) {
+    fn add(since: Instant, add: impl FnOnce(&mut Cost, u64)) {
         let mut so_far = SO_FAR.lock().unwrap_or_else(PoisonError::into_inner);
         let (cost, until) = &mut *so_far;
         let since = until.map_or(since, |until| since.max(until));
-        *part(cost) += since.elapsed().as_millis() as u64;
+        add(cost, since.elapsed().as_millis() as u64);
         *until = Some(Instant::now());
     }
 
     /// A program that was spawned then has said that it is ready.
     pub fn started(since: Instant) {
-        add(since, |cost| &mut cost.starting);
-        SO_FAR.lock().unwrap_or_else(PoisonError::into_inner).0.starts += 1;
+        add(since, |cost, ms| {
+            cost.starts += 1;
+            cost.starting += ms;
+        });
     }
 
     /// A program that got a signal then has ended.
     pub fn ended(since: Instant) {
-        add(since, |cost| &mut cost.ending);
+        add(since, |cost, ms| cost.ending += ms);
     }
 
     /// All of it, and begins anew.
@@ -163,7 +165,7 @@ pub mod cost {
 pub struct Running {
     name: String,
     spawned: Instant,
-    /// When it got its first signal.
+    /// When it got its last signal: one that is stopped and continued does not end.
     signalled: Cell<Option<Instant>>,
     /// Was told to print no event lines.
     quiet: bool,
@@ -229,7 +231,10 @@ impl Running {
         while let Ok(line) = self.stderr.recv_timeout(LIMIT.saturating_sub(start.elapsed())) {
             self.said.push_str(&line);
             if line.contains(text) {
-                cost::started(self.spawned);
+                // Else it is a load that has begun.
+                if text.contains("tracing") {
+                    cost::started(self.spawned);
+                }
                 return Ok(());
             }
         }
@@ -257,7 +262,7 @@ impl Running {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        self.signalled.set(self.signalled.get().or(Some(Instant::now())));
+        self.signalled.set(Some(Instant::now()));
         kill_process(Pid::from_child(&self.child), signal).context("kill")
     }
 

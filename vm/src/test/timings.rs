@@ -54,6 +54,11 @@ fn shown(ms: u64) -> String {
     }
 }
 
+/// `1 test`, `2 tests`.
+fn number(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 impl Timings {
     /// A test has ended.
     pub fn test(&mut self, place: &str, name: &str, cost: Cost) {
@@ -88,7 +93,7 @@ impl Timings {
             tests.sort_by_key(|test| std::cmp::Reverse(test.cost.took));
             let mut sum = Cost::default();
             tests.iter().for_each(|test| sum.add(&test.cost));
-            text += &format!("{place}: {} in {} tests", shown(sum.took), tests.len());
+            text += &format!("{place}: {} in {}", shown(sum.took), number(tests.len(), "test"));
             if sum.starts > 0 {
                 text += &format!(
                     ", {} of it in {} starts of programs, {} in their ends",
@@ -100,9 +105,8 @@ impl Timings {
             let boots: Vec<u64> =
                 self.guests.iter().filter(|g| g.place == place).map(|g| g.boot).collect();
             if !boots.is_empty() {
-                let number = boots.len();
-                let s = if number == 1 { "" } else { "s" };
-                text += &format!("; {} in {number} boot{s}", shown(boots.iter().sum()));
+                let took = shown(boots.iter().sum());
+                text += &format!("; {took} in {}", number(boots.len(), "boot"));
             }
             text += "\n";
             for test in tests.iter().take(NAMED) {
@@ -148,7 +152,7 @@ mod tests {
         );
         assert_eq!(lines[1], "          11.0 s  test_11");
         assert_eq!(lines[10], "           2.0 s  test_2");
-        assert_eq!(lines[11], "host: 1 min 01 s in 1 tests");
+        assert_eq!(lines[11], "host: 1 min 01 s in 1 test");
         assert_eq!(lines[13], "2 min 30 s in all, 3.0 s of it the build");
     }
 }
