@@ -16,8 +16,9 @@ use crate::{
     run::{
         BIO, REQUEST, Running, between, cases, compared, count, durations, ensure_none,
         entries_left, fio, is_judged, judged_weakly, load, may_skip, ms, not_judged, now, preempts,
-        shell, skipped_some, slowest, subject, submitted, summary, times, wait_until,
+        shell, slowest, subject, submitted, summary, times, wait_until,
     },
+    table::loads::checksummed,
 };
 
 tests![
@@ -26,13 +27,9 @@ tests![
     stage02_sees_every_completion,
     stage03_lines_add_up,
     stage03_measures_every_bio,
-    stage03_counts_checksummed_bios,
-    stage03_counts_what_was_never_queued,
-    stage03_counts_passthrough_as_unmatched,
     stage03_drops_what_is_submitted_twice,
     stage04_finds_the_delayed_bio,
     stage04_reads_the_records_of_all_cpus,
-    stage05_measures_every_split_bio,
     stage05_is_right_about_split_bios,
     stage05_ends_with_the_last_part,
     stage05_follows_a_long_chain,
@@ -159,180 +156,22 @@ fn stage03_lines_add_up() -> Result<()> {
 }
 
 fn stage03_measures_every_bio() -> Result<()> {
-    let virtio = disks::virtio()?;
-    let linear = Mapped::new("lin", &format!("0 262144 linear /dev/{virtio} 0"))?;
-    let disks = [
-        (virtio.clone(), 1500, None),
-        (disks::nvme()?, 1500, None),
-        (linear.disk()?, 500, Some(virtio)),
-    ];
-    for (disk, ios, below) in cases(disks, 1) {
-        let ios = load(ios);
-        let running = Running::stage("stage03", &[])?;
-        let done = || -> Result<(u64, u64)> {
-            Ok((disks::bios(&disk)?, below.as_ref().map_or(Ok(0), |disk| disks::bios(disk))?))
-        };
-        let before = done()?;
-        fio(&format!(
-            "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=16 \
-             --numjobs=2 --number_ios={ios} --norandommap --size=128M"
-        ))?;
-        let after = done()?;
-        let (submitted, clones) = (after.0 - before.0, after.1 - before.1);
-        let left = entries_left()?;
-        let output = running.interrupt()?;
-        ensure!(submitted >= 2 * ios, "{submitted} bios");
-        ensure!(left == 0, "{disk}: {left} entries are left in the map: {}", summary(&output));
-        let completed = count(&output, "bios completed")?;
-        ensure!(completed == submitted, "{disk}: {completed} of {submitted}: {output}");
-        ensure_none(&output, &["in flight", "split", "dropped"]).with_context(|| disk.clone())?;
-        // Device mapper submits its clones with submit_bio_noacct(), and they complete as bios do.
-        ensure!(count(&output, "unmatched")? == clones, "{disk}: {clones} clones: {output}");
-        compared(&format!("{disk} did {submitted} reads; you completed {completed}"));
-    }
-    Ok(())
-}
-
-/// Reads of 1 MiB by two processes, eight at a time each, which the block layer splits.
-struct SplitReads {
-    /// Calls of submit_bio(), by ftrace.
-    submitted: u64,
-    /// Parts, by the disk's counters: each passes bio_endio() once, the last one as the bio itself.
-    parts: u64,
-}
-
-impl SplitReads {
-    fn of(disk: &str) -> Result<SplitReads> {
-        let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
-        let before = disks::bios(disk)?;
-        fio(&format!(
-            "--filename=/dev/{disk} --rw=randread --bs=1M --direct=1 --ioengine=libaio --iodepth=8 \
-             --numjobs=2 --size=128M --norandommap"
-        ))?;
-        let parts = disks::bios(disk)? - before;
-        let submitted = ftrace.events()?.len() as u64;
-        ensure!(submitted >= 256, "{disk}: {submitted} bios of 256 reads");
-        ensure!(parts >= 2 * submitted, "{disk}: {submitted} bios, {parts} parts: too few");
-        Ok(SplitReads { submitted, parts })
-    }
-}
-
-/// Stages 03 and 04 count split bios, and never measure one before its last part has completed.
-/// Stages 05 and 06 measure all of them, whichever part is the last one, and on whichever CPU.
-fn stage05_measures_every_split_bio() -> Result<()> {
-    // First: to read a virtio disk's serial number, the driver makes a bio that is never submitted.
-    let disks = [disks::virtio()?, disks::nvme()?, disks::scsi()?];
-    let stages = ["stage03", "stage04", "stage05", "stage06"];
-    let quiet = |stage| if stage == "stage03" { vec![] } else { vec!["--quiet"] };
-    let running = Running::stages(stages.map(|stage| (stage, quiet(stage))))?;
-    let mut reads = SplitReads { submitted: 0, parts: 0 };
-    for disk in disks {
-        // Small requests: the block layer splits whatever is larger.
-        let largest = format!("/sys/block/{disk}/queue/max_sectors_kb");
-        let before = fs::read_to_string(&largest)?;
-        fs::write(&largest, "64")?;
-        let of_disk = SplitReads::of(&disk);
-        fs::write(&largest, before.trim())?;
-        let of_disk = of_disk?;
-        reads.submitted += of_disk.submitted;
-        reads.parts += of_disk.parts;
-    }
-    let (left, mut in_flight) = (entries_left()?, 0);
-    for (output, stage) in Running::interrupt_all(running)?.iter().zip(stages) {
-        let output = summary(output);
-        let of = |what| count(output, what);
-        let (completed, unmatched) = (of("bios completed")?, of("unmatched")?);
-        // Two parts may complete at one instant on two CPUs: the Limits of stage 05. It is rare, though
-        // QEMU leaves a CPU for the other one whenever a disk completes.
-        let (lost, skipped) = (of("in flight")? + of("dropped")?, of("skipped")?);
-        in_flight += of("in flight")?;
-        if stage >= "stage05" && lost > 0 {
-            ensure!(lost <= 4 && completed + lost == reads.submitted, "{stage}: {output}");
-            ensure!(unmatched == 0, "{stage}: {output}");
-            let max = format!(" ns (of {completed} measured, {lost} not)\n");
-            ensure!(output.contains(&max), "{stage}: no {max:?}: {output}");
-            judged_weakly(&format!("{stage} lost {lost} bios, and was skipped {skipped} times"));
-            continue;
-        }
-        ensure_none(output, &["in flight", "dropped"]).context(stage)?;
-        if stage >= "stage05" {
-            ensure!(completed == reads.submitted, "{stage}: {} bios: {output}", reads.submitted);
-            ensure!(unmatched == 0, "{stage}: {output}");
-            ensure!(!output.contains(" not)"), "{stage}: all were measured: {output}");
-            continue;
-        }
-        let split = count(output, "split")?;
-        ensure!(
-            completed + split == reads.submitted,
-            "{stage}: {} bios: {output}",
-            reads.submitted
-        );
-        ensure!(split > 0, "{stage}: nothing was split: {output}");
-        let parts = reads.parts - reads.submitted;
-        ensure!(unmatched == parts, "{stage}: {parts} parts: {output}");
-        let max = format!(" ns (of {completed} measured, {split} not)\n");
-        let printed = stage == "stage04" && completed > 0;
-        ensure!(output.contains(&max) == printed, "{stage}: no {max:?}: {output}");
-    }
-    ensure!(left == in_flight, "{left} entries are left in the maps, {in_flight} bios in flight");
-    Ok(())
-}
-
-/// A disk with checksums (T10 PI): the kernel verifies what was read, and calls bio_endio() again.
-fn checksummed() -> Result<ScsiDebug> {
-    let disk = ScsiDebug::new("dif=1 dix=1 dev_size_mb=64")?;
-    let verify = fs::read_to_string(format!("/sys/block/{}/integrity/read_verify", disk.name))?;
-    ensure!(verify.trim() == "1", "nothing is verified: {verify}");
-    Ok(disk)
-}
-
-/// One I/O at a time, and then eight: the second call comes from a worker, and an interrupt there
-/// that calls bio_endio() for another bio is skipped, on any kernel. The stages say so.
-fn stage03_counts_checksummed_bios() -> Result<()> {
-    let disk = checksummed()?;
-    for (depth, ios) in [(1, 100), (8, 300)] {
-        let stages = ["stage03", "stage05"];
-        let running = Running::stages(
-            stages.map(|stage| (stage, if stage == "stage03" { vec![] } else { vec!["--quiet"] })),
-        )?;
-        let before = disks::bios(&disk.name)?;
-        for rw in ["randwrite", "randread"] {
-            fio(&format!(
-                "--filename=/dev/{} --rw={rw} --bs=4k --direct=1 --ioengine=libaio \
-                 --iodepth={depth} --number_ios={ios} --size=32M",
-                disk.name
-            ))?;
-        }
-        let bios = disks::bios(&disk.name)? - before;
-        ensure!(bios == 2 * ios, "{bios} bios");
-        for (output, stage) in Running::interrupt_all(running)?.iter().zip(stages) {
-            let output = summary(output);
-            let of = |what| count(output, what);
-            let not_seen = of("in flight")? + of("dropped")?;
-            let skipped = of("skipped")?;
-            let (measured, second_calls) = if stage < "stage05" {
-                let split = of("split")?;
-                // Where the first call is skipped, the second one ends the bio, as it should.
-                ensure!(
-                    split + not_seen + skipped >= ios,
-                    "{stage}: reads are not measured: {output}"
-                );
-                (of("bios completed")? + split, ios)
-            } else {
-                (of("bios completed")?, 0)
-            };
-            ensure!(measured + not_seen == bios, "{stage}: {bios} bios: {output}");
-            ensure!(not_seen <= skipped, "{stage}: seen, and not counted: {output}");
-            let unmatched = of("unmatched")?;
-            ensure!(
-                (second_calls.saturating_sub(skipped)..=second_calls + skipped)
-                    .contains(&unmatched),
-                "{stage}: {second_calls} second calls: {output}"
-            );
-            ensure!(depth > 1 || skipped == 0, "{stage}: {output}");
-            ensure!(skipped < ios / 10, "{stage}: {output}");
-        }
-    }
+    let (disk, ios) = (disks::virtio()?, load(1500));
+    let running = Running::stage("stage03", &[])?;
+    let before = disks::bios(&disk)?;
+    fio(&format!(
+        "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=16 \
+         --numjobs=2 --number_ios={ios} --norandommap --size=128M"
+    ))?;
+    let submitted = disks::bios(&disk)? - before;
+    let left = entries_left()?;
+    let output = running.interrupt()?;
+    ensure!(submitted >= 2 * ios, "{submitted} bios");
+    ensure!(left == 0, "{left} entries are left in the map: {}", summary(&output));
+    let completed = count(&output, "bios completed")?;
+    ensure!(completed == submitted, "{completed} of {submitted}: {output}");
+    ensure_none(&output, &["in flight", "split", "dropped", "unmatched"])?;
+    compared(&format!("{disk} did {submitted} reads; you completed {completed}"));
     Ok(())
 }
 
@@ -385,29 +224,6 @@ fn lives(output: &str) -> Result<Vec<(String, u64, u64)>> {
         }
     }
     Ok(lives)
-}
-
-/// A flush of a disk without a write cache ends before it reaches a queue, a read beyond the end
-/// too: such a bio passes bio_endio(), and no tracepoint.
-fn stage03_counts_what_was_never_queued() -> Result<()> {
-    let disk = NullBlk::new(&[("memory_backed", "0")])?;
-    let cache = fs::read_to_string(format!("/sys/block/{}/queue/write_cache", disk.name))?;
-    ensure!(cache.trim() == "write through", "null_blk has a cache: {cache}");
-    let running = Running::stage("stage03", &[])?;
-    let before = disks::bios(&disk.name)?;
-    let report = fio(&format!(
-        "--filename=/dev/{} --rw=randwrite --bs=4k --direct=1 --fsync=1 --number_ios=200 --size=64M",
-        disk.name
-    ))?;
-    let writes = disks::bios(&disk.name)? - before;
-    let left = entries_left()?;
-    let output = running.interrupt()?;
-    let flushes = report["sync"]["total_ios"].as_u64().context("no count of fsync()")?;
-    ensure!(writes == 200 && flushes > 190, "{writes} writes, {flushes} flushes");
-    ensure!(left == 0, "{left} entries are left in the map: {output}");
-    ensure!(count(&output, "bios completed")? == writes + flushes, "{flushes} flushes: {output}");
-    ensure_none(&output, &["in flight", "split", "dropped"])?;
-    Ok(())
 }
 
 /// Zeroes are written with one bio for every MiB, each of them a part of the next one. Here the first
@@ -465,61 +281,35 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
         let before = done()?;
         wait_until("the load", || Ok(done()? >= before + 100))
     };
-    let bio_info =
-        format!("Bio Info : Sector (80000) of {slow_disk} ({})", disks::numbers(&slow_disk)?);
-    let one_of_hundreds = |(run, stage)| {
-        let start = now();
-        let running = Running::stage(stage, &[])?;
-        some_more()?;
-        let read =
-            format!("dd if={} skip=10000 count=1 of=/dev/null bs=4k iflag=direct", slow.path());
-        let pid = shell(&format!("{read} status=none & wait $!; echo $!"))?;
-        let output = running.interrupt()?;
-        let end = now();
-        // Who submitted what, when, says the trace pipe: `dd-1234 [001] …: submit_bio(bio=…`
-        let task = format!("-{} ", pid.trim());
-        let mut lines =
-            output.lines().filter(|l| l.contains(&task) && l.contains("submit_bio(bio="));
-        let delayed =
-            lines.next().with_context(|| format!("run {run}: dd's read is not there: {output}"))?;
-        let all = output.clone();
-        let output = &output[output.find("trace lines").context("no summary")?..];
-        // The end of dd's read may be one that the stage was skipped at.
-        if skipped_some(output)? {
-            return Ok(false);
-        }
-        let slowest = slowest(output, BIO).with_context(|| format!("run {run}"))?;
-        // An emulated CPU can stand still for longer than the delay: then that bio is the slowest.
-        let durations = durations(&all)?;
-        let is_dds =
-            delayed.ends_with(&format!("submit_bio(bio={}) called: {}", slowest.io, slowest.from));
-        ensure!(
-            durations.iter().max() == Some(&slowest.latency)
-                && (is_dds || slowest.latency > 200_000_000),
-            "run {run}: the delayed read is not the maximum: {delayed} {output}"
-        );
-        ensure!(
-            !is_dds || stage == "stage04" || output.lines().any(|line| line == bio_info),
-            "run {run}: {bio_info} is not in {output}"
-        );
-        ensure!(
-            start <= slowest.from && slowest.to <= end,
-            "run {run}: not from {start} to {end}: {output}"
-        );
-        ensure!(slowest.latency >= DELAY, "run {run}: shorter than its delay: {output}");
-        ensure!(count(output, "bios completed")? > 200, "run {run}: no load: {output}");
-        ensure_none(output, &["dropped"]).with_context(|| format!("run {run}"))?;
-        // fio keeps 8 on their way on each disk, and dd's has ended.
-        ensure!(count(output, "in flight")? <= 16, "run {run}: {output}");
-        let latency = ms(slowest.latency);
-        compared(&format!("dm-delay, in ticks of 4 ms: 200 ms; you printed {latency}"));
-        Ok(true)
-    };
-    let stages = ["stage04", "stage05", "stage06"].into_iter().filter(|s| is_judged(s));
-    let stages = stages.take(load(3) as usize);
-    let judged = stages.enumerate().map(one_of_hundreds).collect::<Result<Vec<bool>>>();
+    let start = now();
+    let running = Running::stage("stage04", &[])?;
+    some_more()?;
+    let read = format!("dd if={} skip=10000 count=1 of=/dev/null bs=4k iflag=direct", slow.path());
+    let pid = shell(&format!("{read} status=none & wait $!; echo $!"))?;
+    let all = running.interrupt()?;
+    let end = now();
     drop(loads);
-    ensure!(judged?.contains(&true), "no run is left to judge: programs were skipped in all");
+    // Who submitted what, when, says the trace pipe: `dd-1234 [001] …: submit_bio(bio=…`
+    let task = format!("-{} ", pid.trim());
+    let mut lines = all.lines().filter(|l| l.contains(&task) && l.contains("submit_bio(bio="));
+    let delayed = lines.next().with_context(|| format!("dd's read is not there: {all}"))?;
+    let output = &all[all.find("trace lines").context("no summary")?..];
+    let slowest = slowest(output, BIO)?;
+    // An emulated CPU can stand still for longer than the delay: then that bio is the slowest.
+    let dds = format!("submit_bio(bio={}) called: {}", slowest.io, slowest.from);
+    ensure!(
+        durations(&all)?.iter().max() == Some(&slowest.latency)
+            && (delayed.ends_with(&dds) || slowest.latency > 200_000_000),
+        "the delayed read is not the maximum: {delayed} {output}"
+    );
+    ensure!(start <= slowest.from && slowest.to <= end, "not from {start} to {end}: {output}");
+    ensure!(slowest.latency >= DELAY, "shorter than its delay: {output}");
+    ensure!(count(output, "bios completed")? > 200, "no load: {output}");
+    ensure_none(output, &["dropped"])?;
+    // fio keeps 8 on their way on each disk, and dd's has ended.
+    ensure!(count(output, "in flight")? <= 16, "{output}");
+    let latency = ms(slowest.latency);
+    compared(&format!("dm-delay, in ticks of 4 ms: 200 ms; you printed {latency}"));
     Ok(())
 }
 
@@ -884,63 +674,6 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
         ensure!(kinds.len() >= 5, "only {} kinds of stacks were submitted", kinds.len());
     }
     drop(load);
-    Ok(())
-}
-
-/// What struct nvme_passthru_cmd of <linux/nvme_ioctl.h> looks like.
-#[repr(C)]
-#[derive(Default)]
-struct NvmeCommand {
-    opcode: u8,
-    flags: u8,
-    rsvd1: u16,
-    nsid: u32,
-    cdw2_3: [u32; 2],
-    metadata: u64,
-    addr: u64,
-    metadata_len: u32,
-    data_len: u32,
-    cdw10_15: [u32; 6],
-    timeout_ms: u32,
-    result: u32,
-}
-
-/// The nvme driver makes the bio of a command that an application gives it, and never submits it.
-/// Its request starts and completes as others do.
-fn stage03_counts_passthrough_as_unmatched() -> Result<()> {
-    const READ: u8 = 2;
-    let disk = disks::nvme()?;
-    let file = fs::File::open(format!("/dev/{disk}"))?;
-    let stages = ["stage03", "stage05", "stage07"];
-    let running = Running::stages(stages.map(|stage| (stage, vec![])))?;
-    for number in 0..20 {
-        let mut page = vec![0_u8; 4096];
-        let mut command = NvmeCommand {
-            opcode: READ,
-            nsid: 1,
-            addr: page.as_mut_ptr() as u64,
-            data_len: 4096,
-            // The first block, and the number of blocks less one.
-            cdw10_15: [number * 8, 0, 7, 0, 0, 0],
-            ..Default::default()
-        };
-        // SAFETY: the command and its page outlive the call, and have the sizes that it says.
-        let status = unsafe {
-            // _IOWR('N', 0x43, struct nvme_passthru_cmd)
-            libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&file), 0xc048_4e43, &mut command)
-        };
-        ensure!(status == 0, "NVME_IOCTL_IO_CMD: {status} {}", std::io::Error::last_os_error());
-    }
-    for (output, stage) in Running::interrupt_all(running)?.into_iter().zip(stages) {
-        if stage == "stage07" {
-            ensure!(count(&output, "requests completed")? == 20, "{output}");
-            ensure_none(&output, &["unmatched"])?;
-        } else {
-            ensure!(count(&output, "unmatched")? == 20, "{stage}: {output}");
-            ensure!(count(&output, "bios completed")? == 0, "{stage}: {output}");
-        }
-        ensure_none(&output, &["in flight", "dropped"])?;
-    }
     Ok(())
 }
 

@@ -36,58 +36,36 @@ tests![
     lost_lines_are_counted,
 ];
 
-const ALL: &[&str] = &[
-    "stage00", "stage01", "stage02", "stage03", "stage04", "stage05", "stage06", "stage07",
-    "stage08", "stage09",
-];
-/// Those with the same command line, and the same answers where they cannot run. What the last ones
-/// print and leave behind, `functions.rs`, `slow_io.rs` and `ctracer.rs` test.
-fn every() -> impl Iterator<Item = &'static str> {
-    ALL.iter().copied().chain(["stage10", "stage11", "stage12"])
-}
+/// All programs begin with the same function, `common::main`, which a test of the sources checks: one of them
+/// shows what it says where it cannot run.
+const ONE: &str = "stage06";
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
 fn help_needs_no_root() -> Result<()> {
-    for name in every() {
-        let path = program(name);
-        let help =
-            shell(&format!("setpriv --reuid 65534 --clear-groups {} --help", path.display()))?;
-        ensure!(help.contains("Usage: ") && help.contains("--duration"), "{name}: {help}");
-    }
+    let path = program(ONE);
+    let help = shell(&format!("setpriv --reuid 65534 --clear-groups {} --help", path.display()))?;
+    ensure!(help.contains("Usage: ") && help.contains("--duration"), "{help}");
     Ok(())
 }
 
 fn wrong_usage_is_2() -> Result<()> {
-    for name in every() {
-        for wrong in [
-            "--no-such-option",
-            "--duration=-5s",
-            "--duration=0s",
-            "--duration=5",
-            "--duration=99999y",
-        ] {
-            let ended = stage(name, &[wrong])?;
-            let option = wrong.split('=').next().unwrap_or(wrong);
-            let said = ended.stderr.contains(option);
-            ensure!(ended.code == Some(2) && said, "{name} {wrong}: {ended:?}");
-            ensure!(ended.stdout.is_empty(), "{name} {wrong}: {ended:?}");
-        }
+    let durations = ["-5s", "0s", "5", "99999y"].map(|wrong| format!("--duration={wrong}"));
+    for wrong in durations.iter().map(String::as_str).chain(["--no-such-option"]) {
+        let ended = stage(ONE, &[wrong])?;
+        let said = ended.stderr.contains(wrong.split('=').next().unwrap_or(wrong));
+        ensure!(ended.code == Some(2) && said && ended.stdout.is_empty(), "{wrong}: {ended:?}");
     }
     Ok(())
 }
 
-/// Runs every stage after `preparation`, in a mount namespace of its own: all must exit with 3 and
-/// say `words`.
+/// Runs the program after `preparation`, in a mount namespace of its own: it must exit with 3 and say `words`.
 fn unsupported(preparation: &str, words: &[&str]) -> Result<()> {
-    for name in every() {
-        let path = program(name);
-        let script = format!("{preparation} {} --duration 1s", path.display());
-        let ended =
-            Running::spawn(Command::new("unshare").args(["-m", "bash", "-c", &script]))?.end()?;
-        ensure!(ended.code == Some(3), "{name}: {ended:?}");
-        for word in words {
-            ensure!(ended.stderr.contains(word), "{name} does not say {word:?}: {ended:?}");
-        }
+    let script = format!("{preparation} {} --duration 1s", program(ONE).display());
+    let ended =
+        Running::spawn(Command::new("unshare").args(["-m", "bash", "-c", &script]))?.end()?;
+    ensure!(ended.code == Some(3), "{ended:?}");
+    for word in words {
+        ensure!(ended.stderr.contains(word), "it does not say {word:?}: {ended:?}");
     }
     Ok(())
 }
@@ -129,19 +107,20 @@ fn capabilities_are_enough() -> Result<()> {
     let paranoid = fs::read_to_string(PARANOID)?;
     fs::write(PARANOID, "2")?;
     let judge = || -> Result<()> {
-        let (pid, before) = (std::process::id().to_string(), loaded()?);
-        let of = |name: &str| match name {
-            "stage00" => "--text",
-            "stage01" | "stage02" | "stage03" => "",
-            "stage11" => "--min 1us",
-            _ => "--quiet",
-        };
-        for name in ALL.iter().copied().chain(["stage11"]) {
+        let before = loaded()?;
+        // Of each kind: a tracepoint with BTF, event lines, stacks, the page cache, a ring buffer.
+        let programs = [
+            ("stage00", "--text"),
+            ("stage03", ""),
+            ("stage06", "--quiet"),
+            ("stage09", "--quiet 1"),
+            ("stage11", "--min 1us"),
+        ];
+        for (name, arguments) in programs {
             let mut set = ENOUGH.to_vec();
-            set.extend(of(name).is_empty().then_some("dac_override"));
+            set.extend(arguments.is_empty().then_some("dac_override"));
             let path = program(name);
-            let process = if name == "stage09" { pid.as_str() } else { "" };
-            let script = format!("exec {} {} {process} {}", with(&set), path.display(), of(name));
+            let script = format!("exec {} {} {arguments}", with(&set), path.display());
             let mut running = Running::bash(&script)?;
             running.wait_for(": tracing ")?;
             shell(&format!(
@@ -152,10 +131,8 @@ fn capabilities_are_enough() -> Result<()> {
             ensure!(ended.code == Some(0), "{name} with {set:?}: {ended:?}");
             ensure!(ended.stderr.lines().count() == 1, "{name} with {set:?}: {ended:?}");
             let seen = match name {
-                "stage03" | "stage04" | "stage05" | "stage06" => {
-                    count(&ended.stdout, "bios completed")?
-                }
-                "stage00" | "stage07" => count(&ended.stdout, "requests completed")?,
+                "stage03" | "stage06" => count(&ended.stdout, "bios completed")?,
+                "stage00" => count(&ended.stdout, "requests completed")?,
                 "stage11" => {
                     ended.stdout.lines().filter(|line| line.ends_with(" dd")).count() as u64
                 }
@@ -313,41 +290,40 @@ pub fn wait_until_unloaded(before: &HashSet<String>) -> Result<()> {
 /// No hook, no map, no trace instance; and a run that saw nothing says so.
 fn a_signal_leaves_nothing() -> Result<()> {
     let before = loaded()?;
-    // One handler serves both, in all.
-    for (signal, names) in [(Signal::INT, ALL), (Signal::TERM, &["stage00", "stage06"])] {
-        for name in names {
-            let running = Running::stage(name, &[])?;
-            ensure!(
-                !loaded()?.is_subset(&before),
-                "{name} has nothing loaded: the test does not test"
-            );
-            running.signal(signal)?;
-            let ended = running.end()?;
-            // Stages 08 and 09 have seen bpftool being read.
-            let hints = ["No event was seen", "was anything read or written?"];
-            let silent = hints.iter().any(|hint| ended.stdout.contains(hint));
-            let said = silent || (*name >= "stage08" && ended.stdout.contains("[Total "));
-            ensure!(ended.code == Some(0) && said, "{name}: {ended:?}");
-            let figures = ended.stdout.contains("=>") || ended.stdout.contains("Max latency");
-            ensure!(!figures, "{name}: {ended:?}");
-            wait_until_unloaded(&before)?;
-            ensure!(instances().is_empty(), "{name} left {:?}", instances());
-        }
+    let ends = [("stage00", Signal::TERM), ("stage06", Signal::INT), ("stage08", Signal::HUP)];
+    let running = Running::stages(ends.map(|(name, _)| (name, vec![])))?;
+    ensure!(!loaded()?.is_subset(&before), "nothing is loaded: the test does not test");
+    ensure!(!instances().is_empty(), "no instance: the test does not test");
+    for (running, (_, signal)) in running.iter().zip(ends) {
+        running.signal(signal)?;
     }
+    for (running, (name, _)) in running.into_iter().zip(ends) {
+        let ended = running.end()?;
+        // Stage 08 has seen bpftool being read.
+        let said = match name {
+            "stage08" => ended.stdout.contains("[Total "),
+            _ => ["No event was seen", "was anything read or written?"]
+                .iter()
+                .any(|hint| ended.stdout.contains(hint)),
+        };
+        ensure!(ended.code == Some(0) && said, "{name}: {ended:?}");
+        let figures = ended.stdout.contains("=>") || ended.stdout.contains("Max latency");
+        ensure!(!figures, "{name}: {ended:?}");
+    }
+    wait_until_unloaded(&before)?;
+    ensure!(instances().is_empty(), "left: {:?}", instances());
     Ok(())
 }
 
 fn a_killed_run_leaves_an_instance_until_the_next() -> Result<()> {
     let before = loaded()?;
-    for name in ["stage01", "stage08"] {
-        let running = Running::stage(name, &[])?;
-        running.signal(Signal::KILL)?;
-        running.end()?;
-        wait_until_unloaded(&before)?;
-        ensure!(instances().len() == 1, "{name}: {:?}", instances());
-        stage(name, &["--duration", "100ms"])?;
-        ensure!(instances().is_empty(), "after the next {name}: {:?}", instances());
-    }
+    let running = Running::stage("stage01", &[])?;
+    running.signal(Signal::KILL)?;
+    running.end()?;
+    wait_until_unloaded(&before)?;
+    ensure!(instances().len() == 1, "{:?}", instances());
+    stage("stage08", &["--duration", "100ms"])?;
+    ensure!(instances().is_empty(), "after the next one: {:?}", instances());
     Ok(())
 }
 
@@ -364,21 +340,24 @@ fn a_reader_may_go() -> Result<()> {
     let output = Running::bash(&script)?.end()?.stdout;
     ensure!(output.lines().count() == 4 && output.ends_with("\n0\n"), "{output}");
     // Before the summary; before the first word; the reader of what libbpf says.
-    for (name, pipe) in [
+    let pipes = [
         ("stage04", "--quiet --duration 1s | head -n 1"),
         ("stage04", "--verbose --quiet --duration 1s 2>&1 | head -n 1"),
         ("stage00", "--duration 1s | true"),
         ("stage02", "--duration 1s | true"),
         ("stage12", "--only submit_bio --duration 1s | head -n 1"),
         ("stage12", "--only submit_bio --json --duration 1s | true"),
-    ] {
-        let script =
-            format!("{} {pipe} >/dev/null; echo ${{PIPESTATUS[0]}}", program(name).display());
-        let ended = Running::bash(&script)?.end()?;
+    ];
+    let running = pipes.map(|(name, pipe)| {
+        let path = program(name);
+        Running::bash(&format!("{} {pipe} >/dev/null; echo ${{PIPESTATUS[0]}}", path.display()))
+    });
+    for (running, (name, pipe)) in running.into_iter().zip(pipes) {
+        let ended = running?.end()?;
         ensure!(ended.stdout == "0\n", "{name} {pipe}: {ended:?}");
         ensure!(!ended.stderr.contains("panicked"), "{name} {pipe}: {ended:?}");
-        ensure!(instances().is_empty(), "{name} {pipe}: {:?}", instances());
     }
+    ensure!(instances().is_empty(), "{:?}", instances());
     wait_until_unloaded(&before)
 }
 
@@ -413,33 +392,32 @@ fn one_file_takes_both_streams() -> Result<()> {
         let found = shell(&format!("stat -f -c %T {directory}"))?;
         ensure!(found.trim() == kind, "{directory} is {found:?}, not {kind}");
     }
-    let mut ways = ["/var/tmp", "/mnt/data"]
-        .into_iter()
-        .flat_map(|directory| [(directory, ">", ""), (directory, ">>", "before\n")])
-        .cycle();
-    // A few at a time: starting them all at once takes minutes.
-    for names in ALL.chunks(5) {
-        let mut running = Vec::new();
-        for (name, (directory, redirection, before)) in names.iter().zip(ways.by_ref()) {
-            let file = format!("{directory}/{name}.log");
-            fs::write(&file, "before\n")?;
-            let path = program(name);
-            let script = format!("exec {} {redirection}{file} 2>&1", path.display());
-            running.push((name, file, before, Running::bash(&script)?));
-        }
-        let event = |name: &str| if name == "stage00" { " # " } else { "bpf_trace_printk: " };
-        for (name, file, ..) in &running {
-            let has_event = || Ok(fs::read_to_string(file)?.contains(event(name)));
-            wait_until("an event", has_event).with_context(|| file.clone())?;
-        }
-        for (name, file, before, running) in running {
-            running.signal(Signal::INT)?;
-            let ended = running.end().with_context(|| file.clone())?;
-            ensure!(ended.code == Some(0), "{file}: {ended:?}");
-            let text = fs::read_to_string(&file)?;
-            whole(name, before, &text).with_context(|| file.clone())?;
-            fs::remove_file(&file)?;
-        }
+    let ways = [
+        ("stage00", "/var/tmp", ">", ""),
+        ("stage01", "/var/tmp", ">>", "before\n"),
+        ("stage06", "/mnt/data", ">", ""),
+        ("stage08", "/mnt/data", ">>", "before\n"),
+    ];
+    let mut running = Vec::new();
+    for (name, directory, redirection, before) in ways {
+        let file = format!("{directory}/{name}.log");
+        fs::write(&file, "before\n")?;
+        let path = program(name);
+        let script = format!("exec {} {redirection}{file} 2>&1", path.display());
+        running.push((name, file, before, Running::bash(&script)?));
+    }
+    let event = |name: &str| if name == "stage00" { " # " } else { "bpf_trace_printk: " };
+    for (name, file, ..) in &running {
+        let has_event = || Ok(fs::read_to_string(file)?.contains(event(name)));
+        wait_until("an event", has_event).with_context(|| file.clone())?;
+    }
+    for (name, file, before, running) in running {
+        running.signal(Signal::INT)?;
+        let ended = running.end().with_context(|| file.clone())?;
+        ensure!(ended.code == Some(0), "{file}: {ended:?}");
+        let text = fs::read_to_string(&file)?;
+        whole(name, before, &text).with_context(|| file.clone())?;
+        fs::remove_file(&file)?;
     }
     drop(load);
     drop(mounted);
@@ -525,7 +503,7 @@ fn lost_lines_are_counted() -> Result<()> {
     running.signal(Signal::STOP)?;
     let before = disks::bios(&disk)?;
     shell(&format!(
-        "taskset -c 0 dd if=/dev/{disk} of=/dev/null bs=512 count=30000 iflag=direct status=none"
+        "taskset -c 0 dd if=/dev/{disk} of=/dev/null bs=512 count=20000 iflag=direct status=none"
     ))?;
     let reads = disks::bios(&disk)? - before;
     running.signal(Signal::CONT)?;

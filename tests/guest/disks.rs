@@ -91,6 +91,11 @@ pub fn requests(disk: &str) -> Result<u64> {
     stat(disk).map(|stat| stat[0] + stat[4] + stat[11])
 }
 
+/// Sectors that were read from a disk so far.
+pub fn sectors_read(disk: &str) -> Result<u64> {
+    stat(disk).map(|stat| stat[2])
+}
+
 /// Completed flushes of a disk so far: those that the disk was given.
 pub fn flushes(disk: &str) -> Result<u64> {
     stat(disk).map(|stat| stat[15])
@@ -105,6 +110,12 @@ pub fn bios(disk: &str) -> Result<u64> {
 pub fn in_flight(disk: &str) -> Result<u64> {
     let reads_and_writes = fs::read_to_string(format!("/sys/block/{disk}/inflight"))?;
     reads_and_writes.split_whitespace().map(|n| Ok(n.parse::<u64>()?)).sum()
+}
+
+/// The same of all disks.
+pub fn all_in_flight() -> Result<u64> {
+    let disks = fs::read_dir("/sys/block")?.flatten();
+    disks.map(|disk| in_flight(&disk.file_name().to_string_lossy())).sum()
 }
 
 /// A null_blk disk with one hardware queue per CPU, gone when dropped.

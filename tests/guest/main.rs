@@ -29,14 +29,15 @@ mod exporter;
 mod faults;
 mod ftrace;
 mod functions;
-mod load;
 mod maps;
 mod mixed;
 mod pagecache;
+mod peers;
 mod readme;
 mod requests;
 mod run;
 mod slow_io;
+mod table;
 mod truth;
 
 use std::{
@@ -81,10 +82,6 @@ const ONCE: &[&str] = &[
     "tracefs_may_be_unmounted",
     "the_clock_may_be_set",
     "stage09_takes_only_a_process",
-    "stage09_sequential_reads",
-    "stage09_random_reads",
-    "stage09_odd_ranges",
-    "stage09_block_device",
     "by_hand_leaves_nothing",
     "by_hand_refusals",
     "cachetop_prints_tables",
@@ -94,8 +91,7 @@ const ONCE: &[&str] = &[
 ];
 
 /// Where kernels share the tests, these run on each: they are the hardest on the hooks.
-const EVERYWHERE: &[&str] =
-    &["stages_measure_all_of_64_threads", "stages_measure_all_of_eight_threads_on_one_cpu"];
+const EVERYWHERE: &[&str] = &["loads_threads", "loads_stacked"];
 
 fn main() {
     if let Some(cells) = truth::cells(prepare) {
@@ -110,7 +106,6 @@ fn main() {
         readme::TESTS,
         pagecache::TESTS,
         faults::TESTS,
-        load::TESTS,
         appendix::TESTS,
         cachetop::TESTS,
         exporter::TESTS,
@@ -123,7 +118,7 @@ fn main() {
         ctracer_requests::TESTS,
         ctracer_types::TESTS,
         slow_io::TESTS,
-        truth::TESTS,
+        table::TESTS,
     ]
     .concat();
     for name in ONCE.iter().chain(EVERYWHERE) {
@@ -135,11 +130,7 @@ fn main() {
         false => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), judges),
         true => {
             let tests = tests.into_iter().filter(|(name, _)| !without_once || !ONCE.contains(name));
-            // The comparison of tools has its kernels: those that run all tests.
-            let shared = |name: &str| share.of == 1 || !name.starts_with("truth_");
-            let own = |n: usize, name| {
-                n % share.of == share.number && shared(name) || EVERYWHERE.contains(&name)
-            };
+            let own = |n: usize, name| n % share.of == share.number || EVERYWHERE.contains(&name);
             let tests = tests.enumerate().filter(|(number, (name, _))| own(*number, *name));
             tests.skip(part.number).step_by(part.of).map(|(_, test)| trial(test)).collect()
         }

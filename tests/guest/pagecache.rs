@@ -18,35 +18,23 @@ use crate::{
     disks::{self, Mapped, Mounted, NullBlk},
     exercises::EXERCISE,
     run::{
-        Gate, LIMIT, Running, between, cases, compared, count, ensure_none, fio_command,
+        Gate, LIMIT, Running, between, cases, compared, count, ensure_none, fio, fio_command,
         fio_report, judged_weakly, may_skip, program, shell, skipped_some, stage, subject,
         wait_until,
     },
 };
 
 tests![
-    stage08_sequential_reads => || sequential_reads("stage08"),
-    stage08_random_reads => || random_reads("stage08"),
-    stage08_odd_ranges => || odd_ranges("stage08"),
+    stage08_agrees_with_mincore,
     stage08_pages_on_their_way_are_misses,
-    stage08_judges_no_asynchronous_read => || judges_no_asynchronous_read("stage08"),
-    stage08_block_device => || block_device("stage08"),
-    stage08_threads => || threads("stage08"),
+    stage08_judges_no_asynchronous_read,
     stage08_counts_every_read_of_64_threads,
-    stage08_prints_every_read_of_64_threads,
     stage08_an_application_may_ask_again,
     stage08_the_rest_of_a_direct_read,
     stage08_sees_what_is_in_flight,
-    stage08_counts_what_does_not_fit => || what_does_not_fit("stage08"),
+    stage08_counts_what_does_not_fit,
     stage08_other_ways_to_data_are_no_reads,
-    stage09_sequential_reads => || sequential_reads("stage09"),
-    stage09_random_reads => || random_reads("stage09"),
-    stage09_odd_ranges => || odd_ranges("stage09"),
-    stage09_judges_no_asynchronous_read => || judges_no_asynchronous_read("stage09"),
-    stage09_block_device => || block_device("stage09"),
-    stage09_threads => || threads("stage09"),
-    stage09_counts_what_does_not_fit => || what_does_not_fit("stage09"),
-    stage09_prints_every_read_of_one_cpu,
+    stage09_threads,
     stage09_leaves_other_processes_out,
     stage09_keeps_the_counts_of_an_ended_process,
     stage09_knows_pid_namespaces,
@@ -286,36 +274,98 @@ fn number(event: &str, name: &str) -> Result<u64> {
     rest[..end].parse().with_context(|| event.to_owned())
 }
 
-/// Starts a stage; the one with a filter sees this process.
-fn start(stage: &str) -> Result<Running> {
-    match stage {
-        "stage09" => Running::stage(stage, &[&std::process::id().to_string()]),
-        _ => Running::stage(stage, &[]),
-    }
+/// Starts stage 09 with a filter for this process.
+fn start_for_me() -> Result<Running> {
+    Running::stage("stage09", &[&std::process::id().to_string()])
 }
 
-/// Traces `work`, and compares what the stage says of the file with what the judge has said.
-fn check(
-    stage: &str,
-    what: &str,
-    file: &Watched,
-    work: impl FnOnce() -> Result<Vec<Read>>,
-) -> Result<String> {
-    let running = start(stage)?;
-    let before = file.resident(0, file.size)?;
-    let judged = work()?;
-    file.settled(0, file.size)?;
+/// A file whose pages were not in memory, and the reads of it, as mincore() judged them before each.
+type Judged = (&'static str, Watched, Vec<Read>);
+
+/// Reads of files and of a disk, in order and at random, of odd ranges, cold and warm: each one has the line
+/// that mincore() says, and the pages that are resident then were missed or are readahead.
+fn stage08_agrees_with_mincore() -> Result<()> {
+    let mounted = Mounted::new()?;
+    let disk = disks::virtio()?;
+    let new = |name, size| new_file(&mounted, name, size);
+    let (random, odd) = (new("random", 64 * MIB)?, new("odd", MIB + 100)?);
+    for file in [&random, &odd] {
+        file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+    }
+    let sequential = [
+        ("page by page", new("pages", MIB)?, page_size()),
+        ("64 KiB at a time", new("64k", 16 * MIB)?, 64 * 1024),
+        ("1000 bytes at a time", new("1000", MIB)?, 1000),
+        ("more than there is", new("more", MIB)?, 4 * MIB),
+        ("16 MiB at once", new("once", 16 * MIB)?, 16 * MIB),
+        // A file of one page, which needs no tree, and those of a whole node and one byte more.
+        ("one page", new("page", 10)?, MIB),
+        ("a node", new("node", 64 * page_size())?, MIB),
+        ("two nodes", new("nodes", 64 * page_size() + 1)?, MIB),
+    ];
+    let device = Watched::cold(&format!("/dev/{disk}"), &disk)?;
+    let running = Running::stage("stage08", &[])?;
+    let mut judged: Vec<Judged> = Vec::new();
+    for (what, file, bytes) in sequential {
+        let reads = [file.read_all(bytes)?, file.read_all(bytes)?].concat();
+        judged.push((what, file, reads));
+    }
+    let reads = at_random(&random)?;
+    judged.push(("at random", random, reads));
+    let reads = odd_ranges(&odd)?;
+    judged.push(("odd ranges", odd, reads));
+    let read = |n: u64| device.read(n % 64 * 16 * page_size() + 512, 16 * page_size());
+    let reads = (0..128).map(read).collect::<Result<_>>()?;
+    judged.push(("a disk", device, reads));
+    for (_, file, _) in &judged {
+        file.settled(0, file.size)?;
+    }
     let output = running.interrupt()?;
-    let after = file.resident(0, file.size)?;
-    let (printed, readahead) = printed(&output, file)?;
-    same(what, &judged, &printed).map_err(|e| beside(e, &output))?;
-    let misses: u64 = judged.iter().map(|read| read.miss).sum();
-    ensure!(
-        before + misses + readahead == after,
-        "{what}: {before} pages, {misses} misses, readahead {readahead}, then {after} pages: {output}"
-    );
-    totals(&output)?;
-    Ok(output)
+    for (what, file, judged) in judged {
+        let (reads, readahead) = printed(&output, &file)?;
+        same(what, &judged, &reads)?;
+        let misses: u64 = judged.iter().map(|read| read.miss).sum();
+        let resident = file.resident(0, file.size)?;
+        ensure!(
+            misses > 0 && judged.last().is_some_and(|last| last.miss == 0),
+            "{what}: {judged:?}"
+        );
+        ensure!(
+            misses + readahead == resident,
+            "{what}: {misses} misses, readahead {readahead}, {resident} pages are resident"
+        );
+    }
+    totals(&output)
+}
+
+/// 500 pages, twice.
+fn at_random(file: &Watched) -> Result<Vec<Read>> {
+    let mut seed = 1_u64;
+    let page = |_| random(&mut seed) % (file.size / page_size()) * page_size();
+    let offsets: Vec<u64> = (0..500).map(page).collect();
+    offsets.iter().chain(&offsets).map(|offset| file.read(*offset, page_size())).collect()
+}
+
+fn odd_ranges(file: &Watched) -> Result<Vec<Read>> {
+    [
+        (10 * page_size(), 10 * page_size()),        // cold
+        (5 * page_size(), 10 * page_size()),         // the second half is there
+        (15 * page_size(), 10 * page_size()),        // the first half is
+        (30 * page_size(), page_size()),             // an island
+        (26 * page_size(), 9 * page_size()),         // around it
+        (40 * page_size() + 1, 1),                   // a byte
+        (42 * page_size() - 1, 2),                   // two pages for two bytes
+        (44 * page_size() + 7, 3 * page_size()),     // unaligned: four pages
+        (60 * page_size(), 70 * page_size()),        // over the border of a node of the tree
+        (file.size - 50, 10 * page_size()),          // past the end
+        (file.size, page_size()),                    // at the end
+        (file.size + 10 * page_size(), page_size()), // beyond it
+        (0, 2 * MIB),                                // all of it, and more
+        (0, 2 * MIB),
+    ]
+    .into_iter()
+    .map(|(offset, bytes)| file.read(offset, bytes))
+    .collect()
 }
 
 /// An error, and behind it the output that it is about.
@@ -369,111 +419,34 @@ fn was_refused(event: &str) -> bool {
     event.contains(") = -11:") || event.contains(") = -529:")
 }
 
-fn sequential_reads(stage: &str) -> Result<()> {
-    let mounted = Mounted::new()?;
-    let sizes = [
-        (MIB, page_size()),
-        (64 * MIB, 64 * 1024),
-        (MIB, 1000),
-        (MIB, 4 * MIB),
-        (64 * MIB, 64 * MIB),
-    ];
-    // Stage 09 counts with the same code: two of them for it.
-    for &(size, bytes) in if stage == "stage09" { &sizes[..2] } else { &sizes } {
-        let what = format!("{size} bytes, {bytes} at a time");
-        let file = new_file(&mounted, "sequential", size)?;
-        check(stage, &format!("{what}, cold"), &file, || file.read_all(bytes))?;
-        let output = check(stage, &format!("{what}, warm"), &file, || file.read_all(bytes))?;
-        let (reads, _) = printed(&output, &file)?;
-        ensure!(reads.iter().all(|read| read.miss == 0), "{what}: a second read misses: {output}");
-    }
-    Ok(())
-}
-
 /// The next number of a sequence that is the same in every run.
 pub fn random(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
     *seed >> 33
 }
 
-fn random_reads(stage: &str) -> Result<()> {
-    let mounted = Mounted::new()?;
-    let file = new_file(&mounted, "random", 64 * MIB)?;
-    file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
-    let mut seed = 1_u64;
-    let offsets: Vec<u64> =
-        (0..500).map(|_| random(&mut seed) % (file.size / page_size()) * page_size()).collect();
-    let read = || offsets.iter().map(|offset| file.read(*offset, page_size())).collect();
-    check(stage, "random, cold", &file, read)?;
-    let output = check(stage, "random, warm", &file, read)?;
-    ensure!(printed(&output, &file)?.0.iter().all(|read| read.miss == 0), "{output}");
-    Ok(())
-}
-
-fn odd_ranges(stage: &str) -> Result<()> {
-    let mounted = Mounted::new()?;
-    let size = MIB + 100;
-    let file = new_file(&mounted, "odd", size)?;
-    file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
-    check(stage, "odd", &file, || {
-        [
-            (10 * page_size(), 10 * page_size()),    // cold
-            (5 * page_size(), 10 * page_size()),     // the second half is there
-            (15 * page_size(), 10 * page_size()),    // the first half is
-            (30 * page_size(), page_size()),         // an island
-            (26 * page_size(), 9 * page_size()),     // around it
-            (40 * page_size() + 1, 1),               // a byte
-            (42 * page_size() - 1, 2),               // two pages for two bytes
-            (44 * page_size() + 7, 3 * page_size()), // unaligned: four pages
-            (60 * page_size(), 70 * page_size()),    // over the border of a node of the tree
-            (size - 50, 10 * page_size()),           // past the end
-            (size, page_size()),                     // at the end
-            (size + 10 * page_size(), page_size()),  // beyond it
-            (0, 2 * MIB),                            // all of it, and more
-        ]
-        .into_iter()
-        .map(|(offset, bytes)| file.read(offset, bytes))
-        .collect()
-    })?;
-    // A file of one page, which needs no tree, and one of none.
-    for (name, size) in [("page", 10), ("node", 64 * page_size()), ("nodes", 64 * page_size() + 1)]
-    {
-        let file = new_file(&mounted, name, size)?;
-        check(stage, name, &file, || Ok([file.read_all(MIB)?, file.read_all(MIB)?].concat()))?;
-    }
-    Ok(())
-}
-
 /// io_uring may ask twice for one read, and find the second time what the first one has brought in. A
 /// stage that sees each call alone judges none of them, and says of how many.
-fn judges_no_asynchronous_read(stage: &str) -> Result<()> {
+fn stage08_judges_no_asynchronous_read() -> Result<()> {
     let mounted = Mounted::new()?;
     let file = new_file(&mounted, "asynchronous", MIB)?;
     file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+    let running = Running::stage("stage08", &[])?;
     for engine in ["io_uring", "libaio"] {
-        let gate = Gate::new()?;
-        let fio = Running::bash(&after_go(&fio_command(&format!(
+        let report = fio(&format!(
             "--filename={} --ioengine={engine} --rw=randread --bs=4k --iodepth=4 --thread --size=1M \
              --fadvise_hint=random --invalidate=0",
             file.path
-        ))))?;
-        let pid = fio.id().to_string();
-        let pid = (stage == "stage09").then_some(pid.as_str());
-        let running = Running::stage(stage, &pid.into_iter().collect::<Vec<_>>())?;
-        gate.open()?;
-        let report = fio.end()?;
-        ensure!(report.code == Some(0), "fio: {report:?}");
-        let output = running.interrupt()?;
-        let ios = fio_report(&report.stdout)?["read"]["total_ios"].as_u64();
-        let ios = ios.with_context(|| format!("{report:?}"))?;
-        let not_judged = count(&output, "not judged")?;
-        ensure!(ios == 256 && not_judged >= ios, "{engine}: {ios} reads: {output}");
-        let (reads, readahead) = printed(&output, &file)?;
-        ensure!(reads.is_empty() && readahead == 0, "{engine}: {reads:?}");
-        sums(&output, events(&output)?.len())?;
-        ensure_none(&output, &["dropped", "in flight"])?;
+        ))?;
+        ensure!(report["read"]["total_ios"].as_u64() == Some(256), "{engine}: {report}");
     }
-    Ok(())
+    let output = running.interrupt()?;
+    let not_judged = count(&output, "not judged")?;
+    ensure!(not_judged >= 2 * 256, "{not_judged} of 512 reads: {output}");
+    let (reads, readahead) = printed(&output, &file)?;
+    ensure!(reads.is_empty() && readahead == 0, "{reads:?}");
+    sums(&output, events(&output)?.len())?;
+    ensure_none(&output, &["dropped", "in flight"])
 }
 
 /// io_uring asks without waiting, and again for what it did not get: a read counts once, by what was
@@ -557,24 +530,13 @@ fn stage08_pages_on_their_way_are_misses() -> Result<()> {
     totals(&output)
 }
 
-fn block_device(stage: &str) -> Result<()> {
-    let disk = disks::virtio()?;
-    let device = Watched::cold(&format!("/dev/{disk}"), &disk)?;
-    let read =
-        || (0..64).map(|n| device.read(n * 16 * page_size() + 512, 16 * page_size())).collect();
-    check(stage, "block device, cold", &device, read)?;
-    let output = check(stage, "block device, warm", &device, read)?;
-    ensure!(printed(&output, &device)?.0.iter().all(|read| read.miss == 0), "{output}");
-    Ok(())
-}
-
 /// Several threads at once, each on a file of its own: one for each CPU, and more of them than CPUs.
-fn threads(stage: &str) -> Result<()> {
+fn stage09_threads() -> Result<()> {
     let mounted = Mounted::new()?;
     for names in cases([&["t0", "t1"][..], &["t2", "t3", "t4", "t5"]], 1) {
         let files: Vec<Watched> =
             names.iter().map(|name| new_file(&mounted, name, 4 * MIB)).collect::<Result<_>>()?;
-        let running = start(stage)?;
+        let running = start_for_me()?;
         let judged: Vec<Vec<Read>> = thread::scope(|scope| {
             let threads: Vec<_> = (0..)
                 .zip(&files)
@@ -636,9 +598,9 @@ fn counts_all(output: &str, reads: u64) -> Result<bool> {
     Ok(true)
 }
 
-/// 64 threads, each with 313 reads at random in a part of its own: a page is missed once, and stays.
+/// 64 threads, each with 100 reads at random in a part of its own: a page is missed once, and stays.
 fn stage08_counts_every_read_of_64_threads() -> Result<()> {
-    const READS: u64 = 313;
+    const READS: u64 = 100;
     let mounted = Mounted::new()?;
     let file = new_file(&mounted, "threads", 64 * MIB)?;
     file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
@@ -678,45 +640,6 @@ fn stage08_counts_every_read_of_64_threads() -> Result<()> {
     ensure!(skipped || all >= reads, "{reads} reads: {everybody}");
     ensure!(skipped || count(&everybody, "skipped")? == 0, "{everybody}");
     Ok(())
-}
-
-fn stage08_prints_every_read_of_64_threads() -> Result<()> {
-    prints_every_read("stage08", "--numjobs=64 --number_ios=50")
-}
-
-fn stage09_prints_every_read_of_one_cpu() -> Result<()> {
-    prints_every_read("stage09", "--numjobs=8 --number_ios=200 --cpus_allowed=0")
-}
-
-/// Threads of fio, each in a part of the file of its own, with a line for every read.
-fn prints_every_read(stage: &str, load: &str) -> Result<()> {
-    let mounted = Mounted::new()?;
-    let file = new_file(&mounted, "printed", 64 * MIB)?;
-    let gate = Gate::new()?;
-    let fio = Running::bash(&after_go(&fio_command(&format!(
-        "--filename={} --rw=randread --bs=4k --thread --norandommap --size=1M \
-         --offset_increment=1M --fadvise_hint=random --invalidate=0 {load}",
-        file.path
-    ))))?;
-    let pid = fio.id().to_string();
-    let running = Running::stage(stage, &[pid.as_str()][..usize::from(stage == "stage09")])?;
-    gate.open()?;
-    let report = fio.end()?;
-    let reads = fio_report(&report.stdout)?["read"]["total_ios"].as_u64();
-    let reads = reads.with_context(|| format!("{report:?}"))?;
-    let after = file.resident(0, file.size)?;
-    let output = running.interrupt()?;
-    if skipped_some(&output)? {
-        // Of fio's reads alone there is no other count; those that were seen add up.
-        return sums(&output, count(&output, "reads through the page cache")? as usize);
-    }
-    let summary = &output[output.find(" trace lines").context("no summary")?..];
-    let (printed, readahead) = printed(&output, &file)?;
-    let (hits, misses) = printed.iter().fold((0, 0), |sum, r| (sum.0 + r.hit, sum.1 + r.miss));
-    ensure!(printed.len() as u64 == reads, "{} of {reads}: {summary}", printed.len());
-    ensure!(hits + misses == reads, "{hits} hits, {misses} misses of {reads}: {summary}");
-    ensure!(misses + readahead == after, "{misses} misses, {after} pages: {summary}");
-    totals(&output)
 }
 
 /// An iocb as io_submit(2) takes it.
@@ -973,13 +896,10 @@ fn stage08_sees_what_is_in_flight() -> Result<()> {
 
 /// Two reads at once, and a map for one: the second one is dropped where it begins, and unmatched
 /// where it ends. The third one finds room again.
-fn what_does_not_fit(stage: &str) -> Result<()> {
+fn stage08_counts_what_does_not_fit() -> Result<()> {
     let (disk, device) = slow_disk()?;
     device.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
-    let pid = std::process::id().to_string();
-    let mut arguments = vec!["--in-flight", "1"];
-    arguments.extend((stage == "stage09").then_some(pid.as_str()));
-    let running = Running::stage(stage, &arguments)?;
+    let running = Running::stage("stage08", &["--in-flight", "1"])?;
     let first = thread::scope(|scope| {
         let first = scope.spawn(|| device.read(16 * MIB, page_size()));
         until_it_reads(&disk)?;
@@ -989,7 +909,7 @@ fn what_does_not_fit(stage: &str) -> Result<()> {
     let judged = [first, device.read(16 * MIB, 2 * page_size())?];
     let output = running.interrupt()?;
     let (printed, _) = printed(&output, &device)?;
-    same(stage, &judged, &printed).map_err(|e| beside(e, &output))?;
+    same("the second finds no room", &judged, &printed).map_err(|e| beside(e, &output))?;
     for (counted, what) in [
         (2, "reads through the page cache"),
         (0, "readahead"),
@@ -1029,7 +949,7 @@ fn stage08_other_ways_to_data_are_no_reads() -> Result<()> {
 fn stage09_leaves_other_processes_out() -> Result<()> {
     let mounted = Mounted::new()?;
     let (mine, theirs) = (new_file(&mounted, "mine", MIB)?, new_file(&mounted, "theirs", MIB)?);
-    let running = start("stage09")?;
+    let running = start_for_me()?;
     shell("dd if=/mnt/data/pagecache-theirs of=/dev/null bs=4k status=none")?;
     let judged = mine.read_all(5 * page_size())?;
     shell("dd if=/mnt/data/pagecache-mine of=/dev/null bs=4k status=none")?;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use answer::{Answer, How};
 pub use report::{RUNS, Report, text as shown};
-pub use verdict::{Expected, Fact, Verdict, judge, warns};
+pub use verdict::{Expected, Fact, Verdict, judge, together, warns};
 
 /// What a tool can be asked. A tool is judged only by the questions that it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -39,6 +39,15 @@ pub enum Question {
     Requests,
     /// How many of them were of 64 KiB or more, below 128 KiB.
     LargeRequests,
+    /// How many requests the driver completed: flushes as well, which the block layer makes for all that
+    /// ask for one at the time, and no request that only asks for a flush.
+    DriverRequests,
+    /// How many of those ended without a start: they only asked for a flush.
+    UnissuedRequests,
+    /// How many bios ended that nobody submitted: clones of device mapper, a driver's own.
+    OtherBios,
+    /// The same, with the parts of split bios, each of which ends beside the whole.
+    OtherBiosAndParts,
     /// The latency of the slowest request, ns: at least the truth.
     SlowestRequest,
     /// The latency of the fastest request, ns: at least the truth.
@@ -49,12 +58,30 @@ pub enum Question {
     Misses,
 }
 
+impl Question {
+    /// Whether the answers of two loads that run one after the other add up.
+    pub fn adds_up(self) -> bool {
+        use Question::*;
+        !matches!(
+            self,
+            SlowSector
+                | SlowestBio
+                | SlowestThrottled
+                | QueuedShare
+                | SlowestRequest
+                | FastestRequest
+        )
+    }
+}
+
 /// Who publishes a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
-    /// This workshop.
+    /// This workshop: its tools, which measure all.
     Ours,
+    /// Its lessons, which count what they do not measure. They are in no table.
+    Lessons,
     /// bcc's tools in C, with libbpf.
     LibbpfTools,
     /// bpftrace's tools.
@@ -94,6 +121,10 @@ pub struct Tool {
     pub at_issue: bool,
     /// What it says that it has not measured.
     pub admits: Option<Answer>,
+    /// The same, where each I/O counts once: what it has measured and this are all.
+    pub leaves_out: Option<Answer>,
+    /// A page that it serves, `127.0.0.1:9435/metrics`: its figures are there.
+    pub page: Option<String>,
 }
 
 impl Family {
@@ -101,6 +132,7 @@ impl Family {
     pub fn name(self) -> &'static str {
         match self {
             Family::Ours => "ours",
+            Family::Lessons => "lessons",
             Family::LibbpfTools => "libbpf-tools",
             Family::Bpftrace => "bpftrace",
             Family::Bcc => "bcc",
@@ -173,21 +205,48 @@ pub struct Cell {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// Its name, also of the guest test `truth_NAME`.
+    /// Its name.
     pub name: String,
+    /// The guest test `loads_GROUP` runs its loads one after the other, beside programs that are started once.
+    pub group: String,
     /// What its judge knows.
     pub asks: Vec<Question>,
-    /// Our tools run one after the other.
+    /// Others are not asked, and the table has no row for it.
     #[serde(default)]
-    pub alone: bool,
+    pub only_ours: bool,
+    /// How often each tool runs at once.
+    #[serde(default = "once")]
+    pub copies: usize,
+    /// In the guest tests, only these tools run beside it: its other questions are those of other cases.
+    #[serde(default)]
+    pub beside: Vec<String>,
     /// What runs.
     pub load: String,
     /// Who says what is true.
     pub judge: String,
 }
 
-/// All tools.
+impl Case {
+    /// Whether the guest tests run this tool beside it. One that serves a page has one address.
+    pub fn runs_beside(&self, tool: &Tool) -> bool {
+        tool.is_asked(self)
+            && (self.copies == 1 || tool.page.is_none())
+            && (self.beside.is_empty() || self.beside.contains(&tool.name))
+    }
+}
+
+fn once() -> usize {
+    1
+}
+
+/// The tools that are compared.
 pub fn tools() -> Result<Vec<Tool>> {
+    let of_table = |tool: &Tool| tool.family != Family::Lessons && tool.page.is_none();
+    Ok(all_tools()?.into_iter().filter(of_table).collect())
+}
+
+/// All tools, with the lessons, and those that serve a page.
+pub fn all_tools() -> Result<Vec<Tool>> {
     #[derive(Deserialize)]
     struct File {
         tool: Vec<Tool>,
@@ -196,8 +255,13 @@ pub fn tools() -> Result<Vec<Tool>> {
     Ok(file.tool)
 }
 
-/// All cases.
+/// The cases of the comparison.
 pub fn cases() -> Result<Vec<Case>> {
+    Ok(all_cases()?.into_iter().filter(|case| !case.only_ours).collect())
+}
+
+/// All cases.
+pub fn all_cases() -> Result<Vec<Case>> {
     #[derive(Deserialize)]
     struct File {
         case: Vec<Case>,
@@ -212,19 +276,19 @@ mod tests {
 
     #[test]
     fn the_tables_can_be_read() {
-        let tools = tools().unwrap();
+        let tools = all_tools().unwrap();
         for tool in &tools {
-            let answers = tool.answers.values().chain(&tool.admits);
+            let answers = tool.answers.values().chain(&tool.admits).chain(&tool.leaves_out);
             for answer in answers {
                 answer.of("").unwrap_or_else(|error| panic!("{}: {error:#}", tool.name));
             }
             assert!(!tool.answers.is_empty(), "{} answers nothing", tool.name);
-            let is_ours = tool.family == Family::Ours;
+            let is_ours = tool.family <= Family::Lessons;
             assert_eq!(tool.version().is_none(), is_ours, "{} is of which package?", tool.name);
         }
         let unique: std::collections::BTreeSet<_> = tools.iter().map(|tool| &tool.name).collect();
         assert_eq!(unique.len(), tools.len());
-        let cases = cases().unwrap();
+        let cases = all_cases().unwrap();
         assert!(cases.len() >= 20);
         for case in &cases {
             let ours = |tool: &&Tool| tool.family == Family::Ours && tool.is_asked(case);

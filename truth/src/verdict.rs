@@ -1,6 +1,6 @@
 //! What a tool printed, beside what is true.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::{Family, Question, Tool};
@@ -16,6 +16,8 @@ pub struct Fact {
     pub others: u64,
     /// How many of them the driver got once more, for a tool that counts what it gets.
     pub again: u64,
+    /// How many of them a lesson may leave out.
+    pub left_out: u64,
 }
 
 /// The figures that are right, both included. They differ where the judge does not know better.
@@ -103,7 +105,7 @@ impl Fact {
 
     /// Every figure from `least` to `most` is.
     pub fn between(question: Question, least: u64, most: u64) -> Fact {
-        Fact { question, expected: Expected { least, most }, others: 0, again: 0 }
+        Fact { question, expected: Expected { least, most }, others: 0, again: 0, left_out: 0 }
     }
 
     /// The same, with so much of other processes at most.
@@ -111,10 +113,63 @@ impl Fact {
         Fact { others, ..self }
     }
 
+    /// The same, and a lesson may leave out so many.
+    pub fn with_left_out(self, left_out: u64) -> Fact {
+        Fact { left_out, ..self }
+    }
+
     /// The same, with so many of them handed to the driver once more.
     pub fn with_again(self, again: u64) -> Fact {
         Fact { again, ..self }
     }
+}
+
+/// What is true of several loads that ran one after the other. Each has to answer the questions of the
+/// others whose answers add up. Of the slowest I/Os, only the least time is known: in a busy machine, any may be
+/// slower.
+pub fn together(loads: &[(String, Vec<Fact>)]) -> Result<Vec<Fact>> {
+    let mut all: Vec<Fact> = Vec::new();
+    let is_slowest = |question| matches!(question, Question::SlowestBio | Question::SlowestRequest);
+    for (number, (name, facts)) in loads.iter().enumerate() {
+        for fact in facts {
+            let so_far = all.iter_mut().find(|so_far| so_far.question == fact.question);
+            match so_far {
+                None if number > 0 && fact.question.adds_up() => {
+                    bail!(
+                        "{name} says {:?}, and the loads of its group before it do not",
+                        fact.question
+                    )
+                }
+                None => all.push(*fact),
+                Some(so_far) if fact.question.adds_up() => {
+                    so_far.expected.least += fact.expected.least;
+                    so_far.expected.most += fact.expected.most;
+                    so_far.others += fact.others;
+                    so_far.again += fact.again;
+                    so_far.left_out += fact.left_out;
+                }
+                Some(so_far) => {
+                    let question = fact.question;
+                    if !is_slowest(question) {
+                        bail!("{name}: {question:?} of several loads has no meaning");
+                    }
+                    so_far.expected.least = so_far.expected.least.max(fact.expected.least);
+                }
+            }
+        }
+        let silent = all.iter().find(|so_far| {
+            so_far.question.adds_up() && !facts.iter().any(|fact| fact.question == so_far.question)
+        });
+        if let Some(silent) = silent {
+            bail!("{name} does not say {:?}, as other loads of its group do", silent.question);
+        }
+    }
+    if loads.len() > 1 {
+        for fact in all.iter_mut().filter(|fact| is_slowest(fact.question)) {
+            fact.expected.most = u64::MAX;
+        }
+    }
+    Ok(all)
 }
 
 /// Whether a tool has printed a word of an error or of a loss, of which its user learns that a figure
@@ -133,7 +188,7 @@ pub fn warns(tool: &Tool, output: &str) -> Result<bool> {
 /// Judges what a tool has printed. The first wrong figure decides.
 pub fn judge(tool: &Tool, facts: &[Fact], output: &str) -> Result<Verdict> {
     let mut verdict = Verdict::NotAsked;
-    for &Fact { question, mut expected, others, again } in facts {
+    for &Fact { question, mut expected, others, again, .. } in facts {
         if tool.system_wide {
             expected.most += others;
         }

@@ -332,3 +332,22 @@ fn readmes_edits_change_something() {
     }
     assert!(edits >= 5, "only {edits} were found");
 }
+
+/// What one program says where it cannot run, or at its end, all say: each begins with the same function. The
+/// guest tests judge it with one of them.
+#[test]
+fn every_program_begins_with_the_same_function() {
+    let appendix = workspace().join("appendix").read_dir().unwrap();
+    let appendix =
+        appendix.map(|entry| format!("appendix/{}", entry.unwrap().file_name().display()));
+    let programs = stages().into_iter().chain(appendix);
+    let sources = programs.map(|dir| workspace().join(dir).join("src/main.rs"));
+    let mut judged = 0;
+    // `by_hand` has no such file: it shows what the libraries do.
+    for file in sources.filter(|file| file.exists()) {
+        let main = "fn main() -> ExitCode {\n    common::main(common::program!(), run)\n}\n";
+        assert!(read(&file).contains(main), "{} has another main", file.display());
+        judged += 1;
+    }
+    assert!(judged >= 18, "{judged} programs");
+}

@@ -14,8 +14,10 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 use truth::Tool;
 
-use super::Refusal;
-use crate::run::{LIMIT, shell};
+use crate::{
+    run::{LIMIT, shell},
+    table::Refusal,
+};
 
 /// How many have been started: each has a file of its own for its output.
 static STARTED: AtomicU32 = AtomicU32::new(0);

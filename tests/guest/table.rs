@@ -1,0 +1,201 @@
+//! Loads beside programs: each load runs once, beside all programs that say something about it, which are
+//! started once for a group of loads. What is true of a load, judges from outside say: the kernel's counters,
+//! fio, ftrace, a timer, mincore(). What a program prints has to be that, and each has laws of its own.
+//!
+//! The loads are in `truth/cases.toml` and [`loads`], the programs in `truth/tools.toml`.
+
+mod laws;
+pub mod loads;
+
+use std::{
+    fmt,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+use truth::{Case, Fact, Family, Plan, Tool, together};
+
+use crate::{
+    disks,
+    peers::Peer,
+    run::{Running, is_judged, program, wait_until},
+};
+
+/// The groups of `truth/cases.toml`.
+macro_rules! groups {
+    ($($test:ident $group:literal),* $(,)?) => {
+        pub const TESTS: &[crate::Test] =
+            &[$((stringify!($test), || group($group))),*];
+    };
+}
+
+groups![
+    loads_disks "disks",
+    loads_threads "threads",
+    loads_split "split",
+    loads_partial "partial",
+    loads_slow_sector "slow_sector",
+    loads_stacked "stacked",
+    loads_twice "twice",
+    loads_timer "timer",
+    loads_one_tag "one_tag",
+    loads_io_max "io_max",
+    loads_writeback "writeback",
+    loads_sizes "sizes",
+    loads_cache "cache",
+];
+
+/// A tool that did not start, and what it said.
+#[derive(Debug)]
+pub struct Refusal(pub String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Tools that run beside a load.
+pub struct Beside(Vec<(Tool, Tracer)>);
+
+enum Tracer {
+    Ours(Running),
+    Peer(Peer),
+}
+
+/// What a tool has left.
+pub struct Printed {
+    pub tool: Tool,
+    pub text: String,
+    pub exit: Option<i32>,
+}
+
+impl Beside {
+    /// Starts each tool so many times, and returns when all are ready. Those of others need a plan, which says
+    /// where their roots are.
+    pub fn start(tools: &[Tool], copies: usize, plan: Option<&Plan>) -> Result<Beside> {
+        let pid = std::process::id().to_string();
+        let start = |tool: &Tool| {
+            let Some(root) = &tool.root else {
+                let (name, arguments) = tool.argv.split_first().context("no program")?;
+                let arguments = arguments.iter().map(|argument| argument.replace("{pid}", &pid));
+                let running = Running::spawn(Command::new(program(name)).args(arguments))?;
+                return Ok((tool.clone(), Tracer::Ours(running)));
+            };
+            let plan = plan.context("a tool of others needs a plan")?;
+            let peer = Peer::start(tool, &plan.roots[root], plan.headers.as_deref())?;
+            Ok((tool.clone(), Tracer::Peer(peer)))
+        };
+        let all = tools.iter().flat_map(|tool| vec![tool; copies]);
+        let mut running = all.map(start).collect::<Result<Vec<_>>>()?;
+        for (tool, tracer) in &mut running {
+            match tracer {
+                Tracer::Ours(running) => running.wait_for(&tool.ready)?,
+                Tracer::Peer(peer) => peer.wait()?,
+            }
+        }
+        Ok(Beside(running))
+    }
+
+    /// Ends them when all disks are idle.
+    pub fn end(self) -> Result<Vec<Printed>> {
+        wait_until("idle disks", || Ok(disks::all_in_flight()? == 0))?;
+        let mut pages = Vec::new();
+        for (tool, tracer) in &self.0 {
+            pages.push(tool.page.as_deref().map_or(Ok(String::new()), served)?);
+            match tracer {
+                Tracer::Ours(running) => running.signal(Signal::INT)?,
+                Tracer::Peer(peer) => peer.interrupt()?,
+            }
+        }
+        let ended = self.0.into_iter().zip(pages).map(|((tool, tracer), page)| {
+            let (text, exit) = match tracer {
+                Tracer::Ours(running) => (running.interrupted()?, Some(0)),
+                Tracer::Peer(peer) => peer.end()?,
+            };
+            Ok(Printed { tool, text: page + &text, exit })
+        });
+        ended.collect()
+    }
+}
+
+/// What a server has at `127.0.0.1:9435/metrics`.
+fn served(page: &str) -> Result<String> {
+    let (address, path) = page.split_once('/').context("no path")?;
+    let mut stream = TcpStream::connect(address).context("connect")?;
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    write!(stream, "GET /{path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).context("no answer")?;
+    Ok(answer)
+}
+
+/// Sets up the load of a case.
+pub fn set_up(case: &str) -> Result<loads::Ready> {
+    let load = loads::LOADS.iter().find(|(known, _)| *known == case);
+    load.with_context(|| format!("{case} has no load"))?.1().context(case.to_owned())
+}
+
+/// Runs a group's loads beside all of our programs that answer their questions. Where one is wrong, runs each
+/// load alone, to say of which it is wrong.
+fn group(name: &str) -> Result<()> {
+    let mut cases = truth::all_cases()?;
+    cases.retain(|case| case.group == name);
+    let asked = |tool: &Tool| cases.iter().any(|case| case.runs_beside(tool));
+    let tools: Vec<Tool> = truth::all_tools()?
+        .into_iter()
+        .filter(|tool| tool.family <= Family::Lessons && asked(tool) && is_judged(&tool.argv[0]))
+        .collect();
+    ensure!(!tools.is_empty(), "no tool is asked");
+    let wrong = judged(&cases, &tools)?;
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    let mut text = shown(&wrong);
+    if cases.len() > 1 {
+        println!("{text}each load alone:");
+        let tools: Vec<Tool> = wrong.into_iter().map(|(tool, _)| tool).collect();
+        for case in &cases {
+            let of_case = judged(std::slice::from_ref(case), &tools)
+                .map_or_else(|error| format!("{error:#}"), |wrong| shown(&wrong));
+            let of_case = if of_case.is_empty() { "right" } else { &of_case };
+            text = format!("{}, alone: {of_case}\n{text}", case.name);
+        }
+    }
+    bail!("{text}")
+}
+
+fn shown(wrong: &[(Tool, String)]) -> String {
+    wrong.iter().map(|(tool, why)| format!("{}: {why}\n", tool.name)).collect()
+}
+
+/// Runs these loads one after the other beside the tools, started once; returns the tools that are wrong, and
+/// what they are wrong about.
+fn judged(cases: &[Case], tools: &[Tool]) -> Result<Vec<(Tool, String)>> {
+    let set_up = |case: &Case| Ok((case.name.clone(), set_up(&case.name)?));
+    let mut ready = cases.iter().map(set_up).collect::<Result<Vec<_>>>()?;
+    let copies = cases.iter().map(|case| case.copies).max().unwrap_or(1);
+    let beside = Beside::start(tools, copies, None)?;
+    let mut loads = Vec::new();
+    for (name, ready) in &mut ready {
+        loads.push((name.clone(), ready.run().with_context(|| format!("load {name}"))?));
+    }
+    let printed = beside.end()?;
+    drop(ready);
+    let facts = together(&loads)?;
+    let judge = |Printed { tool, text, .. }: Printed| {
+        let error = laws::hold(&tool, &facts, &text).err()?;
+        Some((tool, format!("{error:#}\nafter {}\n{}", names(&loads), laws::summary(&text))))
+    };
+    Ok(printed.into_iter().filter_map(judge).collect())
+}
+
+fn names(loads: &[(String, Vec<Fact>)]) -> String {
+    loads.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,166 @@
+//! What a program's figures have to be, beside the truth about a load and beside one another.
+
+use anyhow::{Context, Result, ensure};
+use truth::{Fact, Family, Question, Tool};
+
+use crate::run::{self, BIO, REQUEST, count, judged_weakly, slowest};
+
+/// How many of a hundred I/Os a tool may leave out where the kernel skips a program that an interrupt or another
+/// task finds at work on its CPU, if it says so. A lesson has no second program for that, nor has stage 00.
+const LEFT_OUT_BY_SKIPS: u64 = 3;
+
+/// Checks everything that a program printed.
+pub fn hold(tool: &Tool, facts: &[Fact], text: &str) -> Result<()> {
+    let mut answered = false;
+    for fact in facts {
+        if let Some(answer) = tool.answers.get(&fact.question) {
+            let printed = answer.of(text)?;
+            let printed = printed.with_context(|| format!("no {:?}", fact.question))?;
+            is_true(tool, *fact, printed, text).with_context(|| format!("{:?}", fact.question))?;
+            answered = true;
+        }
+    }
+    ensure!(answered, "it answers nothing of {facts:?}: the test does not test");
+    agree(&tool.argv[0], text)
+}
+
+/// A figure is right; or too small, where a lesson may leave I/Os out, or the kernel skips programs: then what
+/// is left out is counted, each I/O once.
+fn is_true(tool: &Tool, fact: Fact, printed: truth::Expected, text: &str) -> Result<()> {
+    let mut expected = fact.expected;
+    let skipped = skipped(text);
+    if tool.system_wide {
+        expected.most += fact.others;
+    }
+    if !is_main(tool, fact.question) {
+        // An end whose start was skipped has none, and what else was made of it has not, either.
+        expected.most = expected.most.saturating_add(2 * skipped);
+    }
+    let wrong = || format!("printed {}, true {}", figures(printed), figures(expected));
+    ensure!(printed.least <= expected.most, wrong());
+    let missing = expected.least.saturating_sub(printed.most);
+    let Some(leaves_out) = &tool.leaves_out else {
+        ensure!(missing == 0, wrong());
+        return Ok(());
+    };
+    let left_out = leaves_out.of(text)?.with_context(|| format!("no {leaves_out:?}"))?.least;
+    let has_one_program = tool.family == Family::Lessons || tool.name == "stage00";
+    let by_skips = match skipped {
+        0 => 0,
+        _ if has_one_program => u64::MAX,
+        _ => expected.least * LEFT_OUT_BY_SKIPS / 100,
+    };
+    let by_design = if tool.family == Family::Lessons { fact.left_out } else { 0 };
+    if is_main(tool, fact.question) {
+        let is_counted =
+            left_out == missing || by_skips > 0 && left_out.abs_diff(missing) <= skipped;
+        ensure!(is_counted, "{}, {left_out} left out", wrong());
+    }
+    ensure!(missing <= by_skips.saturating_add(by_design), "{}, {left_out} left out", wrong());
+    if missing > by_design {
+        judged_weakly(&format!("{} left out {missing} of {}", tool.name, expected.least));
+    }
+    Ok(())
+}
+
+/// How often programs were skipped because they, or another one, ran on that CPU already.
+fn skipped(text: &str) -> u64 {
+    let number = |line: &str| -> Option<u64> {
+        let line = line.trim_start();
+        let printed = line.split_once(" skipped (").map(|(number, _)| number);
+        printed.or(line.strip_prefix("storage_programs_skipped_total "))?.parse().ok()
+    };
+    text.lines().filter_map(number).sum()
+}
+
+/// Whether what a program leaves out belongs to this figure.
+fn is_main(tool: &Tool, question: Question) -> bool {
+    let mains = [Question::Bios, Question::DriverRequests, Question::Requests];
+    mains.into_iter().find(|main| tool.answers.contains_key(main)) == Some(question)
+}
+
+fn figures(truth::Expected { least, most }: truth::Expected) -> String {
+    if least == most { least.to_string() } else { format!("{least} to {most}") }
+}
+
+/// Checks that the figures of one program agree with one another.
+fn agree(program: &str, text: &str) -> Result<()> {
+    match program {
+        "stage03" => {
+            let durations = run::durations(text)?.len() as u64;
+            ensure!(
+                !text.contains(" trace lines, 0 lost")
+                    || durations == count(text, "bios completed")?,
+                "{durations} durations"
+            );
+        }
+        "stage04" | "stage05" | "stage06" => block(text, "bios completed", BIO)?,
+        "stage07" => block(text, "requests completed", REQUEST)?,
+        "stage00" => {
+            let rows = text.lines().filter_map(|line| line.split_once(" # "));
+            let rows = rows.map(|(_, number)| number.parse().unwrap_or(0)).sum::<u64>();
+            ensure!(rows == count(text, "requests completed")?, "{rows} requests in the rows");
+        }
+        "stage08" | "stage09" => {
+            let total = text.lines().find(|line| line.starts_with("[Total "));
+            let numbers = total.context("no total")?.split(|c: char| !c.is_ascii_digit());
+            let numbers: Vec<u64> = numbers.filter_map(|number| number.parse().ok()).collect();
+            let [total, hit, miss] = numbers[..] else { anyhow::bail!("odd total: {numbers:?}") };
+            ensure!(total == hit + miss, "{total} are not {hit} and {miss}");
+        }
+        "stage11" => parts_are_the_total(text)?,
+        "bitehist" => {
+            let rows = text.lines().filter_map(|line| line.split_once(" : ")?.1.split_once(' '));
+            let rows = rows.filter_map(|(number, _)| number.parse::<u64>().ok()).sum::<u64>();
+            // Beside them, commands of a driver: they have no size.
+            let all = count(text, "I/Os completed")?;
+            ensure!(rows == all, "{rows} in the rows, {all} in all");
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The slowest I/O is one I/O, and whether all were measured is said beside it.
+fn block(text: &str, what: &str, lines: [&str; 2]) -> Result<()> {
+    let (completed, lost) = (count(text, what)?, not_measured(text)?);
+    if completed == 0 {
+        ensure!(!text.contains("Max latency"), "a maximum of nothing");
+        return Ok(());
+    }
+    slowest(text, lines)?;
+    let all = !text.contains(" measured, ");
+    let said = format!(" ns (of {completed} measured, {lost} not)\n");
+    ensure!(if lost == 0 { all } else { text.contains(&said) }, "not {said:?}: {lost} are missing");
+    Ok(())
+}
+
+fn not_measured(text: &str) -> Result<u64> {
+    Ok(count(text, "in flight")? + count(text, "dropped")? + count(text, "split").unwrap_or(0))
+}
+
+/// In each disk's table, the parts are no more than the total, but for what is rounded to 0.001 ms. They are less
+/// where the kernel does not say a part of a bio.
+fn parts_are_the_total(text: &str) -> Result<()> {
+    let sum = |line: &str| line.split_whitespace().nth(1)?.parse::<f64>().ok();
+    let mut parts = Vec::new();
+    for line in text.lines().filter(|line| line.starts_with(' ')) {
+        match line.split_whitespace().next() {
+            Some("wait" | "queue" | "device" | "end" | "mapper") => parts.extend(sum(line)),
+            Some("total") => {
+                let total = sum(line).with_context(|| line.to_owned())?;
+                let (all, rounded) = (parts.iter().sum::<f64>(), 0.001 * (parts.len() + 1) as f64);
+                ensure!(all < total + rounded, "parts of {all} ms, {total} ms in all: {parts:?}");
+                parts.clear();
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The part of an output that says what is wrong with it: no event lines.
+pub fn summary(text: &str) -> &str {
+    let text = run::summary(text);
+    &text[text.len().saturating_sub(4000)..]
+}

@@ -1,0 +1,984 @@
+//! The loads of `truth/cases.toml`, and what is true of each.
+
+use std::{
+    cell::RefCell,
+    fs,
+    os::{fd::AsRawFd, unix::fs::FileExt},
+    rc::{Rc, Weak},
+    sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::Value;
+use truth::{Fact, Question::*};
+
+use crate::{
+    disks::{self, Mapped, Mounted, NullBlk, ScsiDebug, in_flight},
+    ftrace::{Ftrace, Hook},
+    pagecache::{Read, Watched, new_file, page_size, random},
+    requests::driver_commands,
+    run::{Running, fio, fio_command, fio_report, shell, wait_until},
+    slow_io::throttle,
+};
+
+/// A load that is set up: its disks exist, and nothing uses them yet. They go when this does.
+pub struct Ready(Box<dyn FnMut() -> Result<Vec<Fact>>>);
+
+impl Ready {
+    fn new(run: impl FnMut() -> Result<Vec<Fact>> + 'static) -> Result<Ready> {
+        Ok(Ready(Box::new(run)))
+    }
+
+    /// Runs it; returns what is true of it, as judges from outside say.
+    pub fn run(&mut self) -> Result<Vec<Fact>> {
+        (self.0)()
+    }
+}
+
+/// Sets a load up.
+pub type Load = fn() -> Result<Ready>;
+
+macro_rules! loads {
+    ($($name:ident),* $(,)?) => {
+        /// All of them, by the names of their cases.
+        pub const LOADS: &[(&str, Load)] = &[$((stringify!($name), $name)),*];
+    };
+}
+
+loads![
+    threads_1,
+    threads_16,
+    threads_64,
+    threads_64_nvme,
+    one_cpu,
+    timer,
+    slow_sector,
+    split,
+    parts,
+    checksums,
+    merge,
+    requeue,
+    partial,
+    iostats_off,
+    dm_linear,
+    dm_crypt,
+    raid1,
+    crypt_on_raid1,
+    raid5,
+    thin,
+    btrfs,
+    in_tasks,
+    two_disks,
+    flush,
+    unqueued_flush,
+    passthrough,
+    discard,
+    io_uring,
+    polled,
+    writeback,
+    one_tag,
+    io_max,
+    cache_cold,
+    cache_warm,
+    cache_random,
+    cache_folios,
+    cache_writes,
+    cache_mmap,
+    cache_threads,
+    sizes,
+    partition,
+    twice,
+    exits,
+];
+
+const MIB: u64 = 1 << 20;
+/// Random reads of 4 KiB past the page cache.
+const READS: &str = "--rw=randread --bs=4k --direct=1 --ioengine=libaio --thread --norandommap";
+
+/// What a load did to disks. All are counts of I/Os.
+#[derive(Clone, Copy, Default)]
+struct Did {
+    /// Calls of submit_bio().
+    bios: u64,
+    /// Requests that the disks have completed, without flushes.
+    requests: u64,
+    /// Flushes that the disks have completed.
+    flushes: u64,
+    /// Requests that only asked for a flush: they are among `requests`, and no driver got them.
+    asked: u64,
+    /// Flushes are asked for by the kernel, nobody knows how often.
+    asks_unseen: bool,
+    /// A driver's commands, which no disk counts: their bios are never submitted.
+    commands: u64,
+    /// Bios that device mapper, or whoever else, made of others and did not submit by submit_bio().
+    clones: Option<u64>,
+    /// Bios that were split, or that end twice: a lesson may leave them out.
+    in_parts: u64,
+    /// Ends of bios that are a part, or the first of two ends.
+    parts: u64,
+    /// Requests that the driver got once more.
+    again: u64,
+}
+
+impl Did {
+    /// As many bios as requests.
+    fn only(requests: u64) -> Did {
+        Did { bios: requests, requests, ..Did::default() }
+    }
+
+    fn facts(self) -> Vec<Fact> {
+        let Did { bios, requests, flushes, asked, commands, in_parts, .. } = self;
+        let others = self
+            .clones
+            .map_or((commands, u64::MAX >> 8), |clones| (clones + commands, clones + commands));
+        let unseen = if self.asks_unseen { flushes } else { 0 };
+        let driver = requests - asked + flushes + commands;
+        vec![
+            // Who counts I/Os may count either, and those that were merged or not.
+            Fact::between(Ios, requests.min(bios), bios.max(requests)),
+            Fact::exactly(Bios, bios).with_left_out(in_parts),
+            // Who counts a flush is right, and who does not.
+            Fact::between(Requests, requests - asked - unseen, requests + flushes + commands)
+                .with_again(self.again),
+            Fact::between(DriverRequests, driver - 2 * unseen, driver),
+            Fact::between(UnissuedRequests, asked, asked + 2 * unseen),
+            Fact::between(OtherBios, others.0, others.1),
+            Fact::between(OtherBiosAndParts, others.0 + self.parts, others.1 + self.parts),
+        ]
+    }
+}
+
+/// The block layer's counters of some disks, from now on.
+struct Counters {
+    disks: Vec<String>,
+    before: [u64; 3],
+    commands: Option<Ftrace>,
+}
+
+impl Counters {
+    fn of(disks: &[&str]) -> Result<Counters> {
+        let commands = disks.iter().any(|disk| disk.starts_with("nvme")).then(driver_commands);
+        let disks: Vec<String> = disks.iter().map(|disk| disk.to_string()).collect();
+        Ok(Counters { before: now(&disks)?, disks, commands: commands.transpose()? })
+    }
+
+    /// What has completed since, taking every bio of these disks for one that was submitted.
+    fn since(&self) -> Result<Did> {
+        wait_until("idle disks", || {
+            Ok(self.disks.iter().map(|disk| in_flight(disk)).sum::<Result<u64>>()? == 0)
+        })?;
+        let now = now(&self.disks)?;
+        let [requests, bios, flushes] = [0, 1, 2].map(|n| now[n] - self.before[n]);
+        let commands = match &self.commands {
+            Some(commands) => commands.events()?.len() as u64,
+            None => 0,
+        };
+        Ok(Did { bios, requests, flushes, commands, clones: Some(0), ..Did::default() })
+    }
+}
+
+fn now(disks: &[String]) -> Result<[u64; 3]> {
+    let sum = |of: fn(&str) -> Result<u64>| disks.iter().map(|disk| of(disk)).sum::<Result<u64>>();
+    Ok([sum(disks::requests)?, sum(disks::bios)?, sum(disks::flushes)?])
+}
+
+/// Calls of submit_bio(), by ftrace, from now on.
+struct Submitted(Ftrace);
+
+impl Submitted {
+    fn new() -> Result<Submitted> {
+        Ok(Submitted(Ftrace::new(&[Hook::Function("submit_bio")])?))
+    }
+
+    fn since(&self) -> Result<u64> {
+        Ok(self.0.events()?.len() as u64)
+    }
+}
+
+/// The slowest I/O of fio's report, from its submission until fio has seen its end, ns.
+fn slowest(report: &Value) -> Result<u64> {
+    report["read"]["lat_ns"]["max"].as_u64().with_context(|| format!("no latency: {report}"))
+}
+
+fn total(report: &Value) -> Result<u64> {
+    report["read"]["total_ios"].as_u64().with_context(|| format!("no count: {report}"))
+}
+
+fn synced(report: &Value) -> Result<u64> {
+    report["sync"]["total_ios"].as_u64().with_context(|| format!("no fsync: {report}"))
+}
+
+/// A disk whose timer ends each I/O, after this time in ms.
+fn timed(directory: &'static str, ms: u64, more: &[(&str, &str)]) -> Result<NullBlk> {
+    let time = (ms * 1_000_000).to_string();
+    let settings = [("irqmode", "2"), ("completion_nsec", &*time), ("submit_queues", "2")];
+    NullBlk::named(directory, &[&settings, more].concat())
+}
+
+/// Reads of one disk, each of them one bio and one request. `of_disk` lives as long as the load.
+fn plain<T: 'static>(of_disk: T, disk: String, options: &str, least: u64) -> Result<Ready> {
+    let load = format!("--filename=/dev/{disk} {READS} {options}");
+    Ready::new(move || {
+        let _of_disk = &of_disk;
+        let counters = Counters::of(&[&disk])?;
+        fio(&load)?;
+        let did = counters.since()?;
+        let Did { bios, requests, .. } = did;
+        ensure!(requests >= least && bios == requests, "{requests} requests, {bios} bios");
+        Ok(did.facts())
+    })
+}
+
+fn threads_1() -> Result<Ready> {
+    plain((), disks::virtio()?, "--number_ios=400 --size=128M", 400)
+}
+
+fn threads_16() -> Result<Ready> {
+    let load = "--iodepth=16 --numjobs=16 --number_ios=313 --size=128M";
+    plain((), disks::virtio()?, load, 5008)
+}
+
+const OF_64: &str = "--iodepth=16 --numjobs=64 --number_ios=79 --size=128M";
+
+fn threads_64() -> Result<Ready> {
+    plain((), disks::virtio()?, OF_64, 5056)
+}
+
+fn threads_64_nvme() -> Result<Ready> {
+    plain((), disks::nvme()?, OF_64, 5056)
+}
+
+/// Eight threads take turns on one CPU.
+fn one_cpu() -> Result<Ready> {
+    let load = "--iodepth=16 --numjobs=8 --cpus_allowed=0 --number_ios=50 --size=128M";
+    plain((), disks::virtio()?, load, 400)
+}
+
+/// The timer can only be late, and fio sees an end after the kernel has.
+fn timer() -> Result<Ready> {
+    const TIMER: u64 = 10_000_000;
+    let disk = timed("timer", 10, &[])?;
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk.name])?;
+        let report =
+            fio(&format!("--filename=/dev/{} {READS} --iodepth=4 --number_ios=200", disk.name))?;
+        let (did, slowest) = (counters.since()?, slowest(&report)?);
+        ensure!(did.requests >= 200 && slowest >= TIMER, "{} requests", did.requests);
+        let mut facts = did.facts();
+        facts.push(Fact::between(FastestRequest, TIMER, slowest));
+        facts.push(Fact::between(SlowestRequest, TIMER, slowest));
+        Ok(facts)
+    })
+}
+
+/// dm-delay counts ticks of 4 ms, and in an emulated machine some come early: 193 ms were measured.
+fn slow_sector() -> Result<Ready> {
+    const SECTOR: u64 = 80_000;
+    const DELAY: u64 = 1_000_000_000;
+    const LEAST: u64 = 950_000_000;
+    let null = timed("slow", 1, &[])?;
+    let below = format!("/dev/{}", null.name);
+    let table = format!(
+        "0 {SECTOR} linear {below} 0;{SECTOR} 8 delay {below} {SECTOR} {};{} 80000 linear {below} {}",
+        DELAY / 1_000_000,
+        SECTOR + 8,
+        SECTOR + 8
+    );
+    let slow = Mapped::new("slow", &table)?;
+    let disk = slow.disk()?;
+    Ready::new(move || {
+        let (above, below) = (Counters::of(&[&disk])?, Counters::of(&[&null.name])?);
+        let [reads, one] = [(0, 400), (SECTOR * 512, 1)].map(|(offset, ios)| {
+            let path = slow.path();
+            fio(&format!(
+                "--filename={path} {READS} --offset={offset} --size=32M --number_ios={ios} --rw=read"
+            ))
+        });
+        let slowest = slowest(&reads?)?.max(slowest(&one?)?);
+        let (bios, below) = (above.since()?.bios, below.since()?);
+        ensure!(bios >= 401 && slowest >= LEAST, "{bios} bios, {slowest} ns");
+        let mut facts = Did { bios, clones: Some(below.bios), ..below }.facts();
+        facts.push(Fact::between(SlowestBio, LEAST, slowest));
+        facts.push(Fact::exactly(SlowSector, SECTOR));
+        Ok(facts)
+    })
+}
+
+/// Reads that the block layer splits: each part is a request, and ends as a bio of its own, the last one as
+/// the whole.
+fn splitting(disks: Vec<String>, options: &str, reads: u64) -> Result<Ready> {
+    let options = options.to_owned();
+    Ready::new(move || {
+        let submitted = Submitted::new()?;
+        let names: Vec<&str> = disks.iter().map(String::as_str).collect();
+        let counters = Counters::of(&names)?;
+        for disk in &disks {
+            fio(&format!("--filename=/dev/{disk} {READS} {options}"))?;
+        }
+        let did = Did { bios: submitted.since()?, ..counters.since()? };
+        let Did { bios, requests, .. } = did;
+        ensure!(bios >= reads && requests >= 2 * bios, "{bios} bios, {requests} requests");
+        Ok(Did { in_parts: bios, parts: requests - bios, ..did }.facts())
+    })
+}
+
+fn split() -> Result<Ready> {
+    splitting(vec![disks::nvme()?], "--rw=read --bs=4M --size=80M", 20)
+}
+
+/// Small requests, eight reads at a time of each of two threads, of disks of three drivers.
+fn parts() -> Result<Ready> {
+    struct Small(Vec<(String, String)>);
+    impl Drop for Small {
+        fn drop(&mut self) {
+            for (file, before) in &self.0 {
+                fs::write(file, before.trim()).ok();
+            }
+        }
+    }
+    // First: to read a virtio disk's serial number, the driver makes a bio that is never submitted.
+    let disks = vec![disks::virtio()?, disks::nvme()?, disks::scsi()?];
+    let mut small = Small(Vec::new());
+    for disk in &disks {
+        let file = format!("/sys/block/{disk}/queue/max_sectors_kb");
+        let before = fs::read_to_string(&file)?;
+        small.0.push((file.clone(), before));
+        fs::write(file, "64")?;
+    }
+    let mut load = splitting(disks, "--bs=1M --iodepth=8 --numjobs=2 --size=64M", 384)?;
+    Ready::new(move || {
+        let _small = &small;
+        load.run()
+    })
+}
+
+/// A disk with checksums (T10 PI): the kernel verifies what was read, and calls bio_endio() again.
+fn checksums() -> Result<Ready> {
+    let disk = checksummed()?;
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk.name])?;
+        for rw in ["randwrite", "randread"] {
+            let path = format!("/dev/{}", disk.name);
+            fio(&format!("--filename={path} {READS} --rw={rw} --number_ios=100 --size=32M"))?;
+        }
+        let did = counters.since()?;
+        ensure!(did.bios == 200, "{} bios", did.bios);
+        Ok(Did { in_parts: 100, parts: 100, ..did }.facts())
+    })
+}
+
+/// A disk with checksums whose reads are verified.
+pub fn checksummed() -> Result<ScsiDebug> {
+    let disk = ScsiDebug::new("dif=1 dix=1 dev_size_mb=64")?;
+    let verify = fs::read_to_string(format!("/sys/block/{}/integrity/read_verify", disk.name))?;
+    ensure!(verify.trim() == "1", "nothing is verified: {verify}");
+    Ok(disk)
+}
+
+/// A plug collects 32 neighbouring writes, and the block layer merges them.
+fn merge() -> Result<Ready> {
+    let disk = disks::virtio()?;
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk])?;
+        let report = fio(&format!(
+            "--filename=/dev/{disk} --rw=write --bs=4k --direct=1 --ioengine=libaio --thread --size=8M \
+             --iodepth=32 --iodepth_batch=32 --iodepth_batch_complete_min=32"
+        ))?;
+        let did = counters.since()?;
+        let (Did { bios, requests, .. }, writes) = (did, report["write"]["total_ios"].as_u64());
+        ensure!(writes == Some(bios), "fio wrote {writes:?} times, and there are {bios} bios");
+        ensure!(requests * 4 < bios, "{requests} requests of {bios} bios: few were merged");
+        Ok(did.facts())
+    })
+}
+
+/// scsi_debug fails every tenth command in a way that lets the kernel try again.
+fn requeue() -> Result<Ready> {
+    tried_again("0x10")
+}
+
+/// scsi_debug transfers a part of every tenth command, and leaves the rest to another one.
+fn partial() -> Result<Ready> {
+    tried_again("0x100")
+}
+
+fn tried_again(opts: &str) -> Result<Ready> {
+    let options = format!("ndelay=20000000 opts={opts} every_nth=10 dev_size_mb=64");
+    let disk = ScsiDebug::new(&options)?;
+    Ready::new(move || {
+        let commands = || -> Result<u64> {
+            let path = format!("/sys/block/{}/device/iodone_cnt", disk.name);
+            let text = fs::read_to_string(path)?;
+            Ok(u64::from_str_radix(text.trim().trim_start_matches("0x"), 16)?)
+        };
+        let (counters, before) = (Counters::of(&[&disk.name])?, commands()?);
+        let path = format!("/dev/{}", disk.name);
+        fio(&format!("--filename={path} {READS} --rw=read --bs=64k --number_ios=60 --size=4M"))?;
+        let (did, commands) = (counters.since()?, commands()? - before);
+        let requests = did.requests;
+        ensure!(requests >= 60 && commands >= requests + 5, "{requests} requests, {commands}");
+        Ok(Did { again: commands - requests, ..did }.facts())
+    })
+}
+
+/// The block layer keeps no counters of this disk: fio counts.
+fn iostats_off() -> Result<Ready> {
+    let disk = timed("silent", 1, &[])?;
+    fs::write(format!("/sys/block/{}/queue/iostats", disk.name), "0")?;
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk.name])?;
+        let report =
+            fio(&format!("--filename=/dev/{} {READS} --iodepth=8 --number_ios=400", disk.name))?;
+        ensure!(counters.since()?.requests == 0, "the kernel still counts");
+        Ok(Did { clones: Some(0), ..Did::only(total(&report)?) }.facts())
+    })
+}
+
+/// Reads of a device that device mapper or md makes: bios by fio's count, and requests of the disks below.
+/// The counters of a RAID count some bios twice on newer kernels. `kept` lives as long as the load.
+fn stacked<T: 'static>(kept: T, path: String, below: &[&str], load: &str) -> Result<Ready> {
+    let below: Vec<String> = below.iter().map(|disk| disk.to_string()).collect();
+    let load = format!("--filename={path} {READS} {load}");
+    Ready::new(move || {
+        let _kept = &kept;
+        let names: Vec<&str> = below.iter().map(String::as_str).collect();
+        let bottom = Counters::of(&names)?;
+        let report = fio(&load)?;
+        let (bios, did) = (total(&report)?, bottom.since()?);
+        ensure!(bios >= 640 && did.requests >= bios, "{bios} reads, {} requests", did.requests);
+        Ok(Did { bios, clones: None, ..did }.facts())
+    })
+}
+
+fn dm_linear() -> Result<Ready> {
+    let virtio = disks::virtio()?;
+    let linear = Mapped::new("lin", &format!("0 262144 linear /dev/{virtio} 0"))?;
+    let path = linear.path();
+    stacked(linear, path, &[&virtio], "--iodepth=8 --numjobs=4 --number_ios=250 --size=100M")
+}
+
+/// 32 MiB of a device, encrypted.
+fn crypt(name: &str, below: &str) -> Result<Mapped> {
+    shell("modprobe -a dm_crypt xts || true")?;
+    let key = "0123456789abcdef".repeat(8);
+    Mapped::new(name, &format!("0 65536 crypt aes-xts-plain64 {key} 0 {below} 0"))
+}
+
+/// 32 MiB of a disk, from this sector on.
+fn slice(name: &str, disk: &str, at: u64) -> Result<Mapped> {
+    Mapped::new(name, &format!("0 65536 linear /dev/{disk} {at}"))
+}
+
+/// 32 MiB of two disks, mirrored; behind it what is below, to be dropped last.
+fn mirror(name: &str, virtio: &str, nvme: &str) -> Result<(Mapped, [Mapped; 2])> {
+    shell("modprobe -a dm_raid raid1 || true")?;
+    let (a, b) = (slice(&format!("{name}-a"), virtio, 0)?, slice(&format!("{name}-b"), nvme, 0)?);
+    let table = format!("0 65536 raid raid1 2 0 nosync 2 - {} - {}", a.path(), b.path());
+    Ok((Mapped::new(name, &table)?, [a, b]))
+}
+
+/// What was read is decrypted by the kernel's workers: its bios complete in a task.
+fn dm_crypt() -> Result<Ready> {
+    let virtio = disks::virtio()?;
+    let crypt = crypt("crypt", &format!("/dev/{virtio}"))?;
+    let path = crypt.path();
+    stacked(crypt, path, &[&virtio], "--iodepth=4 --numjobs=16 --number_ios=40 --size=32M")
+}
+
+fn raid1() -> Result<Ready> {
+    let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
+    let mirror = mirror("raid1", &virtio, &nvme)?;
+    let path = mirror.0.path();
+    stacked(mirror, path, &[&virtio, &nvme], "--iodepth=4 --numjobs=8 --number_ios=80 --size=32M")
+}
+
+fn crypt_on_raid1() -> Result<Ready> {
+    let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
+    let mirror = mirror("below-crypt", &virtio, &nvme)?;
+    let crypt = crypt("crypt-on-raid1", &mirror.0.path())?;
+    let path = crypt.path();
+    let load = "--iodepth=4 --numjobs=8 --number_ios=80 --size=32M";
+    stacked((crypt, mirror), path, &[&virtio, &nvme], load)
+}
+
+/// 64 threads that read and write 64 KiB: bios by ftrace, since what is made of them submits bios, too.
+const MIXED_BY_64: &str = "--rw=randrw --bs=64k --direct=1 --ioengine=libaio --iodepth=4 --thread \
+                           --norandommap --size=32M --numjobs=64 --number_ios=20";
+
+/// A load whose bios end in tasks of the kernel.
+fn in_workers<T: 'static>(
+    kept: T,
+    below: Vec<String>,
+    mut load: impl FnMut(&T) -> Result<()> + 'static,
+) -> Result<Ready> {
+    Ready::new(move || {
+        let submitted = Submitted::new()?;
+        let names: Vec<&str> = below.iter().map(String::as_str).collect();
+        let bottom = Counters::of(&names)?;
+        load(&kept)?;
+        let did = bottom.since()?;
+        let bios = submitted.since()?;
+        ensure!(bios >= 640 && did.requests >= 640, "{bios} bios, {} requests", did.requests);
+        Ok(Did { bios, clones: None, asks_unseen: true, ..did }.facts())
+    })
+}
+
+/// md writes parity in a thread of its own, raid5d.
+fn raid5() -> Result<Ready> {
+    shell("modprobe -a dm_raid raid456 || true")?;
+    let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
+    let slices = [
+        slice("raid5-a", &virtio, 0)?,
+        slice("raid5-b", &virtio, 65536)?,
+        slice("raid5-c", &nvme, 0)?,
+    ];
+    let [a, b, c] = slices.each_ref().map(Mapped::path);
+    let table = format!("0 131072 raid raid5_ls 2 64 nosync 3 - {a} - {b} - {c}");
+    let raid = Mapped::new("raid5", &table)?;
+    in_workers((raid, slices), vec![virtio, nvme], |(raid, _)| {
+        fio(&format!("--filename={} {MIXED_BY_64}", raid.path())).map(drop)
+    })
+}
+
+/// Writes that a worker of dm-thin finds room for, and a discard.
+fn thin() -> Result<Ready> {
+    shell("modprobe dm_thin_pool || true")?;
+    let virtio = disks::virtio()?;
+    let slices = [slice("thin-a", &virtio, 0)?, slice("thin-b", &virtio, 65536)?];
+    let [a, b] = slices.each_ref().map(Mapped::path);
+    shell(&format!("dd if=/dev/zero of={a} bs=4k count=1 oflag=direct status=none"))?;
+    let pool = Mapped::new("pool", &format!("0 65536 thin-pool {a} {b} 128 0"))?;
+    shell(&format!("dmsetup message {} 0 'create_thin 0'", pool.path()))?;
+    let thin = Mapped::new("thin", &format!("0 65536 thin {} 0", pool.path()))?;
+    in_workers((thin, pool, slices), vec![virtio], |(thin, pool, _)| {
+        fio(&format!("--filename={} {MIXED_BY_64} --rw=randwrite", thin.path()))?;
+        shell(&format!("blkdiscard {}", thin.path()))?;
+        // The pool writes its metadata within a second, unasked; when it is suspended, at once.
+        pool.suspend(true)
+    })
+}
+
+/// btrfs completes the bios of a null_blk in its own workers, and in the tasks that submit.
+fn btrfs() -> Result<Ready> {
+    let settings = [("irqmode", "1"), ("memory_backed", "1"), ("submit_queues", "2")];
+    let disk = NullBlk::named("btrfs", &settings)?;
+    shell(&format!(
+        "modprobe btrfs; mkfs.btrfs --quiet --force /dev/{0}; mkdir -p /run/btrfs; \
+         mount -t btrfs -o commit=1000 /dev/{0} /run/btrfs; sync -f /run/btrfs",
+        disk.name
+    ))
+    .context("no btrfs: is the package btrfs-progs installed?")?;
+    struct Unmounted {
+        _disk: NullBlk,
+    }
+    impl Drop for Unmounted {
+        fn drop(&mut self) {
+            shell("! mountpoint -q /run/btrfs || umount /run/btrfs").ok();
+        }
+    }
+    let below = vec![disk.name.clone()];
+    in_workers(Unmounted { _disk: disk }, below, |_| {
+        fio(&format!("--filename=/run/btrfs/file {MIXED_BY_64}"))?;
+        shell("umount /run/btrfs").map(drop)
+    })
+}
+
+/// null_blk that completes in the task that submits.
+fn in_tasks() -> Result<Ready> {
+    let disk = NullBlk::named("tasks", &[("irqmode", "1"), ("submit_queues", "2")])?;
+    let load = "--iodepth=32 --iodepth_batch=8 --iodepth_batch_complete_min=8 --numjobs=16 \
+                --number_ios=500";
+    let name = disk.name.clone();
+    plain(disk, name, load, 8000)
+}
+
+/// Two disks that are read at the same sectors at the same time, one of them slow.
+fn two_disks() -> Result<Ready> {
+    let (fast, slow) = (timed("fast", 2, &[])?, timed("late", 250, &[])?);
+    Ready::new(move || {
+        let reads = |disk: &NullBlk| {
+            let path = format!("/dev/{}", disk.name);
+            let load = "--rw=read --iodepth=4 --number_ios=20 --size=80k";
+            fio_command(&format!("--filename={path} {READS} {load}"))
+        };
+        let counters = Counters::of(&[&fast.name, &slow.name])?;
+        let fast = format!("for i in 1 2 3 4 5 6 7 8; do {} >/dev/null; done", reads(&fast));
+        let report = shell(&format!("{fast} & {}; wait $!", reads(&slow)))?;
+        let did = counters.since()?;
+        ensure!(did.requests >= 180, "{} requests", did.requests);
+        let slowest = slowest(&fio_report(&report)?)?;
+        let mut facts = did.facts();
+        facts.push(Fact::between(SlowestRequest, 250_000_000, slowest));
+        Ok(facts)
+    })
+}
+
+/// A bio that only flushes is a write for the counters, and reaches the driver as a request of the block
+/// layer's own, for all that ask at the time.
+fn flush() -> Result<Ready> {
+    let disk = disks::virtio()?;
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk])?;
+        let report = fio(&format!(
+            "--filename=/dev/{disk} --rw=write --bs=4k --direct=1 --ioengine=libaio --thread --fsync=4 \
+             --number_ios=200 --size=128M"
+        ))?;
+        let (did, asked) = (counters.since()?, synced(&report)?);
+        ensure!(did.flushes >= 20 && asked >= 20, "{} flushes, {asked} asked for", did.flushes);
+        Ok(Did { asked, ..did }.facts())
+    })
+}
+
+/// A flush of a disk without a write cache ends before it reaches a queue: such a bio passes bio_endio(),
+/// and no tracepoint.
+fn unqueued_flush() -> Result<Ready> {
+    let disk = NullBlk::named("uncached", &[])?;
+    let cache = fs::read_to_string(format!("/sys/block/{}/queue/write_cache", disk.name))?;
+    ensure!(cache.trim() == "write through", "null_blk has a cache: {cache}");
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk.name])?;
+        let report = fio(&format!(
+            "--filename=/dev/{} --rw=randwrite --bs=4k --direct=1 --thread --fsync=1 --number_ios=200 \
+             --size=64M",
+            disk.name
+        ))?;
+        let (did, flushes) = (counters.since()?, synced(&report)?);
+        ensure!(did.bios == 200 && flushes > 190, "{} writes, {flushes} flushes", did.bios);
+        Ok(Did { bios: did.bios + flushes, ..did }.facts())
+    })
+}
+
+/// What struct nvme_passthru_cmd of <linux/nvme_ioctl.h> looks like.
+#[repr(C)]
+#[derive(Default)]
+struct NvmeCommand {
+    opcode: u8,
+    flags: u8,
+    rsvd1: u16,
+    nsid: u32,
+    cdw2_3: [u32; 2],
+    metadata: u64,
+    addr: u64,
+    metadata_len: u32,
+    data_len: u32,
+    cdw10_15: [u32; 6],
+    timeout_ms: u32,
+    result: u32,
+}
+
+/// The nvme driver makes the bio of a command that an application gives it, and never submits it. Its
+/// request starts and completes as others do.
+fn passthrough() -> Result<Ready> {
+    const READ: u8 = 2;
+    const READS: u32 = 20;
+    let file = fs::File::open(format!("/dev/{}", disks::nvme()?))?;
+    Ready::new(move || {
+        for number in 0..READS {
+            let mut page = vec![0_u8; 4096];
+            let mut command = NvmeCommand {
+                opcode: READ,
+                nsid: 1,
+                addr: page.as_mut_ptr() as u64,
+                data_len: 4096,
+                // The first block, and the number of blocks less one.
+                cdw10_15: [number * 8, 0, 7, 0, 0, 0],
+                ..Default::default()
+            };
+            // SAFETY: the command and its page outlive the call, and have the sizes that it says. Its
+            // number is that of _IOWR('N', 0x43, struct nvme_passthru_cmd).
+            let status = unsafe { libc::ioctl(file.as_raw_fd(), 0xc048_4e43, &mut command) };
+            ensure!(status == 0, "nvme: {status} {}", std::io::Error::last_os_error());
+        }
+        let commands = READS.into();
+        Ok(Did { commands, clones: Some(0), ..Did::default() }.facts())
+    })
+}
+
+fn discard() -> Result<Ready> {
+    let more = [("memory_backed", "1"), ("discard", "1"), ("size", "64")];
+    let disk = timed("discard", 1, &more)?;
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk.name])?;
+        shell(&format!(
+            "for i in 0 1 2 3 4 5 6 7 8 9; do blkdiscard -f -o $((i * 1048576)) -l 1048576 /dev/{}; done",
+            disk.name
+        ))?;
+        let did = counters.since()?;
+        ensure!(did.requests == 10, "{} requests of ten discards", did.requests);
+        // The counters have no discard among the bios.
+        Ok(Did { clones: Some(0), ..Did::only(did.requests) }.facts())
+    })
+}
+
+fn io_uring() -> Result<Ready> {
+    let load = "--ioengine=io_uring --iodepth=16 --numjobs=4 --number_ios=250 --size=128M";
+    plain((), disks::virtio()?, load, 1000)
+}
+
+/// The application asks the driver whether an I/O has completed: there is no interrupt.
+fn polled() -> Result<Ready> {
+    let settings = [("irqmode", "0"), ("submit_queues", "2"), ("poll_queues", "1")];
+    let disk = NullBlk::named("polled", &settings)?;
+    let polls = fs::read_to_string(format!("/sys/block/{}/queue/io_poll", disk.name))?;
+    ensure!(polls.trim() == "1", "{} does not poll: {polls}", disk.name);
+    let load = "--ioengine=io_uring --hipri=1 --iodepth=8 --numjobs=2 --number_ios=400";
+    let name = disk.name.clone();
+    plain(disk, name, load, 800)
+}
+
+/// fio's writes reach the disk in the kernel's own threads, while dd reads.
+fn writeback() -> Result<Ready> {
+    const READS_OF_DD: u64 = 100;
+    let mounted = mounted()?;
+    Ready::new(move || {
+        shell(&format!(
+            "fio --name=writer --filename=/mnt/data/written --rw=write --bs=64k --size=8M --ioengine=psync \
+               --fsync_on_close=1 --thread --output-format=terse >/dev/null &
+             dd if=/dev/{} of=/dev/null bs=4k count={READS_OF_DD} iflag=direct status=none
+             wait $!",
+            mounted.disk
+        ))?;
+        Ok(vec![Fact::exactly(BiosOfDd, READS_OF_DD)])
+    })
+}
+
+/// One request at a time, which takes 20 ms, and eight bios: seven of them wait in the scheduler.
+fn one_tag() -> Result<Ready> {
+    const TIMER: u64 = 20_000_000;
+    let disk = timed("one-tag", 20, &[("hw_queue_depth", "1"), ("submit_queues", "1")])?;
+    shell(&format!(
+        "modprobe -q mq-deadline; cd /sys/block/{}/queue; echo mq-deadline >scheduler; echo 64 >nr_requests",
+        disk.name
+    ))?;
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk.name])?;
+        let path = format!("/dev/{}", disk.name);
+        let load = "--iodepth=8 --number_ios=40 --size=16M";
+        let report = fio(&format!("--filename={path} {READS} {load}"))?;
+        let slowest = slowest(&report)?;
+        ensure!(slowest >= 4 * TIMER, "{slowest} ns: nothing has waited");
+        let mut facts = counters.since()?.facts();
+        facts.push(Fact::between(QueuedShare, 50, 99));
+        facts.push(Fact::between(SlowestBio, 4 * TIMER, slowest));
+        Ok(facts)
+    })
+}
+
+/// A cgroup that may read 20 times a second: its bios wait before they have a request.
+fn io_max() -> Result<Ready> {
+    const READS: u64 = 20;
+    let disk = timed("throttled", 1, &[])?;
+    let cgroup = throttle(&disk.name)?;
+    Ready::new(move || {
+        let fio = fio_command(&format!(
+            "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=psync --thread \
+             --number_ios={READS} --size=16M",
+            disk.name
+        ));
+        let report = shell(&format!("sh -c 'echo $$ >{cgroup}/cgroup.procs; exec {fio}'"));
+        shell(&format!("rmdir {cgroup}"))?;
+        let report = fio_report(&report?)?;
+        let mean = report["read"]["lat_ns"]["mean"].as_f64().context("no mean")? as u64;
+        ensure!(mean >= 25_000_000, "{mean} ns: nothing was throttled");
+        // fio reads one after the other: half of the mean is far below the slowest one.
+        Ok(vec![
+            Fact::exactly(Bios, total(&report)?),
+            Fact::between(SlowestThrottled, mean / 2, slowest(&report)?),
+            Fact::between(QueuedShare, 50, 100),
+        ])
+    })
+}
+
+/// The data disk's file system, which all loads of a group share.
+fn mounted() -> Result<Rc<Mounted>> {
+    thread_local! {
+        static MOUNTED: RefCell<Weak<Mounted>> = const { RefCell::new(Weak::new()) };
+    }
+    MOUNTED.with_borrow_mut(|known| match known.upgrade() {
+        Some(mounted) => Ok(mounted),
+        None => {
+            let mounted = Rc::new(Mounted::new()?);
+            *known = Rc::downgrade(&mounted);
+            Ok(mounted)
+        }
+    })
+}
+
+/// What mincore() said of these reads, and what other processes may add to it.
+fn resident(reads: &[Read]) -> Vec<Fact> {
+    let (hit, miss) = (reads.iter().map(|r| r.hit).sum(), reads.iter().map(|r| r.miss).sum());
+    let others = |pages: u64| 64 + pages / 20;
+    vec![
+        Fact::exactly(Hits, hit).with_others(others(hit)),
+        Fact::exactly(Misses, miss).with_others(others(miss)),
+    ]
+}
+
+/// A file of 16 MiB without a page in memory, or with all, and the load that reads it.
+fn cached(
+    name: &str,
+    warm: bool,
+    mut read: impl FnMut(&Watched) -> Result<Vec<Read>> + 'static,
+) -> Result<Ready> {
+    let mounted = mounted()?;
+    let file = new_file(&mounted, name, 16 * MIB)?;
+    if warm {
+        file.read_all(MIB)?;
+    }
+    Ready::new(move || {
+        let _mounted = &mounted;
+        Ok(resident(&read(&file)?))
+    })
+}
+
+fn cache_cold() -> Result<Ready> {
+    cached("cold", false, |file| {
+        file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+        let reads = file.read_all(64 << 10)?;
+        let hits: u64 = reads.iter().map(|read| read.hit).sum();
+        ensure!(hits == 0, "{hits} pages were resident");
+        Ok(reads)
+    })
+}
+
+fn cache_warm() -> Result<Ready> {
+    cached("warm", true, |file| {
+        let reads = file.read_all(64 << 10)?;
+        let misses: u64 = reads.iter().map(|read| read.miss).sum();
+        ensure!(misses == 0, "{misses} pages were not resident");
+        Ok(reads)
+    })
+}
+
+fn cache_random() -> Result<Ready> {
+    cached("random", false, |file| {
+        file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+        let mut seed = 1;
+        let page = |seed: &mut u64| random(seed) % (file.size / page_size()) * page_size();
+        (0..2000).map(|_| file.read(page(&mut seed), page_size())).collect()
+    })
+}
+
+/// Readahead makes large folios on 7.2, where ext4 takes them; a read of a page of one is a hit of a page.
+fn cache_folios() -> Result<Ready> {
+    cached("folios", false, |file| {
+        let reads = [file.read_all(MIB)?, file.read_all(page_size())?].concat();
+        let large = file.pages_of_large_folios()?;
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+        ensure!(large > 0 || !release.starts_with("7."), "no large folio holds this file");
+        Ok(reads)
+    })
+}
+
+/// Pages that are overwritten are not read.
+fn cache_writes() -> Result<Ready> {
+    cached("writes", true, |file| {
+        let writer = fs::OpenOptions::new().write(true).open(&file.path)?;
+        let (writer, is_read) = (&writer, &AtomicBool::new(false));
+        let (round, rounds) = mpsc::channel();
+        thread::scope(|scope| {
+            let writing = scope.spawn(move || -> Result<()> {
+                while !is_read.load(Relaxed) {
+                    for page in 0..1024 {
+                        writer.write_all_at(&[2; 4096], page * 4096)?;
+                    }
+                    round.send(())?;
+                }
+                Ok(())
+            });
+            // Without a first round, the writer says why.
+            rounds.recv().ok();
+            let reads = file.read_all(64 << 10);
+            is_read.store(true, Relaxed);
+            writing.join().map_err(|_| anyhow!("the writer panicked"))??;
+            reads
+        })
+    })
+}
+
+/// Faults of a mapped file are no reads; a tool that counts them says so.
+fn cache_mmap() -> Result<Ready> {
+    cached("mmap", true, |file| {
+        file.touch(1024);
+        file.read_all(64 << 10)
+    })
+}
+
+/// 64 threads, each with a part of the file of its own: a page is missed once, and stays.
+fn cache_threads() -> Result<Ready> {
+    cached("threads", false, |file| {
+        file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+        let part = file.size / 64;
+        let reads = |thread: u64| -> Result<Vec<Read>> {
+            let mut seed = thread;
+            let page = |seed: &mut u64| random(seed) % (part / page_size()) * page_size();
+            (0..100).map(|_| file.read(thread * part + page(&mut seed), page_size())).collect()
+        };
+        let reads = &reads;
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..64).map(|n| scope.spawn(move || reads(n))).collect();
+            let joined = threads.into_iter().map(|thread| thread.join().expect("a thread"));
+            Ok(joined.collect::<Result<Vec<_>>>()?.concat())
+        })
+    })
+}
+
+fn sizes() -> Result<Ready> {
+    let disk = disks::virtio()?;
+    Ready::new(move || {
+        let read = |options: &str| -> Result<Did> {
+            let counters = Counters::of(&[&disk])?;
+            fio(&format!("--filename=/dev/{disk} {READS} {options} --iodepth=8 --size=128M"))?;
+            counters.since()
+        };
+        let small = read("--bs=4k --number_ios=300")?.requests;
+        let large = read("--bs=64k --number_ios=150")?.requests;
+        ensure!(small >= 300 && large >= 150, "{small} small, {large} large");
+        Ok(vec![Fact::exactly(Requests, small + large), Fact::exactly(LargeRequests, large)])
+    })
+}
+
+/// The sectors of a partition count from its start, those of the disk from the disk's.
+fn partition() -> Result<Ready> {
+    let disk = timed("parted", 1, &[("memory_backed", "1"), ("size", "64")])?;
+    shell(&format!(
+        "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{0}; partx -u /dev/{0} || true",
+        disk.name
+    ))?;
+    // The kernel counts a bio of a partition for the disk, too.
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk.name])?;
+        let path = format!("/dev/{}", disks::partition(&disk.name));
+        fio(&format!("--filename={path} {READS} --iodepth=4 --number_ios=300"))?;
+        let did = counters.since()?;
+        ensure!(did.requests >= 300, "{} requests", did.requests);
+        Ok(did.facts())
+    })
+}
+
+/// Two of the same tool at once: each of them measures all.
+fn twice() -> Result<Ready> {
+    let load = "--iodepth=4 --numjobs=2 --number_ios=200 --size=128M";
+    plain((), disks::virtio()?, load, 400)
+}
+
+/// Processes that end while the readahead that they have caused is in flight.
+fn exits() -> Result<Ready> {
+    // Else a readahead of 128 KiB is split.
+    let disk = timed("exits", 50, &[("max_sectors", "1024")])?;
+    Ready::new(move || {
+        let counters = Counters::of(&[&disk.name])?;
+        let read = format!("dd if=/dev/{} of=/dev/null bs=64k count=1 status=none", disk.name);
+        for at in 0..10 {
+            let dd = Running::bash(&format!("exec {read} skip={}", at * 64))?.end()?;
+            ensure!(dd.code == Some(0), "{dd:?}");
+        }
+        let (did, sectors) = (counters.since()?, disks::sectors_read(&disk.name)?);
+        ensure!(did.requests >= 10 && sectors > 10 * 128, "{sectors} sectors: none was read ahead");
+        Ok(did.facts())
+    })
+}
