@@ -55,6 +55,12 @@ pub fn is_judged(program: &str) -> bool {
     subject().is_none_or(|(subject, _)| subject == program)
 }
 
+/// Whether this program is the one that is judged, be it an attempt or a wrong program; all are, where there is
+/// none.
+pub fn is_subject(program: &str) -> bool {
+    judging().subject.as_ref().is_none_or(|subject| subject.name == program)
+}
+
 /// How much of a load to run: all of it, or a third where `cargo lesson` judges an attempt, and a
 /// learner waits.
 pub fn load(all: u64) -> u64 {

@@ -22,7 +22,7 @@ use truth::{Case, Fact, Family, Plan, Tool, together};
 use crate::{
     disks,
     peers::Peer,
-    run::{Running, is_judged, program, wait_until},
+    run::{Running, is_subject, judging, program, wait_until},
 };
 
 /// The groups of `truth/cases.toml`.
@@ -150,7 +150,7 @@ fn group(name: &str) -> Result<()> {
     let asked = |tool: &Tool| cases.iter().any(|case| case.runs_beside(tool));
     let tools: Vec<Tool> = truth::all_tools()?
         .into_iter()
-        .filter(|tool| tool.family <= Family::Lessons && asked(tool) && is_judged(&tool.argv[0]))
+        .filter(|tool| tool.family <= Family::Lessons && asked(tool) && is_subject(&tool.argv[0]))
         .collect();
     ensure!(!tools.is_empty(), "no tool is asked");
     let wrong = judged(&cases, &tools)?;
@@ -158,7 +158,8 @@ fn group(name: &str) -> Result<()> {
         return Ok(());
     }
     let mut text = shown(&wrong);
-    if cases.len() > 1 {
+    // Of a program that has to be refused, nobody asks by which load.
+    if cases.len() > 1 && judging().subject.is_none() {
         println!("{text}each load alone:");
         let tools: Vec<Tool> = wrong.into_iter().map(|(tool, _)| tool).collect();
         for case in &cases {

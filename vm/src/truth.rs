@@ -177,7 +177,7 @@ pub fn main(options: &Options) -> Result<i32> {
     if options.reproduce.is_some() {
         let (case, tool) = (&cases[0], &tools[0]);
         println!("tool:  {}", tool.argv.join(" "));
-        println!("load:  {} (tests/guest/truth/cases.rs, {}())", case.load, case.name);
+        println!("load:  {} (tests/guest/table/loads.rs, {}())", case.load, case.name);
         println!("judge: {}", case.judge);
         for cell in found.cells(&case.name, &tool.name) {
             println!("{cell}");
