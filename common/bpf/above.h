@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* From a bio that a disk gets to the bio above it. Stage 11 explains it. */
+/* From a bio that a disk gets to the bio above it. `slow_io` explains it. */
 #ifndef __ABOVE_H__
 #define __ABOVE_H__
 

@@ -24,7 +24,7 @@ const UNSUPPORTED: u8 = 3;
 
 const AFTER_HELP: &str = "\
 Ctrl-C and SIGTERM end the program as --duration does: it prints its results.
-Privileges: root. For all programs but stage10 and stage12, these capabilities are enough:
+Privileges: root. For all programs but stage12 and ctracer, these capabilities are enough:
 CAP_BPF and CAP_PERFMON (to load BPF programs), CAP_DAC_READ_SEARCH (to read tracefs),
 CAP_SYSLOG (to see the addresses of functions), and CAP_DAC_OVERRIDE for event lines.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it.";

@@ -23,6 +23,23 @@ pub fn stages(root: &Path) -> std::io::Result<Vec<String>> {
     Ok(stages)
 }
 
+/// The directories of the tools, relative to the workspace's root: `tools/cachetop` first.
+pub fn tools(root: &Path) -> std::io::Result<Vec<String>> {
+    let entries = root.join("tools").read_dir()?;
+    let tools = entries.map(|entry| Ok(format!("tools/{}", entry?.file_name().to_string_lossy())));
+    let mut tools = tools.collect::<std::io::Result<Vec<_>>>()?;
+    tools.retain(|tool| root.join(tool).join("Cargo.toml").exists());
+    tools.sort();
+    Ok(tools)
+}
+
+/// The package of a stage or a tool, by its directory: `stage04` of `stage04_max_latency`, `slow_io` of
+/// `tools/slow_io`. `None` for any other directory.
+pub fn package_in(directory: &str) -> Option<&str> {
+    let stage = directory.split('_').next().filter(|name| name.starts_with("stage"));
+    stage.or(directory.strip_prefix("tools/"))
+}
+
 /// Writes a file whose content has changed, at once: another cargo may be reading it.
 pub fn write(file: &Path, text: &str) -> Result<()> {
     if fs::read_to_string(file).is_ok_and(|old| old == text) {

@@ -104,10 +104,7 @@ impl Exercise {
     /// Under which name the judges start the attempt: that of the stage whose place it takes.
     pub fn judged_as(&self) -> String {
         let directory = self.solution.to_string_lossy();
-        match directory.split_once('_') {
-            Some((stage, _)) if stage.starts_with("stage") => stage.to_owned(),
-            _ => "exercise".to_owned(),
-        }
+        host::package_in(&directory).unwrap_or("exercise").to_owned()
     }
 
     /// Whether it belongs to the order of the stages: its answer is one.

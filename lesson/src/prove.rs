@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use host::{events::Verdict, judging::Subject, room::Room, stages};
+use host::{events::Verdict, judging::Subject, room::Room, stages, tools};
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -424,17 +424,14 @@ fn claims(
     Ok(claims)
 }
 
-/// `stage04` of `stage04_max_latency`.
 fn stage_of(directory: &Path) -> Option<String> {
-    let name = directory.to_string_lossy();
-    let stage = name.split('_').next().filter(|name| name.starts_with("stage"))?;
-    Some(stage.to_owned())
+    host::package_in(&directory.to_string_lossy()).map(str::to_owned)
 }
 
 /// The experiments of all READMEs, in order.
 fn experiments(root: &Path) -> Result<Vec<Experiment>> {
     let mut experiments = Vec::new();
-    for stage in stages(root)? {
+    for stage in stages(root)?.into_iter().chain(tools(root)?) {
         let readme = fs::read_to_string(root.join(&stage).join("README.md"))?;
         experiments.extend(of_readme(&stage, &readme));
     }
@@ -484,7 +481,7 @@ fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, St
             let Experiment { stage, edits, .. } = experiment;
             let copy = tempfile::tempdir()?;
             let script = format!(
-                "set -e; mkdir {0}/common; cp -r common/bpf {0}/common; cp -r {stage} {0}; cd {0}\n{edits}\n\
+                "set -e; cp -r --parents common/bpf {stage} {0}; cd {0}\n{edits}\n\
                  if ! diff -qr {1}/common/bpf common/bpf; then cp common/bpf/*.h {stage}/src; fi",
                 copy.path().display(),
                 root.display()

@@ -114,7 +114,7 @@ fn capabilities_are_enough() -> Result<()> {
             ("stage03", ""),
             ("stage06", "--quiet"),
             ("stage09", "--quiet 1"),
-            ("stage11", "--min 1us"),
+            ("slow_io", "--min 1us"),
         ];
         for (name, arguments) in programs {
             let mut set = ENOUGH.to_vec();
@@ -133,7 +133,7 @@ fn capabilities_are_enough() -> Result<()> {
             let seen = match name {
                 "stage03" | "stage06" => count(&ended.stdout, "bios completed")?,
                 "stage00" => count(&ended.stdout, "requests completed")?,
-                "stage11" => {
+                "slow_io" => {
                     ended.stdout.lines().filter(|line| line.ends_with(" dd")).count() as u64
                 }
                 _ => continue,
@@ -167,10 +167,10 @@ fn a_missing_capability_is_named() -> Result<()> {
     let judged = say("stage06", &ENOUGH, "sysctl kernel.perf_event_paranoid=2").and_then(|()| {
         fs::write(PARANOID, "2")?;
         say("stage01", &ENOUGH, "CAP_DAC_OVERRIDE is missing")?;
-        say("stage12", &ENOUGH, "CAP_SYS_ADMIN is missing")?;
+        say("ctracer", &ENOUGH, "CAP_SYS_ADMIN is missing")?;
         match fs::read_to_string("/proc/kallsyms")?.contains(" register_fprobe_ips") {
-            true => Ok(()), // stage 10 needs no kernel events here
-            false => say("stage10", &ENOUGH, "CAP_DAC_OVERRIDE is missing"),
+            true => Ok(()), // stage 12 needs no kernel events here
+            false => say("stage12", &ENOUGH, "CAP_DAC_OVERRIDE is missing"),
         }
     });
     fs::write(PARANOID, paranoid.trim())?;
@@ -345,8 +345,8 @@ fn a_reader_may_go() -> Result<()> {
         ("stage04", "--verbose --quiet --duration 1s 2>&1 | head -n 1"),
         ("stage00", "--duration 1s | true"),
         ("stage02", "--duration 1s | true"),
-        ("stage12", "--only submit_bio --duration 1s | head -n 1"),
-        ("stage12", "--only submit_bio --json --duration 1s | true"),
+        ("ctracer", "--only submit_bio --duration 1s | head -n 1"),
+        ("ctracer", "--only submit_bio --json --duration 1s | true"),
     ];
     let running = pipes.map(|(name, pipe)| {
         let path = program(name);
@@ -363,7 +363,7 @@ fn a_reader_may_go() -> Result<()> {
 
 /// A disk that is full is no reader that has gone.
 fn a_full_disk_is_1() -> Result<()> {
-    for (name, options) in [("stage06", "--quiet"), ("stage12", "--quiet --only submit_bio")] {
+    for (name, options) in [("stage06", "--quiet"), ("ctracer", "--quiet --only submit_bio")] {
         let path = program(name);
         let script = format!("{} {options} --duration 1s >/dev/full", path.display());
         let ended = Running::bash(&script)?.end()?;

@@ -1,4 +1,4 @@
-//! Stage 12, judged by bpftool, fio, stage 04 and the tables that we give to device mapper.
+//! `ctracer`, judged by bpftool, fio, stage 04 and the tables that we give to device mapper.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -16,12 +16,12 @@ use crate::{
 };
 
 tests![
-    stage12_finds_the_functions,
-    stage12_follows_a_bio,
-    stage12_balances_its_ledger,
-    stage12_filters_objects,
-    stage12_leaves_nothing,
-    stage12_says_what_is_wrong,
+    ctracer_finds_the_functions,
+    ctracer_follows_a_bio,
+    ctracer_balances_its_ledger,
+    ctracer_filters_objects,
+    ctracer_leaves_nothing,
+    ctracer_says_what_is_wrong,
 ];
 
 /// Attaching one probe after the other takes long (6.1): only those that the test looks at.
@@ -87,8 +87,8 @@ fn takers(btf: &str, names: &mut BTreeSet<String>) -> Result<()> {
 }
 
 /// What `--list` prints, against BTF by bpftool and the kernel's list of functions.
-fn stage12_finds_the_functions() -> Result<()> {
-    finds_the_functions("stage12")
+fn ctracer_finds_the_functions() -> Result<()> {
+    finds_the_functions("ctracer")
 }
 
 /// The same of a stage that has this option.
@@ -158,7 +158,7 @@ fn field(events: &[&Value], life: u64, at: usize, name: &str) -> Result<Value> {
 
 /// One run over four reads: of a disk, beside stage 04; through a partition; through device mapper;
 /// and one that is split.
-fn stage12_follows_a_bio() -> Result<()> {
+fn ctracer_follows_a_bio() -> Result<()> {
     let slow = NullBlk::slow()?;
     let disk = &slow.name;
     shell(&format!(
@@ -171,11 +171,11 @@ fn stage12_follows_a_bio() -> Result<()> {
     follows(&all, &output, &other)
 }
 
-/// What stage 12 says of a read of a disk, a partition, a mapped device, and of a large one; and what
+/// What `ctracer` says of a read of a disk, a partition, a mapped device, and of a large one; and what
 /// stage 04 says of the first.
 fn four_reads(disk: &str, partition: &str, linear: &Mapped) -> Result<(String, String)> {
     let arguments: Vec<&str> = FEW.into_iter().chain(["--json"]).collect();
-    let running = Running::stage("stage12", &arguments)?;
+    let running = Running::stage("ctracer", &arguments)?;
     let other = Running::stage("stage04", &["--quiet"])?;
     let read = |device: &str, count: &str| {
         shell(&format!("dd if={device} of=/dev/null iflag=direct {count} 2>&1"))
@@ -301,9 +301,9 @@ pub fn balanced(events: &[&Value]) -> Result<()> {
 }
 
 /// Every hit of four probes by every I/O that fio reports, to the event.
-fn stage12_balances_its_ledger() -> Result<()> {
+fn ctracer_balances_its_ledger() -> Result<()> {
     let disk = disks::virtio()?;
-    let running = Running::stage("stage12", &["--quiet", "--only=submit_bio", "--only=bio_endio"])?;
+    let running = Running::stage("ctracer", &["--quiet", "--only=submit_bio", "--only=bio_endio"])?;
     let report = fio(&format!(
         "--filename=/dev/{disk} --direct=1 --rw=randread --bs=4k --ioengine=libaio --iodepth=16 \
          --numjobs=2 --number_ios=1500"
@@ -323,7 +323,7 @@ fn stage12_balances_its_ledger() -> Result<()> {
 }
 
 /// Of two processes that read two disks, the bios of one process and one disk.
-fn stage12_filters_objects() -> Result<()> {
+fn ctracer_filters_objects() -> Result<()> {
     // A completion that interrupts a probe is missed: this disk's come long after the submit's probes,
     // when nobody else reads.
     let delayed = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
@@ -344,7 +344,7 @@ fn stage12_filters_objects() -> Result<()> {
     let (pid, dev) = (process.id().to_string(), disks::numbers(disk)?);
     let functions = ["--only=submit_bio", "--only=bio_endio", "--only=bio_init"];
     let filters = ["--json", "--pid", &pid, "--dev", &dev];
-    let mut command = std::process::Command::new(program("stage12"));
+    let mut command = std::process::Command::new(program("ctracer"));
     let mut running = Running::spawn(command.args(functions).args(filters))?;
     running.wait_for("tracing")?;
     shell(&read(disk))?;
@@ -377,12 +377,12 @@ fn programs_left() -> Result<bool> {
 }
 
 /// After the two signals that end it, after SIGKILL while attached, and after Ctrl-C before.
-fn stage12_leaves_nothing() -> Result<()> {
+fn ctracer_leaves_nothing() -> Result<()> {
     let before = loaded()?;
     let expedited = || fs::read_to_string("/sys/kernel/rcu_expedited");
     let usual = expedited()?;
     for signal in [Signal::INT, Signal::TERM] {
-        let running = Running::stage("stage12", &["--only=submit_bio*"])?;
+        let running = Running::stage("ctracer", &["--only=submit_bio*"])?;
         ensure!(programs_left()? && !loaded()?.is_subset(&before), "nothing is loaded");
         running.signal(signal)?;
         let ended = running.end()?;
@@ -393,13 +393,13 @@ fn stage12_leaves_nothing() -> Result<()> {
         ensure!(expedited()? == usual, "grace periods are still expedited");
         wait_until_unloaded(&before)?;
     }
-    let running = Running::stage("stage12", &["--only=submit_bio*"])?;
+    let running = Running::stage("ctracer", &["--only=submit_bio*"])?;
     ensure!(programs_left()?, "nothing is attached");
     running.signal(Signal::KILL)?;
     running.end()?;
     wait_until("the kernel forgets the probes", || Ok(!programs_left()?))?;
 
-    let mut command = std::process::Command::new(program("stage12"));
+    let mut command = std::process::Command::new(program("ctracer"));
     let running = Running::spawn(command.args(["--duration=100s"]))?;
     let fds = format!("/proc/{}/fd", running.id());
     wait_until("a program is loaded", || {
@@ -410,7 +410,7 @@ fn stage12_leaves_nothing() -> Result<()> {
     wait_until("the kernel forgets the probes", || Ok(!programs_left()?))
 }
 
-fn stage12_says_what_is_wrong() -> Result<()> {
+fn ctracer_says_what_is_wrong() -> Result<()> {
     let wrong: [(&[&str], i32, &str); 6] = [
         (&["--type=nonesuch"], 1, "this kernel has no struct nonesuch"),
         (&["--type=inode", "--dev=254:0"], 1, "--dev needs bios"),
@@ -421,7 +421,7 @@ fn stage12_says_what_is_wrong() -> Result<()> {
     ];
     for (arguments, code, message) in wrong {
         let running =
-            Running::spawn(std::process::Command::new(program("stage12")).args(arguments))?;
+            Running::spawn(std::process::Command::new(program("ctracer")).args(arguments))?;
         let disk = disks::virtio()?;
         let mut running = running;
         if message == "incomplete" {

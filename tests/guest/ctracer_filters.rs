@@ -1,4 +1,4 @@
-//! Stage 12's filters, judged by fio: which reads of which disk and which process there were.
+//! `ctracer`'s filters, judged by fio: which reads of which disk and which process there were.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,12 +15,12 @@ use crate::{
 };
 
 tests![
-    stage12_follows_one_disk,
-    stage12_follows_one_process,
-    stage12_samples_lives_of_one_address,
-    stage12_takes_only_a_process,
-    stage12_filters_by_field,
-    stage12_shows_lives_with_errors,
+    ctracer_follows_one_disk,
+    ctracer_follows_one_process,
+    ctracer_samples_lives_of_one_address,
+    ctracer_takes_only_a_process,
+    ctracer_filters_by_field,
+    ctracer_shows_lives_with_errors,
 ];
 
 /// Where functions are attached one by one (6.1), all of them take too long.
@@ -54,11 +54,11 @@ fn submitted_once(submits: &[Value]) -> Result<()> {
 }
 
 /// The reads of one disk out of four loads, on three disks, whose bios share their memory.
-fn stage12_follows_one_disk() -> Result<()> {
+fn ctracer_follows_one_disk() -> Result<()> {
     let (wanted, data, nvme) = (disks::virtio()?, disks::data()?, disks::nvme()?);
     let dev = format!("--dev={}", disks::numbers(&wanted)?);
     for functions in sets()? {
-        let running = Running::stage("stage12", &[functions, &["--json", &dev]].concat())?;
+        let running = Running::stage("ctracer", &[functions, &["--json", &dev]].concat())?;
         let mut expected = 0;
         for (disk, count) in [(&wanted, 50), (&data, 200), (&nvme, 200), (&wanted, 50)] {
             let report = fio(&format!(
@@ -90,7 +90,7 @@ fn stage12_follows_one_disk() -> Result<()> {
 }
 
 /// The reads of one process, while others read the same disk, before, meanwhile and after.
-fn stage12_follows_one_process() -> Result<()> {
+fn ctracer_follows_one_process() -> Result<()> {
     let disk = disks::virtio()?;
     let read = format!(
         "fio --thread --name=t --filename=/dev/{disk} --direct=1 --rw=randread --bs=4k \
@@ -102,7 +102,7 @@ fn stage12_follows_one_process() -> Result<()> {
         let one = format!("{}\nexec {read} --number_ios=50 --rate_iops=50", Gate::WAIT);
         let process = Running::bash(&one)?;
         let pid = process.id().to_string();
-        let mut command = Command::new(program("stage12"));
+        let mut command = Command::new(program("ctracer"));
         command.args(functions).args(["--json", "--pid", &pid]);
         let mut running = Running::spawn(&mut command)?;
         running.wait_for(": tracing ")?;
@@ -128,10 +128,10 @@ fn stage12_follows_one_process() -> Result<()> {
 }
 
 /// One I/O in ten, of one thread that uses the same memory for all of them.
-fn stage12_samples_lives_of_one_address() -> Result<()> {
+fn ctracer_samples_lives_of_one_address() -> Result<()> {
     let disk = NullBlk::new(&[])?;
     for functions in sets()? {
-        let running = Running::stage("stage12", &[functions, &["--json", "--sample=10"]].concat())?;
+        let running = Running::stage("ctracer", &[functions, &["--json", "--sample=10"]].concat())?;
         // One CPU: each one counts by itself.
         fio(&format!(
             "--filename=/dev/{} --direct=1 --rw=read --bs=4k --ioengine=psync --number_ios=400 \
@@ -164,14 +164,14 @@ fn stage12_samples_lives_of_one_address() -> Result<()> {
 
 /// A part of a sequential read by its sectors, and of a mixed load the writes, which the disk counts
 /// itself.
-fn stage12_filters_by_field() -> Result<()> {
+fn ctracer_filters_by_field() -> Result<()> {
     let disk = NullBlk::new(&[("memory_backed", "0")])?;
     let io = |options: &str| {
         fio(&format!("--filename=/dev/{} --direct=1 --bs=4k --number_ios=400 {options}", disk.name))
     };
     let run = |filter: &str, options: &str| -> Result<(Vec<Value>, Vec<Value>)> {
         let arguments = ["--only=submit_bio*", "--only=bio_*", "--json", "--filter", filter];
-        let running = Running::stage("stage12", &arguments)?;
+        let running = Running::stage("ctracer", &arguments)?;
         io(options)?;
         let (all, submits) = parse(&running.interrupt()?)?;
         submitted_once(&submits)?;
@@ -215,14 +215,14 @@ fn stage12_filters_by_field() -> Result<()> {
         ("bi_sectors == 1", 1, "no field bi_sectors"),
         ("bi_iter == 1", 1, "like bi_iter.bi_sector"),
     ] {
-        let ended = stage("stage12", &["--filter", filter])?;
+        let ended = stage("ctracer", &["--filter", filter])?;
         ensure!(ended.code == Some(code) && ended.stderr.contains(message), "{filter}: {ended:?}");
     }
     Ok(())
 }
 
 /// A disk of which one half answers every read with an error.
-fn stage12_shows_lives_with_errors() -> Result<()> {
+fn ctracer_shows_lives_with_errors() -> Result<()> {
     let disk = NullBlk::new(&[])?;
     let table = format!("0 8192 linear /dev/{} 0;8192 8192 error", disk.name);
     let bad = Mapped::new("bad", &table)?;
@@ -236,7 +236,7 @@ fn stage12_shows_lives_with_errors() -> Result<()> {
         Ok(results.collect::<Result<Vec<bool>>>()?.iter().filter(|&&failed| failed).count() as u64)
     };
     let arguments = ["--only=submit_bio*", "--only=bio_*", "--errors"];
-    let running = Running::stage("stage12", &[&arguments[..], &["--json"]].concat())?;
+    let running = Running::stage("ctracer", &[&arguments[..], &["--json"]].concat())?;
     let failed = load()?;
     let (all, submits) = parse(&running.interrupt()?)?;
     ensure!(failed == 4, "{failed} reads have failed");
@@ -250,7 +250,7 @@ fn stage12_shows_lives_with_errors() -> Result<()> {
         lines(&all, "life").map(|life| number(&life["life"])).collect::<Result<_>>()?;
     ensure!(lives == (0..failed).collect(), "lives: {lives:?}");
 
-    let running = Running::stage("stage12", &arguments)?;
+    let running = Running::stage("ctracer", &arguments)?;
     load()?;
     let output = running.interrupt()?;
     ensure!(output.matches("submit_bio(struct bio *bio) #").count() as u64 == failed, "{output}");
@@ -260,7 +260,7 @@ fn stage12_shows_lives_with_errors() -> Result<()> {
 }
 
 /// What --pid says of a number that is no process.
-fn stage12_takes_only_a_process() -> Result<()> {
+fn ctracer_takes_only_a_process() -> Result<()> {
     let mut gone = Command::new("true").spawn()?;
     gone.wait()?;
     let gone = gone.id().to_string();
@@ -268,7 +268,7 @@ fn stage12_takes_only_a_process() -> Result<()> {
     for (pid, message) in
         [(gone.as_str(), "there is no such process"), ("0", "from 1"), ("sh", "not a number")]
     {
-        let ended = stage("stage12", &["--pid", pid])?;
+        let ended = stage("ctracer", &["--pid", pid])?;
         ensure!(ended.code == Some(2) && ended.stderr.contains(message), "{pid}: {ended:?}");
     }
     Ok(())

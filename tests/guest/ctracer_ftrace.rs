@@ -1,4 +1,4 @@
-//! Stage 12 beside the kernel's own tracer: what calls what, with which object, and what it returns.
+//! `ctracer` beside the kernel's own tracer: what calls what, with which object, and what it returns.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -17,9 +17,9 @@ use crate::{
 };
 
 tests![
-    stage12_nests_as_ftrace_says,
-    stage12_has_ftraces_arguments_and_values,
-    stage12_names_errors,
+    ctracer_nests_as_ftrace_says,
+    ctracer_has_ftraces_arguments_and_values,
+    ctracer_names_errors,
 ];
 
 /// The function graph tracer, for some functions. There is one for all: it has no instance.
@@ -129,7 +129,7 @@ fn parse(text: &str) -> Result<Threads> {
     Ok(threads)
 }
 
-/// The same from stage 12's events.
+/// The same from `ctracer`'s events.
 fn steps<'a>(events: impl Iterator<Item = &'a Value>) -> Result<Threads> {
     let mut threads = Threads::new();
     let mut last = BTreeMap::new();
@@ -154,14 +154,14 @@ fn steps<'a>(events: impl Iterator<Item = &'a Value>) -> Result<Threads> {
     Ok(threads)
 }
 
-/// What stage 12 records while `judged` runs a load, without what comes before and after; and what
+/// What `ctracer` records while `judged` runs a load, without what comes before and after; and what
 /// the judge says.
 fn beside<T>(
     arguments: &[&str],
     judged: impl FnOnce() -> Result<T>,
     compare: impl Fn(&[&Value], T) -> Result<()>,
 ) -> Result<()> {
-    let running = Running::stage("stage12", &[arguments, &["--json"]].concat())?;
+    let running = Running::stage("ctracer", &[arguments, &["--json"]].concat())?;
     let start = now();
     let judge = judged()?;
     let end = now();
@@ -177,9 +177,9 @@ fn beside<T>(
     compare(&events, judge).with_context(|| ledger.to_string())
 }
 
-/// The functions that stage 12 traces, and what they return: `int`, `struct bio *`.
+/// The functions that `ctracer` traces, and what they return: `int`, `struct bio *`.
 fn functions() -> Result<BTreeMap<String, String>> {
-    let listed = stage("stage12", &["--list"])?;
+    let listed = stage("ctracer", &["--list"])?;
     let (traced, _) = listed.stdout.split_once("\nLeft out:\n").context("no list")?;
     let function = |line: &str| {
         let declaration = line.split('(').next().unwrap_or_default();
@@ -192,7 +192,7 @@ fn functions() -> Result<BTreeMap<String, String>> {
 
 /// A direct read by one thread, from the call to the completion in an interrupt: every call and every
 /// return, of all functions, in the same order and as deep.
-fn stage12_nests_as_ftrace_says() -> Result<()> {
+fn ctracer_nests_as_ftrace_says() -> Result<()> {
     let disk = NullBlk::slow()?;
     let functions: Vec<String> = functions()?.into_keys().collect();
     let read = format!("dd if=/dev/{} of=/dev/null bs=64k count=2 iflag=direct 2>&1", disk.name);
@@ -269,7 +269,7 @@ fn in_ftraces_words(returned: &str) -> Option<&'static str> {
 }
 
 /// The same objects in the same positions, the same other arguments and values, as probes of ftrace see.
-fn stage12_has_ftraces_arguments_and_values() -> Result<()> {
+fn ctracer_has_ftraces_arguments_and_values() -> Result<()> {
     let (disk, known) = (NullBlk::slow()?, functions()?);
     let probed = PROBED.iter().filter_map(|(name, position)| {
         known.get(*name).map(|returns| (*name, *position, in_ftraces_words(returns)))
@@ -339,11 +339,11 @@ fn stage12_has_ftraces_arguments_and_values() -> Result<()> {
 
 /// A path that does not exist: the system call says ENOENT, and so do the functions below it, one with
 /// a pointer and one with an int.
-fn stage12_names_errors() -> Result<()> {
+fn ctracer_names_errors() -> Result<()> {
     let functions = ["--only=do_filp_open", "--only=do_file_open", "--only=filename_lookup"];
     let arguments = [&functions[..], &["--type=filename"]].concat();
     let load = || shell("! cat /no/such/file 2>/dev/null; ! test -e /no/such/file");
-    let running = Running::stage("stage12", &[&arguments[..], &["--json"]].concat())?;
+    let running = Running::stage("ctracer", &[&arguments[..], &["--json"]].concat())?;
     load()?;
     let output = running.interrupt()?;
     let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
@@ -361,7 +361,7 @@ fn stage12_names_errors() -> Result<()> {
     ensure!(failed["errno"] == "ENOENT", "{failed}");
     ensure!(numbers.iter().all(|event| event["value"].is_i64()), "{output}");
 
-    let running = Running::stage("stage12", &arguments)?;
+    let running = Running::stage("ctracer", &arguments)?;
     load()?;
     let output = running.interrupt()?;
     for name in ["do_fil", "filename_lookup"] {

@@ -1,4 +1,4 @@
-//! Stage 12's files beside its JSON lines, and its bounds: samples, a full buffer, a last event.
+//! `ctracer`'s files beside its JSON lines, and its bounds: samples, a full buffer, a last event.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -18,21 +18,21 @@ use crate::{
 };
 
 tests![
-    stage12_writes_one_trace_in_all_forms,
-    stage12_samples_whole_lives,
-    stage12_says_what_it_has_lost,
-    stage12_ends_after_the_last_event,
-    stage12_prints_no_control_characters,
-    stage12_writes_each_output,
-    stage12_has_one_json_type_per_field,
+    ctracer_writes_one_trace_in_all_forms,
+    ctracer_samples_whole_lives,
+    ctracer_says_what_it_has_lost,
+    ctracer_ends_after_the_last_event,
+    ctracer_prints_no_control_characters,
+    ctracer_writes_each_output,
+    ctracer_has_one_json_type_per_field,
 ];
 
 /// One run with clones and parts.
-fn stage12_writes_one_trace_in_all_forms() -> Result<()> {
+fn ctracer_writes_one_trace_in_all_forms() -> Result<()> {
     let (disk, nvme) = (disks::virtio()?, disks::nvme()?);
     let linear = Mapped::new("forms", &format!("0 16384 linear /dev/{disk} 8192"))?;
     let files = ["--json", "--perfetto=/run/perfetto", "--html=/run/html", "--folded=/run/folded"];
-    let running = Running::stage("stage12", &[&FEW[..], &files].concat())?;
+    let running = Running::stage("ctracer", &[&FEW[..], &files].concat())?;
     let read = |device: &str, size: &str| {
         shell(&format!("dd if={device} of=/dev/null bs={size} count=3 iflag=direct 2>&1"))
     };
@@ -226,12 +226,12 @@ fn folded(file: &str, calls: &Calls) -> Result<()> {
 }
 
 /// One bio in five: so many of them, each with all that happens to a bio.
-fn stage12_samples_whole_lives() -> Result<()> {
+fn ctracer_samples_whole_lives() -> Result<()> {
     let disk = NullBlk::slow()?;
     let functions = ["submit_bio", "bio_init", "bio_endio", "bio_uninit"];
     let only = functions.map(|function| format!("--only={function}"));
     let only: Vec<&str> = only.iter().map(String::as_str).collect();
-    let running = Running::stage("stage12", &[&only[..], &["--json", "--sample=5"]].concat())?;
+    let running = Running::stage("ctracer", &[&only[..], &["--json", "--sample=5"]].concat())?;
     fio(&format!(
         "--filename=/dev/{} --direct=1 --rw=randread --bs=4k --ioengine=psync --number_ios=100",
         disk.name
@@ -268,13 +268,13 @@ fn sampled(all: &[Value], functions: &[&str]) -> Result<()> {
 
 /// The reader sleeps until the ring buffer is full. What was written before arrives, the rest is
 /// counted.
-fn stage12_says_what_it_has_lost() -> Result<()> {
+fn ctracer_says_what_it_has_lost() -> Result<()> {
     let disk = NullBlk::new(&[])?;
     let functions = ["submit_bio*", "bio_init", "bio_endio", "bio_uninit", "bio_associate_blkg*"];
     let only = functions.map(|function| format!("--only={function}"));
     let only: Vec<&str> = only.iter().map(String::as_str).collect();
     let running =
-        Running::stage("stage12", &[&only[..], &["--quiet", "--max-events=9999999"]].concat())?;
+        Running::stage("ctracer", &[&only[..], &["--quiet", "--max-events=9999999"]].concat())?;
     running.signal(Signal::STOP)?;
     let report = fio(&format!(
         "--filename=/dev/{} --direct=1 --rw=randread --bs=4k --ioengine=psync --norandommap \
@@ -301,10 +301,10 @@ fn stage12_says_what_it_has_lost() -> Result<()> {
 
 /// --max-events: so many are shown, and the ledger counts the others too; an end that only an fentry
 /// program has seen is no event.
-fn stage12_ends_after_the_last_event() -> Result<()> {
+fn ctracer_ends_after_the_last_event() -> Result<()> {
     let disk = disks::virtio()?;
     let arguments = ["--json", "--max-events=7", "--only=submit_bio", "--only=bio_endio"];
-    let running = Running::stage("stage12", &arguments)?;
+    let running = Running::stage("ctracer", &arguments)?;
     fio(&format!(
         "--filename=/dev/{disk} --direct=1 --rw=randread --bs=4k --ioengine=libaio --iodepth=32 \
          --numjobs=4 --number_ios=200 --size=64M"
@@ -322,11 +322,11 @@ fn stage12_ends_after_the_last_event() -> Result<()> {
 }
 
 /// Threads with odd names: escape sequences, an end of line, separators, no name at all.
-fn stage12_prints_no_control_characters() -> Result<()> {
+fn ctracer_prints_no_control_characters() -> Result<()> {
     let disk = disks::virtio()?;
     let functions = ["--only=submit_bio", "--only=bio_endio"];
     let run = |arguments: &[&str]| -> Result<String> {
-        let running = Running::stage("stage12", &[&functions[..], arguments].concat())?;
+        let running = Running::stage("ctracer", &[&functions[..], arguments].concat())?;
         let name = |name: &std::ffi::CStr| rustix::thread::set_name(name).context("set_name");
         for odd in [c"\x1b[31mred\nline", c"", c"a;b c\x7f", c"\xc2\x9b5n", c"\t"] {
             fs::write("/proc/sys/vm/drop_caches", "1")?;
@@ -363,7 +363,7 @@ fn stage12_prints_no_control_characters() -> Result<()> {
 }
 
 /// A full disk takes one of three outputs, or the standard output, and no other one.
-fn stage12_writes_each_output() -> Result<()> {
+fn ctracer_writes_each_output() -> Result<()> {
     let disk = disks::virtio()?;
     let read = format!("dd if=/dev/{disk} of=/dev/null bs=4k count=4 iflag=direct 2>&1");
     let run = |files: &[&str]| -> Result<crate::run::Ended> {
@@ -371,7 +371,7 @@ fn stage12_writes_each_output() -> Result<()> {
             fs::remove_file(file).ok();
         }
         let arguments = [&["--only=submit_bio", "--quiet"], files].concat();
-        let running = Running::stage("stage12", &arguments)?;
+        let running = Running::stage("ctracer", &arguments)?;
         shell(&read)?;
         running.signal(Signal::INT)?;
         running.end()
@@ -393,7 +393,7 @@ fn stage12_writes_each_output() -> Result<()> {
     ensure!(ended.stderr.matches("/dev/full is incomplete").count() == 2, "{ended:?}");
     complete(true, false, false)?;
     let arguments = "--only=submit_bio --json --duration=1s --html=/run/html";
-    let stage = crate::run::program("stage12");
+    let stage = crate::run::program("ctracer");
     let ended = Running::bash(&format!("{} {arguments} >/dev/full", stage.display()))?.end()?;
     ensure!(ended.code == Some(1) && ended.stderr.contains("No space left"), "{ended:?}");
     complete(true, false, false)?;
@@ -402,19 +402,19 @@ fn stage12_writes_each_output() -> Result<()> {
         ["--html=/run/same", "--perfetto=/run/same"],
         ["--html=/run/same", "--folded=/run/../run/./same"],
     ] {
-        let ended = crate::run::stage("stage12", &twice)?;
+        let ended = crate::run::stage("ctracer", &twice)?;
         ensure!(ended.code == Some(2) && ended.stderr.contains("hold two outputs"), "{ended:?}");
     }
-    let ended = crate::run::stage("stage12", &["--type="])?;
+    let ended = crate::run::stage("ctracer", &["--type="])?;
     ensure!(ended.code == Some(2), "{ended:?}");
     Ok(())
 }
 
 /// Programs called `true` and `12345`: the name of a thread is a text, whatever it is.
-fn stage12_has_one_json_type_per_field() -> Result<()> {
+fn ctracer_has_one_json_type_per_field() -> Result<()> {
     shell("cp $(command -v sleep) /run/12345; cp $(command -v sleep) /run/true")?;
     let arguments = ["--type=task_struct", "--json", "--only=exit_signals"];
-    let running = Running::stage("stage12", &arguments)?;
+    let running = Running::stage("ctracer", &arguments)?;
     shell("/run/12345 0; /run/true 0")?;
     let output = running.interrupt()?;
     let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;

@@ -1,4 +1,4 @@
-//! Stage 12 with requests, judged by fio: one life a request, on every kind of disk.
+//! `ctracer` with requests, judged by fio: one life a request, on every kind of disk.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use crate::{
     run::{Running, count, fio, judged_weakly, may_skip},
 };
 
-tests![stage12_gives_each_request_a_life, stage12_sees_the_ends_that_probes_miss,];
+tests![ctracer_gives_each_request_a_life, ctracer_sees_the_ends_that_probes_miss,];
 
 /// As many lives as fio has read blocks, and all of them end, though many completions interrupt
 /// somebody's probe, which the ledger tells.
-fn stage12_sees_the_ends_that_probes_miss() -> Result<()> {
+fn ctracer_sees_the_ends_that_probes_miss() -> Result<()> {
     let disk = disks::virtio()?;
     let functions = ["--only=submit_bio*", "--only=bio_*", "--only=blk*"];
-    let running = Running::stage("stage12", &[&functions[..], &["--quiet"]].concat())?;
+    let running = Running::stage("ctracer", &[&functions[..], &["--quiet"]].concat())?;
     let report = fio(&format!(
         "--filename=/dev/{disk} --direct=1 --rw=randread --bs=4k --ioengine=libaio --iodepth=32 \
          --numjobs=4 --number_ios=250 --size=200M"
@@ -60,13 +60,13 @@ const FUNCTIONS: &[&str] = &[
 
 /// So many reads of each disk are so many lives, and all of them end. Where the kernel has skipped a
 /// hit, which the ledger tells, an end may be missing.
-fn stage12_gives_each_request_a_life() -> Result<()> {
+fn ctracer_gives_each_request_a_life() -> Result<()> {
     const READS: u64 = 200;
     let null = NullBlk::new(&[])?;
     for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?, null.name.clone()] {
         for engine in ["psync", "libaio --iodepth=16"] {
             let running =
-                Running::stage("stage12", &[FUNCTIONS, &["--type=request", "--json"]].concat())?;
+                Running::stage("ctracer", &[FUNCTIONS, &["--type=request", "--json"]].concat())?;
             let report = fio(&format!(
                 "--filename=/dev/{disk} --direct=1 --rw=randread --bs=4k --ioengine={engine} \
                  --number_ios={READS}"

@@ -1,4 +1,4 @@
-//! Stage 12 with other structs than bios, judged by what the load knows of its objects.
+//! `ctracer` with other structs than bios, judged by what the load knows of its objects.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,11 +16,11 @@ use crate::{
 };
 
 tests![
-    stage12_follows_other_structs,
-    stage12_survives_its_own_events,
-    stage12_knows_a_struct_that_no_function_takes,
-    stage12_gives_each_page_a_life,
-    stage12_keeps_to_its_memory,
+    ctracer_follows_other_structs,
+    ctracer_survives_its_own_events,
+    ctracer_knows_a_struct_that_no_function_takes,
+    ctracer_gives_each_page_a_life,
+    ctracer_keeps_to_its_memory,
 ];
 
 /// A struct, the functions to trace, a load that prints a number, and the field that has to have it in
@@ -71,12 +71,12 @@ fn cases() -> Result<Vec<Case>> {
     ])
 }
 
-fn stage12_follows_other_structs() -> Result<()> {
+fn ctracer_follows_other_structs() -> Result<()> {
     for Case { name, only, load, field } in cases()? {
         let only: Vec<String> = only.iter().map(|glob| format!("--only={glob}")).collect();
         let mut arguments = vec!["--json", "--type", name];
         arguments.extend(only.iter().map(String::as_str));
-        let running = Running::stage("stage12", &arguments)?;
+        let running = Running::stage("ctracer", &arguments)?;
         let expected: u64 = shell(&format!("{{ {load}; }} 2>/dev/null"))?.trim().parse()?;
         let output = running.interrupt()?;
         let all = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
@@ -116,13 +116,13 @@ pub fn adds_up(all: &[Value]) -> Result<()> {
 
 /// What a trace of folios costs in memory makes events itself. It must see Ctrl-C all the same, and
 /// keep to its bounds.
-fn stage12_survives_its_own_events() -> Result<()> {
+fn ctracer_survives_its_own_events() -> Result<()> {
     // One by one, attaching to all functions takes too long.
     let symbols = fs::read_to_string("/proc/kallsyms")?;
     if !symbols.contains(" register_fprobe_ips\n") {
         return not_judged("without fprobe, attaching to all functions takes too long");
     }
-    let mut command = Command::new(program("stage12"));
+    let mut command = Command::new(program("ctracer"));
     let mut running = Running::spawn(command.args(["--type=folio", "--quiet"]))?;
     running.wait_for("tracing")?;
     shell("find /usr/share/doc -maxdepth 1 | wc -l")?;
@@ -136,13 +136,13 @@ fn stage12_survives_its_own_events() -> Result<()> {
 
 /// The page cache is filled and emptied in turn: a folio that is added to it is not the one that was
 /// there before, though they are freed in batches, which no function with a folio tells.
-fn stage12_gives_each_page_a_life() -> Result<()> {
+fn ctracer_gives_each_page_a_life() -> Result<()> {
     let disk = disks::virtio()?;
     let functions = ["filemap_add_folio", "filemap_remove_folio", "__folio_put*", "folio_add_lru"];
     let only = functions.map(|function| format!("--only={function}"));
     let mut arguments = vec!["--type=folio", "--json"];
     arguments.extend(only.iter().map(String::as_str));
-    let running = Running::stage("stage12", &arguments)?;
+    let running = Running::stage("ctracer", &arguments)?;
     for _ in 0..4 {
         shell("echo 1 >/proc/sys/vm/drop_caches")?;
         shell(&format!("dd if=/dev/{disk} of=/dev/null bs=64k count=16 2>&1"))?;
@@ -166,14 +166,14 @@ fn stage12_gives_each_page_a_life() -> Result<()> {
 
 /// A page of task_structs, which have 10,000 bytes each: the kernel knows how much memory the stage has
 /// had, and a run that keeps one event is what it needs beside the trace.
-fn stage12_keeps_to_its_memory() -> Result<()> {
+fn ctracer_keeps_to_its_memory() -> Result<()> {
     const MEMORY: u64 = 32_000;
     // The ring buffer, what was taken out of it when the trace ended, and what waited to be sorted.
     const ON_THE_WAY: u64 = 2 * (16 << 10) + (9 << 10);
     // What malloc() has between the pieces that are in use: eight runs differed by 3.4 MiB.
     const BETWEEN: u64 = (MEMORY + ON_THE_WAY) / 16;
     let run = |bound: &str| -> Result<(u64, String)> {
-        let mut command = Command::new(program("stage12"));
+        let mut command = Command::new(program("ctracer"));
         let functions = ["--only=select_task_rq_*", "--only=wakeup_preempt_*", "--only=set_next_*"];
         command.args(["--type=task_struct", "--quiet", "--html=/run/html", bound]).args(functions);
         let mut running = Running::spawn(&mut command)?;
@@ -211,7 +211,7 @@ fn stage12_keeps_to_its_memory() -> Result<()> {
 }
 
 /// A struct to which the kernel has no pointer at all.
-fn stage12_knows_a_struct_that_no_function_takes() -> Result<()> {
+fn ctracer_knows_a_struct_that_no_function_takes() -> Result<()> {
     let dump = shell("bpftool btf dump file /sys/kernel/btf/vmlinux")?;
     let (mut structs, mut pointed) = (HashMap::<&str, Vec<&str>>::new(), HashSet::new());
     for line in dump.lines() {
@@ -229,7 +229,7 @@ fn stage12_knows_a_struct_that_no_function_takes() -> Result<()> {
         !["(anon)", ""].contains(*name) && ids.len() == 1 && !pointed.contains(ids[0])
     };
     let (name, _) = structs.iter().find(lonely).context("all structs are pointed to")?;
-    let ended = stage("stage12", &["--type", name])?;
+    let ended = stage("ctracer", &["--type", name])?;
     let said =
         ended.stderr.contains(&format!("no function of this kernel takes a struct {name} *"));
     ensure!(ended.code == Some(1) && said, "{ended:?}");

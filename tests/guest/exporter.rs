@@ -30,7 +30,7 @@ use crate::{
 tests![
     exporter_counts_what_the_disks_count,
     exporter_has_fios_latencies,
-    exporter_divides_into_stage_11s_parts,
+    exporter_divides_into_slow_ios_parts,
     exporter_says_what_is_in_no_part,
     exporter_forgets_disks_that_are_gone,
     exporter_keeps_what_a_partition_counted,
@@ -250,7 +250,7 @@ fn compare(disk: &str, path: &str, delay: f64) -> Result<()> {
 
 /// A disk that takes one request at a time, and 10 ms for it: of four readers, three wait for a
 /// request. The parts are all of the latency.
-fn exporter_divides_into_stage_11s_parts() -> Result<()> {
+fn exporter_divides_into_slow_ios_parts() -> Result<()> {
     let disk = NullBlk::new(&[
         ("irqmode", "2"),
         ("completion_nsec", "10000000"),
@@ -628,7 +628,7 @@ fn wait_for(promql: &str, accepts: impl Fn(f64) -> bool) -> Result<f64> {
 /// Prometheus scrapes two exporters each second.
 fn exporter_beside_prometheus() -> Result<()> {
     needs("prometheus")?;
-    let rules = workspace().join("appendix/exporter/rules.yml");
+    let rules = workspace().join("tools/exporter/rules.yml");
     shell(&format!("promtool check rules {}", rules.display()))?;
     let tested = rules.with_file_name("rules_test.yml");
     shell(&format!("promtool test rules {}", tested.display()))?;
@@ -736,7 +736,7 @@ fn exporter_beside_prometheus() -> Result<()> {
     }
 
     // Every panel of the dashboard shows something.
-    let dashboard = workspace().join("appendix/exporter/dashboard.json");
+    let dashboard = workspace().join("tools/exporter/dashboard.json");
     let dashboard: Value = serde_json::from_str(&fs::read_to_string(dashboard)?)?;
     for panel in dashboard["panels"].as_array().context("no panels")? {
         for target in panel["targets"].as_array().context("no targets")? {
@@ -778,7 +778,7 @@ fn exporter_beside_prometheus() -> Result<()> {
 /// The unit's user and capabilities are enough, and systemd understands the unit.
 fn exporter_runs_as_its_unit_says() -> Result<()> {
     needs("systemd-analyze")?;
-    let unit = workspace().join("appendix/exporter/exporter.service");
+    let unit = workspace().join("tools/exporter/exporter.service");
     let text = fs::read_to_string(&unit)?;
     fs::create_dir_all("/usr/local/bin")?;
     fs::copy(program("exporter"), "/usr/local/bin/exporter")?;

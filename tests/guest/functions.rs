@@ -1,4 +1,4 @@
-//! Stage 10 beside the kernel's function tracer, which counts for itself.
+//! Stage 12 beside the kernel's function tracer, which counts for itself.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -17,13 +17,13 @@ use crate::{
 };
 
 tests![
-    stage10_finds_the_functions,
-    stage10_counts_every_call,
-    stage10_counts_what_it_was_skipped_for,
-    stage10_knows_other_structs,
-    stage10_tells_calls_from_skipped,
-    stage10_needs_addresses,
-    stage10_can_be_interrupted,
+    stage12_finds_the_functions,
+    stage12_counts_every_call,
+    stage12_counts_what_it_was_skipped_for,
+    stage12_knows_other_structs,
+    stage12_tells_calls_from_skipped,
+    stage12_needs_addresses,
+    stage12_can_be_interrupted,
 ];
 
 /// The function tracer in an instance of its own, for some functions.
@@ -79,7 +79,7 @@ impl Drop for Calls {
     }
 }
 
-/// The rows of the table that stage 10 prints: `  128  submit_bio(bio)`.
+/// The rows of the table that stage 12 prints: `  128  submit_bio(bio)`.
 fn table(output: &str) -> Result<BTreeMap<String, u64>> {
     let (_, rows) = output.split_once("   calls  function\n").with_context(|| output.to_owned())?;
     let mut table = BTreeMap::new();
@@ -97,12 +97,12 @@ fn table(output: &str) -> Result<BTreeMap<String, u64>> {
 
 /// Runs the stage and the function tracer beside the load. Returns what was skipped.
 fn beside_ftrace(arguments: &[&str], load: impl FnOnce() -> Result<()>) -> Result<u64> {
-    let listed = stage("stage10", &[arguments, &["--list"]].concat())?;
+    let listed = stage("stage12", &[arguments, &["--list"]].concat())?;
     let (hookable, _) = listed.stdout.split_once("\nLeft out:\n").context("no list")?;
     let names = hookable.lines().filter_map(|line| line.split_once('('));
     let names: HashSet<String> = names.map(|(name, _)| name.to_owned()).collect();
     let ftrace = Calls::of(&names)?;
-    let running = Running::stage("stage10", arguments)?;
+    let running = Running::stage("stage12", arguments)?;
     load()?;
     let output = running.interrupt()?;
     let (theirs, ours) = (ftrace.count()?, table(&output)?);
@@ -149,13 +149,13 @@ fn closes_with(output: &str, list: &str, table: &BTreeMap<String, u64>) -> Resul
     Ok(())
 }
 
-fn stage10_finds_the_functions() -> Result<()> {
-    finds_the_functions("stage10")
+fn stage12_finds_the_functions() -> Result<()> {
+    finds_the_functions("stage12")
 }
 
 /// Reads, writes and a flush, on every kind of disk and on one of device mapper, whose functions are in
 /// a module.
-fn stage10_counts_every_call() -> Result<()> {
+fn stage12_counts_every_call() -> Result<()> {
     let null = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
     let linear = Mapped::new("linear", &format!("0 65536 linear /dev/{} 0", disks::virtio()?))?;
     beside_ftrace(&[], || {
@@ -170,7 +170,7 @@ fn stage10_counts_every_call() -> Result<()> {
 }
 
 /// What completes while a program runs on the same CPU is skipped, and counted.
-fn stage10_counts_what_it_was_skipped_for() -> Result<()> {
+fn stage12_counts_what_it_was_skipped_for() -> Result<()> {
     let null =
         NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "10000"), ("submit_queues", "2")])?;
     beside_ftrace(&[], || {
@@ -185,7 +185,7 @@ fn stage10_counts_what_it_was_skipped_for() -> Result<()> {
 }
 
 /// `--type`, and what is said of a struct that no function takes.
-fn stage10_knows_other_structs() -> Result<()> {
+fn stage12_knows_other_structs() -> Result<()> {
     let disk = disks::virtio()?;
     let before = disks::requests(&disk)?;
     beside_ftrace(&["--type", "request"], || {
@@ -193,7 +193,7 @@ fn stage10_knows_other_structs() -> Result<()> {
         Ok(())
     })?;
     ensure!(disks::requests(&disk)? == before + 100, "fio did not read 100 times");
-    let ended = stage("stage10", &["--type", "no_such_struct"])?;
+    let ended = stage("stage12", &["--type", "no_such_struct"])?;
     let said = ended.stderr.contains("no_such_struct") && ended.stderr.contains("--type request");
     ensure!(ended.code == Some(1) && said && ended.stdout.is_empty(), "{ended:?}");
     Ok(())
@@ -202,7 +202,7 @@ fn stage10_knows_other_structs() -> Result<()> {
 /// Functions that are called all the time, also while their calls and the kernel's hits are read: the
 /// calls in between were not skipped. A pipe's functions run in tasks only, whose calls interrupt no
 /// program.
-fn stage10_tells_calls_from_skipped() -> Result<()> {
+fn stage12_tells_calls_from_skipped() -> Result<()> {
     let load = || -> Result<Running> {
         let dd = "dd bs=1 of=/dev/null status=none";
         let mut load = Running::bash(&format!("yes | ({dd} count=1000; echo going >&2; {dd})"))?;
@@ -216,11 +216,11 @@ fn stage10_tells_calls_from_skipped() -> Result<()> {
         Ok(output)
     };
     let at_the_start = load()?;
-    let running = Running::stage("stage10", &["--type", "kiocb"])?;
+    let running = Running::stage("stage12", &["--type", "kiocb"])?;
     drop(at_the_start);
     end(running, "at the start")?;
 
-    let running = Running::stage("stage10", &["--type", "kiocb"])?;
+    let running = Running::stage("stage12", &["--type", "kiocb"])?;
     let at_the_end = load()?;
     let output = end(running, "at the end")?;
     drop(at_the_end);
@@ -238,12 +238,12 @@ fn has_multi() -> Result<bool> {
 }
 
 /// Where the kernel hides its addresses, no function can be told from the other.
-fn stage10_needs_addresses() -> Result<()> {
+fn stage12_needs_addresses() -> Result<()> {
     let restrict = "/proc/sys/kernel/kptr_restrict";
     let before = fs::read_to_string(restrict)?;
     fs::write(restrict, "2")?;
-    let ended = stage("stage10", &["--duration", "1s"]);
-    let listed = stage("stage10", &["--list"]);
+    let ended = stage("stage12", &["--duration", "1s"]);
+    let listed = stage("stage12", &["--list"]);
     fs::write(restrict, before.trim())?;
     let (ended, listed) = (ended?, listed?);
     let said = ended.stderr.contains("kernel.kptr_restrict is 2") && ended.stdout.is_empty();
@@ -253,12 +253,12 @@ fn stage10_needs_addresses() -> Result<()> {
 }
 
 /// Ctrl-C while the probes are added, one after the other: only those that were are counted.
-fn stage10_can_be_interrupted() -> Result<()> {
+fn stage12_can_be_interrupted() -> Result<()> {
     if has_multi()? {
         return not_judged("this kernel hooks all functions at once");
     }
     let interrupted = |is_time: &dyn Fn(u32) -> Result<bool>| -> Result<String> {
-        let running = Running::spawn(Command::new(program("stage10")).args(["--duration", "60s"]))?;
+        let running = Running::spawn(Command::new(program("stage12")).args(["--duration", "60s"]))?;
         wait_until("the moment to interrupt", || is_time(running.id()))?;
         running.interrupt()
     };

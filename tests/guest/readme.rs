@@ -56,6 +56,9 @@ const WORDS: &[&str] = &[
     "vda",
 ];
 
+/// The tools whose READMEs show what they print, below the heading "What you see".
+const SHOWN_TOOLS: [&str; 2] = ["tools/ctracer", "tools/slow_io"];
+
 /// Whether this is the kernel that the READMEs were written with.
 fn is_default_kernel() -> Result<bool> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
@@ -91,13 +94,13 @@ fn readmes_name_what_exists() -> Result<()> {
         let places = ["common", &stages[number.saturating_sub(1)], stage];
         pages.push((root.join(stage).join("README.md"), sources(&root, &places)?));
     }
-    let others = ["common", "appendix", "lesson", "vm", "tests", "exercises", "bench"];
+    let others = ["common", "appendix", "tools", "lesson", "vm", "tests", "exercises", "bench"];
     let places: Vec<&str> = others.into_iter().chain(stages.iter().map(String::as_str)).collect();
     let all = sources(&root, &places)?;
-    for directory in ["", "docs", "appendix", "vm", "mine"] {
+    for directory in ["", "docs", "appendix", "tools", "vm", "mine"] {
         for file in fs::read_dir(root.join(directory))? {
             let path = file?.path();
-            let is_program = directory == "appendix" && path.is_dir();
+            let is_program = ["appendix", "tools"].contains(&directory) && path.is_dir();
             let path = if is_program { path.join("README.md") } else { path };
             if path.is_file() && path.extension().is_some_and(|extension| extension == "md") {
                 pages.push((path, all.clone()));
@@ -191,9 +194,10 @@ fn readmes_show_real_output() -> Result<()> {
     let workload = run::workspace().join("vm/workload.sh");
     let workload = Running::spawn(&mut Command::new(workload))?;
     let mut wrong = Vec::new();
-    let result = run::stages()?.into_iter().try_for_each(|directory| {
-        let package = directory.split('_').next().unwrap_or_default();
-        if cfg!(not(target_arch = "x86_64")) && ["stage10", "stage12"].contains(&package) {
+    let directories = run::stages()?.into_iter().chain(SHOWN_TOOLS.map(str::to_owned));
+    let result = directories.into_iter().try_for_each(|directory| {
+        let package = host::package_in(&directory).context("odd directory")?;
+        if cfg!(not(target_arch = "x86_64")) && ["stage12", "ctracer"].contains(&package) {
             judged_weakly(&format!(
                 "{package}/README.md shows functions of x86-64's default kernel"
             ));
@@ -207,7 +211,7 @@ fn readmes_show_real_output() -> Result<()> {
         }
         let readme = fs::read_to_string(run::workspace().join(&directory).join("README.md"))?;
         if let Err(error) = block(&readme).and_then(|shown| {
-            // Stage 12's slowest life, here, is one of the workload's.
+            // `ctracer`'s slowest life, here, is one of the workload's.
             let (lines, _) = shown.split_once("\nSlowest life: ").unwrap_or((shown, ""));
             printable(lines, &output)?;
             consistent(shown)
@@ -239,8 +243,8 @@ fn readmes_show_what_bpftrace_counts() -> Result<()> {
     let mounted = Mounted::new()?;
     ensure!(mounted.disk == "vda", "the READMEs read vda, and the data disk is {}", mounted.disk);
     let mut wrong = Vec::new();
-    // Stage 12 has a tour in the place of an idea.
-    for stage in run::stages()?.into_iter().filter(|stage| !stage.starts_with("stage12")) {
+    let directories = run::stages()?.into_iter().chain(["tools/slow_io".to_owned()]);
+    for stage in directories {
         let readme = fs::read_to_string(run::workspace().join(&stage).join("README.md"))?;
         if let Err(error) = bpftrace(&readme) {
             wrong.push(format!("{stage}/README.md: {error:#}"));
@@ -324,13 +328,13 @@ fn captured(package: &str, disk: &str) -> Result<String> {
         "stage09" => Some(Running::bash(&pagecache::reader("file"))?),
         _ => None,
     };
-    if package == "stage12" {
+    if package == "ctracer" {
         // Its README shows one read, and all that happens to its bio.
         let running = Running::stage(package, &["--only=submit_bio*", "--only=bio_*"])?;
         shell(&format!("dd if=/dev/{disk} of=/dev/null bs=64k count=1 iflag=direct 2>&1"))?;
         return running.interrupt();
     }
-    if package == "stage11" {
+    if package == "slow_io" {
         // Its README shows the reads of a process that may do 20 a second.
         return slow_io::throttled();
     }
@@ -499,7 +503,7 @@ fn each_io_adds_up(shown: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the lines of stage 12's ledger are all of its hits.
+/// Checks that the lines of `ctracer`'s ledger are all of its hits.
 fn ledger_adds_up(shown: &str) -> Result<()> {
     let Ok(hits) = count(shown, "hits of the probes") else { return Ok(()) };
     let lines = shown.lines().skip_while(|line| !line.contains(" hits of the probes")).skip(1);
@@ -511,7 +515,7 @@ fn ledger_adds_up(shown: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the parts of each of stage 11's lines are its total.
+/// Checks that the parts of each of `slow_io`'s lines are its total.
 fn parts_add_up(shown: &str) -> Result<()> {
     let Some((_, lines)) = shown.split_once("   PID PROCESS\n") else { return Ok(()) };
     let us = |word: &str| word.trim_start_matches('*').replace('.', "").parse::<u64>().ok();
@@ -524,7 +528,7 @@ fn parts_add_up(shown: &str) -> Result<()> {
         ensure!(us(words[5]) == Some(parts.sum()), "the parts are not the total: {line}");
         checked += 1;
     }
-    ensure!(checked > 0, "no line of stage 11");
+    ensure!(checked > 0, "no line of `slow_io`");
     Ok(())
 }
 
@@ -582,7 +586,7 @@ fn shape(line: &str) -> String {
     }
     // A line of the trace pipe: the task, the CPU and the flags stand before the time.
     let line = line.split_once(": bpf_trace_printk: ").map_or(line, |(_, event)| event);
-    // Of stage 12's call graph, what was called: a completion finds any thread at work.
+    // Of `ctracer`'s call graph, what was called: a completion finds any thread at work.
     let line = line.split_once(" | ").map_or(line, |(_, called)| called);
     let mut shape = String::new();
     // A bar is as long as the figure wants.

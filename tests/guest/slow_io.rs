@@ -1,4 +1,4 @@
-//! Stage 11 beside the block layer's tracepoints, and beside delays that are put into one part.
+//! `slow_io` beside the block layer's tracepoints, and beside delays that are put into one part.
 
 use std::{collections::HashMap, fs, time::Duration};
 
@@ -16,28 +16,28 @@ use crate::{
 };
 
 tests![
-    stage11_has_blktraces_parts,
-    stage11_blames_the_right_part,
-    stage11_knows_operations_by_blktraces_letters,
-    stage11_adds_up_what_it_shows,
-    stage11_counts_lost_lines,
-    stage11_ends_beside_a_busy_disk,
-    stage11_names_errors,
-    stage11_shows_flushes_around_a_write,
-    stage11_has_no_wait_without_statistics,
-    stage11_has_documented_json,
-    stage11_measures_all_of_64_threads,
-    stage11_shows_what_is_wanted,
-    stage11_records_what_came_before,
+    slow_io_has_blktraces_parts,
+    slow_io_blames_the_right_part,
+    slow_io_knows_operations_by_blktraces_letters,
+    slow_io_adds_up_what_it_shows,
+    slow_io_counts_lost_lines,
+    slow_io_ends_beside_a_busy_disk,
+    slow_io_names_errors,
+    slow_io_shows_flushes_around_a_write,
+    slow_io_has_no_wait_without_statistics,
+    slow_io_has_documented_json,
+    slow_io_measures_all_of_64_threads,
+    slow_io_shows_what_is_wanted,
+    slow_io_records_what_came_before,
 ];
 
 const NAMES: [&str; 5] = ["wait_ns", "queue_ns", "device_ns", "end_ns", "mapper_ns"];
 
-/// The output of stage 11 beside a process that may read 20 times a second.
+/// The output of `slow_io` beside a process that may read 20 times a second.
 pub fn throttled() -> Result<String> {
     let disk = disks::virtio()?;
     let cgroup = throttle(&disk)?;
-    let running = Running::stage("stage11", &[])?;
+    let running = Running::stage("slow_io", &[])?;
     let read = read_throttled(&cgroup, &disk, 10);
     let output = running.interrupt();
     shell(&format!("rmdir {cgroup}"))?;
@@ -68,9 +68,9 @@ fn objects(output: &str, kind: &str) -> Result<Vec<Value>> {
     Ok(lines.into_iter().filter(|line| line["kind"] == kind).collect())
 }
 
-/// The lines of `stage11 --json --min 0` for the bios of this disk while a load runs.
+/// The lines of `slow_io --json --min 0` for the bios of this disk while a load runs.
 fn lines_of(disk: &str, load: impl FnOnce() -> Result<()>) -> Result<Vec<Value>> {
-    let running = Running::stage("stage11", &["--json", "--min", "0", "--disk", disk])?;
+    let running = Running::stage("slow_io", &["--json", "--min", "0", "--disk", disk])?;
     load()?;
     let output = running.interrupt()?;
     let lines = objects(&output, "bio")?;
@@ -167,7 +167,7 @@ fn steps(disk: &str, events: &[Event]) -> Result<HashMap<u64, [Option<Moment>; 5
 /// its line. blktrace's Q comes after submit_bio(), and after a cgroup's limit. A task or a CPU may have to
 /// wait between ftrace's hook and ours, so each time is compared with the earliest and the latest moments at
 /// which ours can have run.
-fn stage11_has_blktraces_parts() -> Result<()> {
+fn slow_io_has_blktraces_parts() -> Result<()> {
     if shell("uname -r")?.contains("-rt") {
         // Measured: 16 of 300 waits lay outside of what ftrace allows, by up to 2 ms.
         return not_judged("softirqs are tasks there: ftrace's neighbouring events are no bounds");
@@ -253,7 +253,7 @@ fn fs_numbers(disk: &str) -> Result<String> {
 
 /// A delay in one place is blamed on that part, and on no other one: at least 95 % of each bio's time. Of one
 /// in ten it may be less, for a busy host may stop the guest's CPU anywhere.
-fn stage11_blames_the_right_part() -> Result<()> {
+fn slow_io_blames_the_right_part() -> Result<()> {
     let blamed = |what: &str, lines: &[Value], name: &str, least: u64| -> Result<()> {
         let blamed = sum(lines, name);
         ensure!(blamed >= least, "{what}: {blamed} ns of {least} are in {name}: {lines:?}");
@@ -376,7 +376,7 @@ fn stage11_blames_the_right_part() -> Result<()> {
 }
 
 /// Operations and flags, in the letters of the tracepoint block_bio_queue.
-fn stage11_knows_operations_by_blktraces_letters() -> Result<()> {
+fn slow_io_knows_operations_by_blktraces_letters() -> Result<()> {
     let disk = disks::virtio()?;
     let judge = Ftrace::new(&[Hook::Tracepoint("block/block_bio_queue", "")])?;
     let path = format!("/dev/{disk}");
@@ -418,10 +418,10 @@ fn stage11_knows_operations_by_blktraces_letters() -> Result<()> {
 }
 
 /// The table of a disk is the sum of its lines, and so are the causes, to the nanosecond.
-fn stage11_adds_up_what_it_shows() -> Result<()> {
+fn slow_io_adds_up_what_it_shows() -> Result<()> {
     let disk = disks::virtio()?;
     let arguments = ["--json", "--min", "0", "--disk", &disk, "--who", "stack"];
-    let running = Running::stage("stage11", &arguments)?;
+    let running = Running::stage("slow_io", &arguments)?;
     let report = fio(&format!(
         "--filename=/dev/{disk} --rw=randrw --bs=4k --direct=1 --ioengine=libaio --iodepth=8 --number_ios=400 --size=64M"
     ))?;
@@ -467,7 +467,7 @@ fn stage11_adds_up_what_it_shows() -> Result<()> {
     }
 
     // There is room for one cause only.
-    let running = Running::stage("stage11", &["--disk", &disk, "--who", "--causes", "1"])?;
+    let running = Running::stage("slow_io", &["--disk", &disk, "--who", "--causes", "1"])?;
     let path = format!("/dev/{disk}");
     shell(&format!("dd if={path} of=/dev/null bs=4k count=3 iflag=direct status=none"))?;
     shell(&format!("dd if=/dev/zero of={path} bs=4k count=5 oflag=direct status=none"))?;
@@ -477,9 +477,9 @@ fn stage11_adds_up_what_it_shows() -> Result<()> {
 }
 
 /// What the ring buffer has no room for is counted.
-fn stage11_counts_lost_lines() -> Result<()> {
+fn slow_io_counts_lost_lines() -> Result<()> {
     let null = NullBlk::new(&[])?;
-    let running = Running::stage("stage11", &["--json", "--min", "0", "--disk", &null.name])?;
+    let running = Running::stage("slow_io", &["--json", "--min", "0", "--disk", &null.name])?;
     running.signal(Signal::STOP)?;
     fio(&format!(
         "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=psync --loops=2 --size=64M",
@@ -498,7 +498,7 @@ fn stage11_counts_lost_lines() -> Result<()> {
 }
 
 /// A reader that is slower than the disk does not keep the stage from its end.
-fn stage11_ends_beside_a_busy_disk() -> Result<()> {
+fn slow_io_ends_beside_a_busy_disk() -> Result<()> {
     let null = NullBlk::new(&[])?;
     let busy = fio_command(&format!(
         "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 --numjobs=2 \
@@ -507,18 +507,18 @@ fn stage11_ends_beside_a_busy_disk() -> Result<()> {
     ));
     let mut busy = Running::bash(&format!("exec {busy}"))?;
     // The shell reads each byte by a system call.
-    let lines = format!("{} --min 0 --duration 2s 2>/dev/null", program("stage11").display());
+    let lines = format!("{} --min 0 --duration 2s 2>/dev/null", program("slow_io").display());
     let read = "sh -c 'n=0; while read -r line; do n=$((n + 1)); done; echo $n'";
     let mut stage = Running::bash(&format!("{lines} | {read}"))?;
     stage.wait_at_most(Duration::from_secs(500))?;
     let read: u64 = stage.end()?.stdout.trim().parse()?;
     ensure!(read > 1000, "{read} lines, the test does not test");
-    ensure!(busy.runs()?, "stage 11 ran for as long as the disk was busy");
+    ensure!(busy.runs()?, "`slow_io` ran for as long as the disk was busy");
     Ok(())
 }
 
 /// A disk without requests has no parts, and an error has its name.
-fn stage11_names_errors() -> Result<()> {
+fn slow_io_names_errors() -> Result<()> {
     let broken = Mapped::new("broken", "0 8000 error")?;
     let read = |path: &str, options: &str| {
         shell(&format!(
@@ -560,7 +560,7 @@ fn stage11_names_errors() -> Result<()> {
 
 /// A flush before a write is in QUEUE, and one after it, where the disk cannot write past its cache, in END:
 /// null_blk's timer takes 100 ms for each flush and for the write.
-fn stage11_shows_flushes_around_a_write() -> Result<()> {
+fn slow_io_shows_flushes_around_a_write() -> Result<()> {
     const TIMER: u64 = 100_000_000;
     let mut cached = vec![
         ("irqmode", "2"),
@@ -607,7 +607,7 @@ fn stage11_shows_flushes_around_a_write() -> Result<()> {
 }
 
 /// Without statistics nobody notes when a request is allocated, and on 7.2 it keeps an earlier time.
-fn stage11_has_no_wait_without_statistics() -> Result<()> {
+fn slow_io_has_no_wait_without_statistics() -> Result<()> {
     let disk = NullBlk::named("silent", &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
     let queue = format!("/sys/block/{}/queue", disk.name);
     fs::write(format!("{queue}/scheduler"), "none")?;
@@ -623,7 +623,7 @@ fn stage11_has_no_wait_without_statistics() -> Result<()> {
     }
     // Nor is there a sum of it.
     fs::write(format!("{queue}/iostats"), "0")?;
-    let running = Running::stage("stage11", &["--json", "--disk", &disk.name, "--who"])?;
+    let running = Running::stage("slow_io", &["--json", "--disk", &disk.name, "--who"])?;
     shell(&format!("dd if=/dev/{} of=/dev/null bs=4k count=30 iflag=direct", disk.name))?;
     let output = running.interrupt()?;
     let (sums, causes) = (objects(&output, "disk")?, objects(&output, "cause")?);
@@ -635,17 +635,17 @@ fn stage11_has_no_wait_without_statistics() -> Result<()> {
 }
 
 /// Every object has the keys that the README explains, each with a value of one type, or null.
-fn stage11_has_documented_json() -> Result<()> {
+fn slow_io_has_documented_json() -> Result<()> {
     let disk = disks::virtio()?;
     let running =
-        Running::stage("stage11", &["--json", "--min", "0", "--disk", &disk, "--who", "--stack"])?;
+        Running::stage("slow_io", &["--json", "--min", "0", "--disk", &disk, "--who", "--stack"])?;
     let path = format!("/dev/{disk}");
     shell(&format!(
         "dd if={path} of=/dev/null bs=4M count=2 iflag=direct status=none; \
          dd if=/dev/zero of={path} bs=4k count=2 oflag=direct conv=fsync status=none"
     ))?;
     let output = running.interrupt()?;
-    let readme = std::fs::read_to_string(workspace().join("stage11_slow_io/README.md"))?;
+    let readme = std::fs::read_to_string(workspace().join("tools/slow_io/README.md"))?;
     let mut types: HashMap<(String, String), std::mem::Discriminant<Value>> = HashMap::new();
     for kind in ["bio", "disk", "cause", "counters"] {
         let objects = objects(&output, kind)?;
@@ -668,9 +668,9 @@ fn stage11_has_documented_json() -> Result<()> {
 }
 
 /// More threads than CPUs: every bio has its line, its request and its parts.
-fn stage11_measures_all_of_64_threads() -> Result<()> {
+fn slow_io_measures_all_of_64_threads() -> Result<()> {
     let disk = disks::virtio()?;
-    let running = Running::stage("stage11", &["--min", "1h", "--disk", &disk])?;
+    let running = Running::stage("slow_io", &["--min", "1h", "--disk", &disk])?;
     let before = disks::bios(&disk)?;
     fio(&format!(
         "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=psync --numjobs=64 --thread \
@@ -686,7 +686,7 @@ fn stage11_measures_all_of_64_threads() -> Result<()> {
 }
 
 /// --min, --top, --pid, --disk; and what is wrong with a name.
-fn stage11_shows_what_is_wanted() -> Result<()> {
+fn slow_io_shows_what_is_wanted() -> Result<()> {
     let null = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
     let read = || {
         shell(&format!(
@@ -696,11 +696,11 @@ fn stage11_shows_what_is_wanted() -> Result<()> {
     };
     let lines = |output: &str| output.lines().filter(|line| line.ends_with(" dd")).count();
     let running = Running::stages([
-        ("stage11", vec!["--min", "10ms"]),
-        ("stage11", vec!["--min", "10s"]),
-        ("stage11", vec!["--min", "0", "--top", "3"]),
-        ("stage11", vec!["--min", "0", "--pid", "1"]),
-        ("stage11", vec!["--min", "10s", "--histogram"]),
+        ("slow_io", vec!["--min", "10ms"]),
+        ("slow_io", vec!["--min", "10s"]),
+        ("slow_io", vec!["--min", "0", "--top", "3"]),
+        ("slow_io", vec!["--min", "0", "--pid", "1"]),
+        ("slow_io", vec!["--min", "10s", "--histogram"]),
     ])?;
     read()?;
     let outputs = Running::interrupt_all(running)?;
@@ -725,7 +725,7 @@ fn stage11_shows_what_is_wanted() -> Result<()> {
     let mapped = Mapped::new("shown", &format!("0 4096 linear /dev/{disk} 0"))?;
     let path = mapped.path();
     let names = [&*disk, &partition, "shown", &path];
-    let running = names.map(|disk| ("stage11", vec!["--min", "0", "--disk", disk]));
+    let running = names.map(|disk| ("slow_io", vec!["--min", "0", "--disk", disk]));
     let running = Running::stages(running)?;
     for (file, count) in [(&disk, 3), (&partition, 4), (&"mapper/shown".to_owned(), 5)] {
         shell(&format!(
@@ -737,7 +737,7 @@ fn stage11_shows_what_is_wanted() -> Result<()> {
     let counts: Vec<usize> = outputs.iter().map(of_dd).collect();
     ensure!(counts == [7, 4, 5, 5], "{counts:?}: {}", outputs.concat());
     for (arguments, word) in [(["--disk", "nothing"], "no such disk"), (["--min", "10"], "10ms")] {
-        let ended = stage("stage11", &arguments)?;
+        let ended = stage("slow_io", &arguments)?;
         ensure!(ended.code == Some(2) && ended.stderr.contains(word), "{ended:?}");
     }
     Ok(())
@@ -745,11 +745,11 @@ fn stage11_shows_what_is_wanted() -> Result<()> {
 
 /// One slow read of device mapper, and quick ones before it, of which the flight recorder shows those of
 /// the same disk.
-fn stage11_records_what_came_before() -> Result<()> {
+fn slow_io_records_what_came_before() -> Result<()> {
     let null = NullBlk::new(&[])?;
     let table = format!("0 8000 linear /dev/{0} 0;8000 8000 delay /dev/{0} 8000 300", null.name);
     let mapped = Mapped::new("record", &table)?;
-    let running = Running::stage("stage11", &["--json", "--min", "200ms", "--before", "20s"])?;
+    let running = Running::stage("slow_io", &["--json", "--min", "200ms", "--before", "20s"])?;
     shell(&format!(
         "dd if={0} of=/dev/null bs=4k count=7 iflag=direct status=none; \
          dd if=/dev/{1} of=/dev/null bs=4k count=9 iflag=direct status=none; \

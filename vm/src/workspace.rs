@@ -418,7 +418,7 @@ mod tests {
             let stage = name.split('_').next().unwrap();
             assert!(packages.contains(&stage), "{stage}: {programs:?}");
         }
-        for name in names(&root.join("appendix")) {
+        for name in ["tools", "appendix"].into_iter().flat_map(|place| names(&root.join(place))) {
             assert!(packages.contains(&name.as_str()), "{name}: {programs:?}");
         }
         assert!(!packages.contains(&"vm"));

@@ -133,7 +133,7 @@ mod tests {
         let root = Path::new(HERE).join("../..");
         let out = tempfile::tempdir().unwrap();
         let mut programs = 0;
-        let places = [root.clone(), root.join("appendix")];
+        let places = [root.clone(), root.join("tools"), root.join("appendix")];
         for directory in places.iter().flat_map(|place| place.read_dir().unwrap()) {
             let source = directory.unwrap().path().join("src/trace.bpf.c");
             if !source.exists() {

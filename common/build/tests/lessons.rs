@@ -39,9 +39,7 @@ const LESSONS: &[Lesson] = &[
     after("stage06_stacktrace", "stage07_rq_latency", 85, 10),
     afresh("stage08_pagecache", 240),
     after("stage08_pagecache", "stage09_pid_filter", 45, 20),
-    afresh("stage10_functions", 30),
-    // It joins stages 06 and 07. The sums, --who and --before have a header each, to be read later.
-    afresh("stage11_slow_io", 510),
+    afresh("stage12_functions", 30),
 ];
 
 /// Headers that a stage uses before the README of a later one explains them.
@@ -128,18 +126,16 @@ fn lessons_are_small_steps() {
 fn every_stage_is_a_lesson() {
     let lessons: Vec<&str> = LESSONS.iter().map(|lesson| lesson.stage).collect();
     let stages = stages();
-    // Stage 00 is a finished tool to run, and stage 12 another one.
-    let stages = stages.iter().filter(|stage| !["00", "12"].contains(&&stage[5..7]));
+    // Stage 00 is a finished tool to run.
+    let stages = stages.iter().filter(|stage| &stage[5..7] != "00");
     assert!(stages.eq(lessons.iter()), "the stages are not {lessons:?}");
 }
 
-/// Stage 12 is a tool, whose README explains how it is laid out.
 #[test]
 fn stages_are_short() {
-    for stage in stages().into_iter().filter(|stage| !stage.starts_with("stage12")) {
+    for stage in stages() {
         let (c, rust) = match &stage[..7] {
-            "stage10" => (120, 150), // the work is in user space
-            "stage11" => (228, 150),
+            "stage12" => (120, 150), // the work is in user space
             _ => (120, 80),
         };
         for (file, most) in [("src/trace.bpf.c", c), ("src/main.rs", rust)] {
@@ -181,9 +177,9 @@ fn pages() -> Vec<PathBuf> {
     };
     let mut pages: Vec<_> =
         ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|page| workspace().join(page)).into();
-    let readmes = [".", "appendix"].into_iter().flat_map(entries);
+    let readmes = [".", "appendix", "tools"].into_iter().flat_map(entries);
     pages.extend(readmes.map(|path| path.join("README.md")).filter(|path| path.exists()));
-    let flat = ["docs", "appendix"].into_iter().flat_map(entries);
+    let flat = ["docs", "appendix", "tools"].into_iter().flat_map(entries);
     pages.extend(flat.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     pages
 }
@@ -306,7 +302,9 @@ fn links_lead_somewhere() {
 #[test]
 fn readmes_edits_change_something() {
     let mut edits = 0;
-    for stage in stages() {
+    for stage in
+        stages().into_iter().chain(["ctracer", "slow_io"].map(|tool| format!("tools/{tool}")))
+    {
         let readme = read(&workspace().join(&stage).join("README.md"));
         for (before, _) in readme.match_indices("sed -i") {
             let edit = &readme[before..];
@@ -318,9 +316,9 @@ fn readmes_edits_change_something() {
             };
             let copy = tempfile::tempdir().unwrap();
             let script = format!(
-                "set -e; mkdir {0}/common; cp -r stage* {0}; cp -r common/bpf {0}/common
+                "set -e; cp -r --parents stage* tools common/bpf {0}
                  (cd {0}; {edit})
-                 ! (for directory in stage* common/bpf
+                 ! (for directory in stage* tools common/bpf
                     do diff -r $directory {0}/$directory; done) | grep -q . && exit 1; true",
                 copy.path().display()
             );
@@ -337,10 +335,11 @@ fn readmes_edits_change_something() {
 /// guest tests judge it with one of them.
 #[test]
 fn every_program_begins_with_the_same_function() {
-    let appendix = workspace().join("appendix").read_dir().unwrap();
-    let appendix =
-        appendix.map(|entry| format!("appendix/{}", entry.unwrap().file_name().display()));
-    let programs = stages().into_iter().chain(appendix);
+    let others = ["tools", "appendix"].into_iter().flat_map(|place| {
+        let entries = workspace().join(place).read_dir().unwrap();
+        entries.map(move |entry| format!("{place}/{}", entry.unwrap().file_name().display()))
+    });
+    let programs = stages().into_iter().chain(others);
     let sources = programs.map(|dir| workspace().join(dir).join("src/main.rs"));
     let mut judged = 0;
     // `by_hand` has no such file: it shows what the libraries do.

@@ -38,7 +38,7 @@ fn objects_suit_every_kernel() {
     for clang in installed() {
         let out = tempfile::tempdir().unwrap();
         let mut programs = 0;
-        let places = [root.clone(), root.join("appendix")];
+        let places = [root.clone(), root.join("tools"), root.join("appendix")];
         let entries = places.iter().flat_map(|place| place.read_dir().unwrap());
         for package in entries.map(|entry| entry.unwrap().path()) {
             let source = package.join("src/trace.bpf.c");

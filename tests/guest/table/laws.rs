@@ -108,7 +108,7 @@ fn agree(program: &str, text: &str) -> Result<()> {
             let [total, hit, miss] = numbers[..] else { anyhow::bail!("odd total: {numbers:?}") };
             ensure!(total == hit + miss, "{total} are not {hit} and {miss}");
         }
-        "stage11" => parts_are_the_total(text)?,
+        "slow_io" => parts_are_the_total(text)?,
         "bitehist" => {
             let rows = text.lines().filter_map(|line| line.split_once(" : ")?.1.split_once(' '));
             let rows = rows.filter_map(|(number, _)| number.parse::<u64>().ok()).sum::<u64>();

@@ -136,7 +136,7 @@ int BPF_KPROBE(bio_end_probe, struct bio *bio)
 	return bio_ends((u64)bio, 1);
 }
 
-/* --parts, from here to rq_end_probe(): as in stage 11. */
+/* --parts, from here to rq_end_probe(): as in `slow_io`. */
 SEC("tp_btf/block_bio_remap")
 int BPF_PROG(bio_remap, struct bio *bio)
 {

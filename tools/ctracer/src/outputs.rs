@@ -50,7 +50,7 @@ impl Outputs {
         for (path, file, write) in self.files {
             let mut file = BufWriter::new(file);
             match write(&mut file, trace, layout).and_then(|()| Ok(file.flush()?)) {
-                Ok(()) => eprintln!("stage12: {} written", path.display()),
+                Ok(()) => eprintln!("ctracer: {} written", path.display()),
                 Err(error) => failed.push(format!("{} is incomplete: {error:#}", path.display())),
             }
         }

@@ -222,10 +222,10 @@ impl Attached {
     /// How many functions are traced, by which means, and which are not.
     pub fn describe(&self, tier: Tier, found: &Discovery) -> String {
         let traced = found.functions.len() - self.refused.len();
-        let mut text = format!("stage12: {traced} functions traced with {}\n", tier.name());
+        let mut text = format!("ctracer: {traced} functions traced with {}\n", tier.name());
         for (number, why) in &self.refused {
             let name = &found.functions[*number].function.name;
-            text += &format!("stage12: {name}() is not traced: {why}\n");
+            text += &format!("ctracer: {name}() is not traced: {why}\n");
         }
         text
     }

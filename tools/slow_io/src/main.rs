@@ -1,4 +1,4 @@
-//! Stage 11: every slow bio, and where its time went.
+//! `slow_io`: every slow bio, and where its time went.
 
 use std::{
     cell::Cell,

@@ -32,7 +32,7 @@ struct Exporter {
     /// Where to listen: address and port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9435")]
     listen: SocketAddr,
-    /// Also count the seconds that bios spend in each part of their way: as stage 11 does
+    /// Also count the seconds that bios spend in each part of their way: as `slow_io` does
     #[arg(long)]
     parts: bool,
     /// The size of the maps.

@@ -1,4 +1,4 @@
-//! Stage 10: which functions get a struct bio, and how often each of them is called.
+//! Stage 12: which functions get a struct bio, and how often each of them is called.
 
 use std::{mem::MaybeUninit, process::ExitCode};
 

@@ -219,7 +219,7 @@ impl<'a> Follower<'a> {
         }
         if has_no_memory {
             let megabytes = self.cli.memory / 1_000_000;
-            eprintln!("stage12: the trace has ended, since it takes {megabytes} MB (--memory)");
+            eprintln!("ctracer: the trace has ended, since it takes {megabytes} MB (--memory)");
         }
         if self.cli.json {
             json::end(&mut self.out, &self.trace)?;

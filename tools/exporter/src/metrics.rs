@@ -123,7 +123,7 @@ impl Collector for Metrics {
             )?;
         }
         if self.with_parts {
-            let help = "Time that bios spent in each part of their way, as stage 11 divides it; a part \
+            let help = "Time that bios spent in each part of their way, as `slow_io` divides it; a part \
                         that cannot be told from the next one is included there; unknown: of bios \
                         of which no part is known";
             let mut family =

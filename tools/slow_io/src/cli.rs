@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use common::{Cli, Device, InFlight};
 
-/// The command line of stage 11.
+/// The command line of `slow_io`.
 pub type SlowCli = Cli<Slow>;
 
 /// Which bios, and how they are shown.

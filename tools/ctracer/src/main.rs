@@ -1,4 +1,4 @@
-//! Stage 12: the life of a kernel struct.
+//! `ctracer`: the life of a kernel struct.
 
 use std::{
     cell::RefCell,
