@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* When a bio is complete. Stage 05 explains it. */
+/* When a bio is complete. Stage 10 explains it. */
 #ifndef __BIO_H__
 #define __BIO_H__
 

@@ -19,7 +19,7 @@ mod symbols;
 mod trace_pipe;
 
 pub use addresses::kernel_function;
-pub use cli::{Cli, InFlight, InFlightCli, NoOptions, Quiet, QuietCli, duration};
+pub use cli::{Cli, InFlight, NoOptions, Quiet, QuietCli, duration};
 pub use device::Device;
 pub use error::{Unsupported, unsupported};
 pub use preflight::{has_function, has_sessions, preempts};

@@ -39,6 +39,11 @@ pub fn machine() -> Result<()> {
     tracefs().map(|_| ())
 }
 
+/// Whether the running kernel is older than this release: (6, 7).
+pub(crate) fn is_before(first: (u32, u32)) -> Result<bool> {
+    Ok(version(&release()?).is_some_and(|version| version < first))
+}
+
 /// The running kernel's release: `6.1.0-50-amd64`.
 fn release() -> Result<String> {
     let path = "/proc/sys/kernel/osrelease";

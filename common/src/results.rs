@@ -16,6 +16,8 @@ use libbpf_rs::{
 };
 use plain::Plain;
 
+use crate::preflight;
+
 /// Prints `N WHAT`; for none, also what to try.
 pub fn print_total(count: u64, what: &str) {
     let hint = " (was anything read or written? dd iflag=direct reads past the page cache)";
@@ -24,7 +26,7 @@ pub fn print_total(count: u64, what: &str) {
 
 /// Prints how often a program of the object was skipped, and which one.
 pub fn print_skipped(object: &Object) -> Result<()> {
-    print_skips(&skipped(object)?);
+    print_skips(&skipped(object)?, &not_counted(object)?);
     Ok(())
 }
 
@@ -41,28 +43,47 @@ pub fn print_skipped_by_both(
 
 /// The same for several events that two programs hook.
 pub fn print_skipped_by_pairs(object: &Object, pairs: &[([&ProgramMut; 2], u64)]) -> Result<()> {
-    let mut skips = skipped(object)?;
+    let (mut skips, not_counted) = (skipped(object)?, not_counted(object)?);
     for (both, unmeasured) in pairs {
         if both.iter().any(|program| !program.autoload()) {
             continue;
         }
         let names = both.map(|program| program.name().to_string_lossy().into_owned());
-        let times = |name: &String| skips.iter().find(|(skip, _)| skip == name).map_or(0, |s| s.1);
+        let times = |name: &String| match skips.iter().find(|(skip, _)| skip == name) {
+            Some((_, times)) => *times,
+            None if not_counted.contains(name) => u64::MAX,
+            None => 0,
+        };
         let least = names.iter().map(times).min().unwrap_or_default().min(*unmeasured);
         skips.retain(|(name, _)| !names.contains(name));
         skips.extend((least > 0).then(|| (names.join("() and "), least)));
     }
-    print_skips(&skips);
+    print_skips(&skips, &not_counted);
     Ok(())
 }
 
-fn print_skips(skips: &[(String, u64)]) {
+fn print_skips(skips: &[(String, u64)], not_counted: &[String]) {
     if skips.is_empty() {
         println!("{:>8} skipped (program already running on this CPU)", 0);
     }
     for (program, times) in skips {
         println!("{times:>8} skipped ({program}() already running on this CPU)");
     }
+    if let [program, others @ ..] = not_counted {
+        let others: String = others.iter().map(|other| format!(", {other}()")).collect();
+        println!("{:>8} skipped ({program}(){others}: not counted on this kernel)", '-');
+    }
+}
+
+/// The object's programs whose skips this kernel does not count: those of kprobes, before 6.7.
+fn not_counted(object: &Object) -> Result<Vec<String>> {
+    if !preflight::is_before((6, 7))? {
+        return Ok(Vec::new());
+    }
+    let kprobes = object.progs().filter(|program| {
+        program.autoload() && program.section().as_encoded_bytes().starts_with(b"kprobe")
+    });
+    Ok(kprobes.map(|program| program.name().to_string_lossy().into_owned()).collect())
 }
 
 /// ` (of 997 measured, 3 not)`, to stand behind a figure that is taken from what was measured only;

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{self, IsTerminal},
     mem::MaybeUninit,
     sync::{
         Arc,
@@ -157,11 +158,21 @@ impl Session {
         Ok(())
     }
 
-    /// Begins the run, and waits until it ends.
+    /// Begins the run, and waits until it ends. A terminal shows meanwhile for how long it has run.
     pub fn wait(&mut self) -> Result<()> {
         self.begin()?;
+        let mut shown = String::new();
         while !self.is_over() {
             thread::sleep(Duration::from_millis(50));
+            let seconds = self.start.map_or(0, |start| start.elapsed().as_secs());
+            let text = format!("{}: {seconds} s", self.program.name);
+            if seconds > 0 && text != shown && io::stderr().is_terminal() {
+                say(&format!("\r{text}"));
+                shown = text;
+            }
+        }
+        if !shown.is_empty() {
+            say(&format!("\r{:1$}\r", "", shown.len()));
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let in_flight = skel.maps.starts.keys().count();
     common::print_total(counts.completed, "bios completed");
     println!("{in_flight:>8} in flight");
-    println!("{:>8} split or checksummed (not measured before stage 05)", counts.split);
+    println!("{:>8} split or checksummed (not measured before stage 10)", counts.split);
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
     common::print_skipped(skel.object())?;

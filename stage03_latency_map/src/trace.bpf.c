@@ -4,7 +4,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-u64 completed, split, dropped, unmatched;
+u64 completed, split, dropped, unmatched; /* all CPUs share them: simple, but slow on many */
 
 struct start {
 	u64 time; /* ns */
@@ -13,7 +13,7 @@ struct start {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__type(key, u64); /* address of the bio */
+	__type(key, u64); /* address of the I/O */
 	__type(value, struct start);
 } starts SEC(".maps");
 
@@ -24,7 +24,7 @@ int BPF_KPROBE(io_start, struct bio *bio)
 	struct start start = { .time = bpf_ktime_get_ns() };
 
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
-		/* The map is full, or the address has a start already: then neither bio is measured. */
+		/* The map is full, or the address has a start already: then neither I/O is measured. */
 		bool had_one = !bpf_map_delete_elem(&starts, &io);
 		__sync_fetch_and_add(&dropped, 1 + had_one);
 	}
@@ -45,8 +45,8 @@ int BPF_PROG(io_end, struct bio *bio)
 	struct start start = *found;
 	u64 end = bpf_ktime_get_ns();
 	if (bpf_map_delete_elem(&starts, &io))
-		return 0; /* only the call that deletes the entry completes the bio */
-	if (bio_stays_in_flight(bio)) { /* the rest of a split bio: its time would be too short */
+		return 0; /* only the call that deletes the entry completes the I/O */
+	if (bio_stays_in_flight(bio)) { /* a bio of several parts: stage 10 */
 		__sync_fetch_and_add(&split, 1);
 		return 0;
 	}

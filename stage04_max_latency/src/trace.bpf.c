@@ -4,8 +4,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-const volatile bool quiet;
-u64 completed, split, dropped, unmatched;
+u64 completed, split, dropped, unmatched; /* all CPUs share them: simple, but slow on many */
 
 struct start {
 	u64 time; /* ns */
@@ -14,11 +13,11 @@ struct start {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__type(key, u64); /* address of the bio */
+	__type(key, u64); /* address of the I/O */
 	__type(value, struct start);
 } starts SEC(".maps");
 
-struct max_latency { /* the slowest bio that has completed on this CPU */
+struct max_latency { /* the slowest I/O that has completed on this CPU */
 	u64 io, end;
 	struct start start;
 };
@@ -37,12 +36,10 @@ int BPF_KPROBE(io_start, struct bio *bio)
 	struct start start = { .time = bpf_ktime_get_ns() };
 
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
-		/* The map is full, or the address has a start already: then neither bio is measured. */
+		/* The map is full, or the address has a start already: then neither I/O is measured. */
 		bool had_one = !bpf_map_delete_elem(&starts, &io);
 		__sync_fetch_and_add(&dropped, 1 + had_one);
 	}
-	if (!quiet)
-		bpf_printk("submit_bio(bio=0x%llx) called: %llu", io, start.time);
 	return 0;
 }
 
@@ -59,22 +56,15 @@ int BPF_PROG(io_end, struct bio *bio)
 	struct start start = *found;
 	u64 end = bpf_ktime_get_ns();
 	if (bpf_map_delete_elem(&starts, &io))
-		return 0; /* only the call that deletes the entry completes the bio */
-	if (bio_stays_in_flight(bio)) { /* the rest of a split bio: its time would be too short */
+		return 0; /* only the call that deletes the entry completes the I/O */
+	if (bio_stays_in_flight(bio)) { /* a bio of several parts: stage 10 */
 		__sync_fetch_and_add(&split, 1);
 		return 0;
 	}
 	__sync_fetch_and_add(&completed, 1);
 	struct max_latency *slowest = bpf_map_lookup_elem(&max, &(u32){ 0 });
-	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time)) {
-		slowest->io = io;
-		slowest->start = start;
-		slowest->end = end;
-	}
-	if (quiet)
-		return 0;
-	bpf_printk("bio_endio (bio=0x%llx) called: %llu", io, end);
-	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
+	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time))
+		*slowest = (struct max_latency){ io, end, start };
 	return 0;
 }
 

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
 #include "bio.h"
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-const volatile bool quiet;
-const volatile u64 address_of_bio_chain_endio; /* set by main.rs */
-const volatile u32 first; /* 1 where io_end_probe is loaded, too: it runs first */
-u64 completed, dropped, unmatched;
+u64 completed, split, dropped, unmatched; /* all CPUs share them: simple, but slow on many */
 
 struct start {
 	u64 time; /* ns */
@@ -19,7 +17,7 @@ struct start {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__type(key, u64); /* address of the bio */
+	__type(key, u64); /* address of the I/O */
 	__type(value, struct start);
 } starts SEC(".maps");
 
@@ -30,14 +28,14 @@ struct {
 	__uint(value_size, 127 * sizeof(u64)); /* addresses, as deep as the kernel walks */
 } stacks SEC(".maps");
 
-struct max_latency { /* the slowest bio that has completed on this CPU */
+struct max_latency { /* the slowest I/O that has completed on this CPU */
 	u64 io, end;
 	struct start start;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 2); /* one for each program, which may interrupt the other one */
+	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct max_latency);
 } max SEC(".maps");
@@ -55,50 +53,9 @@ int BPF_KPROBE(io_start, struct bio *bio)
 	};
 
 	if (bpf_map_update_elem(&starts, &io, &start, BPF_NOEXIST)) {
-		/* The map is full, or the address has a start already: then neither bio is measured. */
+		/* The map is full, or the address has a start already: then neither I/O is measured. */
 		bool had_one = !bpf_map_delete_elem(&starts, &io);
 		__sync_fetch_and_add(&dropped, 1 + had_one);
-	}
-	if (!quiet)
-		bpf_printk("submit_bio(bio=0x%llx) called: %llu", io, start.time);
-	return 0;
-}
-
-static __noinline int completes(struct bio *bio, bool is_part, u32 program)
-{
-	u64 io = (u64)bio;
-	struct start *found = bpf_map_lookup_elem(&starts, &io);
-
-	if (!found) {
-		__sync_fetch_and_add(&unmatched, !is_part && program == first);
-		return 0;
-	}
-	struct start start = *found;
-	u64 end = bpf_ktime_get_ns();
-	if (bpf_map_delete_elem(&starts, &io))
-		return 0; /* only the call that deletes the entry completes the bio */
-	__sync_fetch_and_add(&completed, 1);
-	struct max_latency *slowest = bpf_map_lookup_elem(&max, &program);
-	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time)) {
-		slowest->io = io;
-		slowest->start = start;
-		slowest->end = end;
-	}
-	if (quiet)
-		return 0;
-	bpf_printk("bio_endio (bio=0x%llx) called: %llu", io, end);
-	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
-	return 0;
-}
-
-/* The last part of a bio to complete also completes the whole, which may be a part itself. */
-static int bio_ends(struct bio *bio, u32 program)
-{
-	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
-		bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
-
-		completes(bio, is_part, program);
-		bio = is_part ? BPF_CORE_READ(bio, bi_private) : NULL; /* the whole */
 	}
 	return 0;
 }
@@ -106,14 +63,26 @@ static int bio_ends(struct bio *bio, u32 program)
 SEC("fentry/bio_endio")
 int BPF_PROG(io_end, struct bio *bio)
 {
-	return bio_ends(bio, 0);
-}
+	u64 io = (u64)bio;
+	struct start *found = bpf_map_lookup_elem(&starts, &io);
 
-/* Only where the kernel preempts: there, the program above is skipped for some completions in tasks. */
-SEC("kprobe/bio_endio")
-int BPF_KPROBE(io_end_probe, struct bio *bio)
-{
-	return bio_ends(bio, 1);
+	if (!found) {
+		__sync_fetch_and_add(&unmatched, 1);
+		return 0;
+	}
+	struct start start = *found;
+	u64 end = bpf_ktime_get_ns();
+	if (bpf_map_delete_elem(&starts, &io))
+		return 0; /* only the call that deletes the entry completes the I/O */
+	if (bio_stays_in_flight(bio)) { /* a bio of several parts: stage 10 */
+		__sync_fetch_and_add(&split, 1);
+		return 0;
+	}
+	__sync_fetch_and_add(&completed, 1);
+	struct max_latency *slowest = bpf_map_lookup_elem(&max, &(u32){ 0 });
+	if (slowest && (s64)(end - start.time) > (s64)(slowest->end - slowest->start.time))
+		*slowest = (struct max_latency){ io, end, start };
+	return 0;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::{QuietCli as Cli, Session, TracePipe};
+use common::{Cli, Session};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
@@ -18,24 +18,14 @@ fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
 
-fn run(cli: &Cli, session: &mut Session) -> Result<()> {
+fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
-    let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.quiet = cli.own.quiet;
-    let preempts = common::preempts()?;
-    constants.first = preempts.into();
-    open.progs.io_end_probe.set_autoload(preempts);
+    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
-    let mut pipe = TracePipe::unless(cli.own.quiet)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
-    let ends = [&skel.progs.io_end, &skel.progs.io_end_probe];
-    session.attach(ends)?;
-    session.attach([&skel.progs.io_start])?;
-    session.trace(&mut pipe)?;
+    session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
+    session.wait()?;
     session.detach()?;
-    pipe.finish()?;
     let counts = common::counters(&skel.maps.bss_data)?;
     let in_flight = skel.maps.starts.keys().count();
     common::print_total(counts.completed, "requests completed");
@@ -43,9 +33,8 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
     let not_measured = in_flight as u64 + counts.dropped;
-    common::print_skipped_by_both(skel.object(), ends, not_measured)?;
-    print_max_latency(&skel.maps, &common::of_measured(counts.completed, not_measured))?;
-    Ok(())
+    common::print_skipped(skel.object())?;
+    print_max_latency(&skel.maps, &common::of_measured(counts.completed, not_measured))
 }
 
 fn print_max_latency(maps: &TraceMaps, of_measured: &str) -> Result<()> {
@@ -54,13 +43,14 @@ fn print_max_latency(maps: &TraceMaps, of_measured: &str) -> Result<()> {
     let Some(slowest) = records.iter().filter(|r| r.io != 0).max_by_key(|r| latency(r)) else {
         return Ok(());
     };
+    let (io, from, to) = (slowest.io, slowest.start.time, slowest.end);
     println!("=====================================================");
-    println!("From: blk_mq_start_request(rq={:#x}) {}", slowest.io, slowest.start.time);
-    println!("To  : block_rq_complete (rq={:#x}) {}", slowest.io, slowest.end);
+    println!(
+        "From: blk_mq_start_request(rq={io:#x}) {from}\nTo  : block_rq_complete (rq={io:#x}) {to}"
+    );
     let device = common::Device(slowest.start.dev as u32);
     println!("Bio Info : {}", device.sector(slowest.start.sector));
     println!("Max latency {} ns{of_measured}", latency(slowest));
     println!("=====================================================");
-    common::print_stack(&maps.stacks, slowest.start.stack_id)?;
-    Ok(())
+    common::print_stack(&maps.stacks, slowest.start.stack_id)
 }

@@ -1,4 +1,4 @@
-//! Stages 01 to 06: every bio, its latency, its sector, its stack.
+//! Stages 01 to 06, 10, 11: every bio, its latency, its sector, its stack, its parts.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,9 +14,9 @@ use crate::{
     maps::Maps,
     mixed::{Mixed, calls, same_calls},
     run::{
-        BIO, REQUEST, Running, between, cases, compared, count, durations, ensure_none,
-        entries_left, fio, is_judged, judged_weakly, load, may_skip, ms, not_judged, now, preempts,
-        shell, slowest, subject, submitted, summary, times, wait_until,
+        BIO, REQUEST, Running, Slowest, between, cases, compared, count, ensure_none, entries_left,
+        fio, is_judged, judged_weakly, load, may_skip, ms, not_judged, now, preempts, shell,
+        slowest, subject, submitted, summary, times, wait_until,
     },
     table::loads::checksummed,
 };
@@ -30,14 +30,14 @@ tests![
     stage03_drops_what_is_submitted_twice,
     stage04_finds_the_delayed_bio,
     stage04_reads_the_records_of_all_cpus,
-    stage05_is_right_about_split_bios,
-    stage05_ends_with_the_last_part,
-    stage05_follows_a_long_chain,
-    stage05_waits_for_checksums,
     stage05_names_disk_and_sector,
     stage05_a_flush_has_no_sector,
     stage06_shows_the_stack,
     stage06_has_the_stack_of_that_bio,
+    stage10_is_right_about_split_bios,
+    stage10_ends_with_the_last_part,
+    stage10_follows_a_long_chain,
+    stage10_waits_for_checksums,
 ];
 
 fn dd(device: &str, skip: u64, blocks: u64) -> Result<()> {
@@ -176,76 +176,45 @@ fn stage03_measures_every_bio() -> Result<()> {
 }
 
 /// The time that a read takes includes the verification: the second call of bio_endio() is the end.
-fn stage05_waits_for_checksums() -> Result<()> {
+fn stage10_waits_for_checksums() -> Result<()> {
     let disk = checksummed()?;
-    let ftrace = Ftrace::new(&[
-        Hook::Function("submit_bio"),
-        Hook::Function("bio_endio"),
-        Hook::Function("bio_integrity_verify_fn"),
-    ])?;
-    let running = Running::stage("stage05", &[])?;
+    let ftrace =
+        Ftrace::new(&[Hook::Function("bio_endio"), Hook::Function("bio_integrity_verify_fn")])?;
+    let running = Running::stage("stage10", &[])?;
     dd(&format!("/dev/{}", disk.name), 0, 50)?;
     let output = running.interrupt()?;
-    let mut reads = 0;
+    ensure!(count(&output, "bios completed")? == 50, "50 reads: {output}");
+    let slowest = slowest(&output, BIO)?;
     let events = ftrace.events()?;
-    let verified = events.iter().filter(|event| event.name == "bio_integrity_verify_fn");
-    let verified: Vec<u64> = verified.map(|event| event.time).collect();
-    for (bio, start, end) in lives(&output)? {
-        let calls: Vec<u64> = events
-            .iter()
-            .filter(|event| event.name == "bio_endio" && event.argument == bio)
-            .map(|event| event.time)
-            .filter(|time| (start - 1000..=end + 1_000_000_000).contains(time))
-            .collect();
-        ensure!(calls.len() >= 2, "bio_endio() was not called twice for {bio}: {calls:?}");
-        let verified = verified.iter().find(|time| (calls[0]..=calls[1]).contains(time));
-        let verified = verified.with_context(|| format!("{bio} was not verified: {calls:?}"))?;
-        ensure!(end >= *verified, "{bio} ends at {end}, and is verified at {verified}");
-        reads += 1;
-    }
-    ensure!(reads == 50, "{reads} of 50 reads: {output}");
+    let during = |event: &&Event| (slowest.from..=slowest.to + 1_000_000).contains(&event.time);
+    let verified = |event: &&Event| event.name == "bio_integrity_verify_fn";
+    let verified = events.iter().filter(verified).find(during).context("nothing was verified")?;
+    let is_call = |event: &&Event| event.name == "bio_endio" && event.argument == slowest.io;
+    let calls = events.iter().filter(is_call).filter(during).count();
+    ensure!(calls == 2, "bio_endio() was called {calls} times for {}, not twice", slowest.io);
+    ensure!(
+        slowest.to >= verified.time,
+        "ends before {}, its verification: {output}",
+        verified.time
+    );
     Ok(())
-}
-
-/// The bios whose three lines are there: address, start and end.
-fn lives(output: &str) -> Result<Vec<(String, u64, u64)>> {
-    let (mut starts, mut lives) = (HashMap::new(), Vec::new());
-    for line in output.lines() {
-        let of = |what: &str| -> Result<Option<(String, u64)>> {
-            let Some((_, rest)) = line.split_once(what) else { return Ok(None) };
-            let (bio, time) = rest.split_once(") called: ").context("odd line")?;
-            Ok(Some((bio.to_owned(), time.parse()?)))
-        };
-        if let Some((bio, start)) = of("printk: submit_bio(bio=")? {
-            starts.insert(bio, start);
-        } else if let Some((bio, end)) = of("printk: bio_endio (bio=")? {
-            let start = starts.remove(&bio).with_context(|| format!("{bio} ends twice"))?;
-            lives.push((bio, start, end));
-        }
-    }
-    Ok(lives)
 }
 
 /// Zeroes are written with one bio for every MiB, each of them a part of the next one. Here the first
 /// one takes longest, and all that come after it end with it, in one call of bio_endio().
-fn stage05_follows_a_long_chain() -> Result<()> {
+fn stage10_follows_a_long_chain() -> Result<()> {
     let null = NullBlk::new(&[("irqmode", "2"), ("submit_queues", "2")])?;
     let device = format!("/dev/{}", null.name);
     let first_is_slow = format!("0 2048 delay {device} 0 200;2048 79872 linear {device} 2048");
     let chain = Mapped::new("chain", &first_is_slow)?;
-    let running = Running::stage("stage05", &[])?;
+    let running = Running::stage("stage10", &[])?;
     shell(&format!("blkdiscard --force --zeroout --offset 0 --length 40MiB {}", chain.path()))?;
     let output = running.interrupt()?;
-    let called = |function: &str| -> Result<Vec<u64>> {
-        let lines = output.lines().filter(|line| line.contains(&format!("printk: {function}")));
-        lines.map(|line| Ok(line.rsplit(' ').next().unwrap_or_default().parse()?)).collect()
-    };
-    // Not by their durations: on a busy machine, the last one may be submitted late.
-    let first = called("submit_bio(bio=")?.into_iter().min().context("nothing was submitted")?;
-    let with_the_first = called("bio_endio (bio=")?.into_iter().filter(|end| *end >= first + DELAY);
-    let slow = with_the_first.count();
-    ensure!(slow == 40, "{slow} of 40 bios ended with the first: {output}");
-    ensure!(count(&output, "bios completed")? == submitted(&output), "{output}");
+    let completed = count(&output, "bios completed")?;
+    ensure!(completed == 40, "{completed} of 40 bios: {output}");
+    let latency = slowest(&output, BIO)?.latency;
+    ensure!(latency >= DELAY, "shorter than the first one: {output}");
+    compared(&format!("40 bios end with the first one, after 200 ms; you printed {}", ms(latency)));
     ensure_none(&output, &["in flight", "dropped"])
 }
 
@@ -284,64 +253,69 @@ fn stage04_finds_the_delayed_bio() -> Result<()> {
     let start = now();
     let running = Running::stage("stage04", &[])?;
     some_more()?;
+    let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
     let read = format!("dd if={} skip=10000 count=1 of=/dev/null bs=4k iflag=direct", slow.path());
     let pid = shell(&format!("{read} status=none & wait $!; echo $!"))?;
-    let all = running.interrupt()?;
+    let output = running.interrupt()?;
     let end = now();
     drop(loads);
-    // Who submitted what, when, says the trace pipe: `dd-1234 [001] …: submit_bio(bio=…`
-    let task = format!("-{} ", pid.trim());
-    let mut lines = all.lines().filter(|l| l.contains(&task) && l.contains("submit_bio(bio="));
-    let delayed = lines.next().with_context(|| format!("dd's read is not there: {all}"))?;
-    let output = &all[all.find("trace lines").context("no summary")?..];
-    let slowest = slowest(output, BIO)?;
+    let task = format!("-{}", pid.trim());
+    let events = ftrace.events()?;
+    let delayed = events.iter().find(|event| event.task.ends_with(&task));
+    let delayed = &delayed.with_context(|| format!("ftrace has no bio of dd{task}"))?.argument;
+    let slowest = slowest(&output, BIO)?;
     // An emulated CPU can stand still for longer than the delay: then that bio is the slowest.
-    let dds = format!("submit_bio(bio={}) called: {}", slowest.io, slowest.from);
     ensure!(
-        durations(&all)?.iter().max() == Some(&slowest.latency)
-            && (delayed.ends_with(&dds) || slowest.latency > 200_000_000),
-        "the delayed read is not the maximum: {delayed} {output}"
+        slowest.io == delayed || slowest.latency > 200_000_000,
+        "dd's delayed read, {delayed}, is not the slowest: {output}"
     );
     ensure!(start <= slowest.from && slowest.to <= end, "not from {start} to {end}: {output}");
     ensure!(slowest.latency >= DELAY, "shorter than its delay: {output}");
-    ensure!(count(output, "bios completed")? > 200, "no load: {output}");
-    ensure_none(output, &["dropped"])?;
+    ensure!(count(&output, "bios completed")? > 200, "no load: {output}");
+    ensure_none(&output, &["dropped"])?;
     // fio keeps 8 on their way on each disk, and dd's has ended.
-    ensure!(count(output, "in flight")? <= 16, "{output}");
+    ensure!(count(&output, "in flight")? <= 16, "{output}");
     let latency = ms(slowest.latency);
     compared(&format!("dm-delay, in ticks of 4 ms: 200 ms; you printed {latency}"));
     Ok(())
 }
 
-/// A disk with a queue for each CPU interrupts the CPU that has submitted. So with I/O on one CPU, the
-/// slowest bio is in the record of that CPU, and must be found on any of them. That two CPUs write
-/// their records at once is too rare to be waited for; but records at one place can collide.
+/// The timer of a slow disk, and the interrupts of another one, come to the CPU that has submitted. So with
+/// I/O on one CPU, the slowest bio is in the record of that CPU, and must be found on any of them. That two
+/// CPUs write their records at once is too rare to be waited for; but records at one place can collide.
 fn stage04_reads_the_records_of_all_cpus() -> Result<()> {
+    const TIMER: u64 = 200_000_000;
     let disk = disks::virtio()?;
+    let slow = [("irqmode", "2"), ("submit_queues", "2"), ("completion_nsec", "200000000")];
+    let slow = NullBlk::new(&slow)?;
     let mut places = HashMap::new();
     for cpu in 0..std::thread::available_parallelism()?.get() {
         let maps = Maps::new();
         let running = Running::stage("stage04", &[])?;
-        let dd = format!("taskset -c {cpu} dd bs=4k count=20 status=none");
-        shell(&format!("{dd} if=/dev/{disk} of=/dev/null iflag=direct"))?;
-        shell(&format!("{dd} if=/dev/zero of=/dev/{disk} oflag=direct conv=notrunc,fsync"))?;
+        let ftrace = Ftrace::new(&[Hook::Function("submit_bio")])?;
+        let dd = format!("taskset -c {cpu} dd bs=4k status=none");
+        shell(&format!("{dd} if=/dev/{} of=/dev/null count=1 iflag=direct", slow.name))?;
+        shell(&format!("{dd} if=/dev/{disk} of=/dev/null count=20 iflag=direct"))?;
+        shell(&format!(
+            "{dd} if=/dev/zero of=/dev/{disk} count=20 oflag=direct conv=notrunc,fsync"
+        ))?;
         let arrays = maps.arrays()?;
         let output = running.interrupt()?;
-        let longest = durations(&output)?.into_iter().max();
-        let load = format!("20 reads, 20 writes and a flush on CPU {cpu}");
+        let delayed = ftrace.events()?.into_iter().next().context("ftrace saw no bio")?.argument;
+        let load = format!("a slow read, 20 reads, 20 writes and a flush on CPU {cpu}");
         let completed = count(&output, "bios completed")?;
-        ensure!(completed == 41, "{load}: {completed} bios completed, not 41: {output}");
+        ensure!(completed == 42, "{load}: {completed} bios completed, not 42: {output}");
         let slowest = slowest(&output, BIO).with_context(|| format!("{load}: {output}"))?;
-        let max = slowest.latency;
-        ensure!(longest == Some(max), "{load}: the maximum is not {longest:?}: {output}");
-        compared(&format!("{load}: the longest duration and the maximum are {}", ms(max)));
-        let completed = format!("bio_endio (bio={}) called: {}", slowest.io, slowest.to);
-        let line = output.lines().find(|line| line.ends_with(&completed));
-        let line = line.with_context(|| format!("no line {completed:?}: {output}"))?;
-        let on: usize = between(line, " [", "] ")?.parse()?;
+        let latency = slowest.latency;
+        // An emulated CPU can stand still for longer.
+        ensure!(
+            latency >= TIMER && (slowest.io == delayed || latency > 2 * TIMER),
+            "{load}: the slow read, {delayed}, is not the slowest: {output}"
+        );
+        compared(&format!("{load}: the slow one takes {}, you printed {}", ms(TIMER), ms(latency)));
         let io = u64::from_str_radix(slowest.io.trim_start_matches("0x"), 16)?;
         for place in arrays.records([io, slowest.from, slowest.to]) {
-            let other = places.insert(place.clone(), on).filter(|other| *other != on);
+            let other = places.insert(place.clone(), cpu).filter(|other| *other != cpu);
             ensure!(
                 other.is_none(),
                 "CPU 0 and CPU 1 have written their slowest bio to one place, {place}, as several \
@@ -365,12 +339,13 @@ fn in_three_parts(device: &str, slow: usize) -> Result<Mapped> {
     Mapped::new("split", &tables.join(";"))
 }
 
-/// Stage 04 does not measure them, and says so, but for those whose last part is the bio itself.
-fn stage05_is_right_about_split_bios() -> Result<()> {
+/// Stages 04 to 06 do not measure them, and say so, but for those whose last part is the bio itself.
+fn stage10_is_right_about_split_bios() -> Result<()> {
     let read = |device: &str, at_least: u64, what: &str| -> Result<()> {
-        let mut stages = vec!["stage04", "stage05"];
-        stages.retain(|stage| is_judged(stage));
-        let running = Running::stages(stages.iter().map(|stage| (*stage, vec!["--quiet"])))?;
+        let mut stages = vec!["stage04", "stage05", "stage10"];
+        // Where an attempt is judged, it is one of them.
+        stages.retain(|stage| is_judged(stage) && (*stage != "stage05" || subject().is_some()));
+        let running = Running::stages(stages.iter().map(|stage| (*stage, vec![])))?;
         let printed = Hook::Tracepoint("bpf_trace/bpf_trace_printk", "");
         let ftrace = Ftrace::new(&[Hook::Function("submit_bio"), printed])?;
         shell(&format!("dd if={device} of=/dev/null bs=96k count=1 iflag=direct status=none"))?;
@@ -378,11 +353,11 @@ fn stage05_is_right_about_split_bios() -> Result<()> {
         let (submitted, printed): (Vec<_>, Vec<_>) =
             events.iter().partition(|event| event.name == "submit_bio");
         ensure!(submitted.len() == 1, "{} bios of one read", submitted.len());
-        ensure!(printed.is_empty(), "--quiet, and the program writes {:?}", printed[0].text);
+        ensure!(printed.is_empty(), "the program writes a line: {:?}", printed[0].text);
         for (output, stage) in Running::interrupt_all(running)?.into_iter().zip(stages) {
             ensure_none(&output, &["in flight", "dropped"]).with_context(|| what.to_owned())?;
             let completed = count(&output, "bios completed")?;
-            if completed == 0 && stage == "stage04" {
+            if completed == 0 && stage != "stage10" {
                 ensure!(count(&output, "split")? == 1, "{what}: {output}");
                 ensure!(!output.contains("Max latency"), "{what}: {output}");
                 compared(&format!("{what}: you counted it as split, and gave no latency"));
@@ -390,7 +365,7 @@ fn stage05_is_right_about_split_bios() -> Result<()> {
             }
             ensure!(completed == 1, "{what}: {stage}: {output}");
             // Device mapper's clones complete, too, and were never submitted: they are no parts.
-            if stage == "stage05" && !device.contains("mapper") {
+            if stage == "stage10" && !device.contains("mapper") {
                 ensure_none(&output, &["unmatched"]).with_context(|| what.to_owned())?;
             }
             let latency = slowest(&output, BIO)?.latency;
@@ -421,7 +396,7 @@ fn stage05_is_right_about_split_bios() -> Result<()> {
 
 /// The end of a split bio lies between the completion of its last part and the moment at which it
 /// wakes its reader, which does nothing but wait for it.
-fn stage05_ends_with_the_last_part() -> Result<()> {
+fn stage10_ends_with_the_last_part() -> Result<()> {
     // 16 parts, each of which takes its own time, up to 50 ms.
     let disk = ScsiDebug::new("random=1 dev_size_mb=64")?;
     fs::write(format!("/sys/block/{}/queue/max_sectors_kb", disk.name), "32")?;
@@ -430,26 +405,24 @@ fn stage05_ends_with_the_last_part() -> Result<()> {
         Hook::Tracepoint("block/block_rq_complete", ""),
         Hook::Tracepoint("sched/sched_waking", "comm == \"dd\""),
     ])?;
-    let running = Running::stage("stage05", &[])?;
+    let running = Running::stage("stage10", &[])?;
     shell(&format!(
         "dd if=/dev/{} of=/dev/null bs=512k count=10 iflag=direct status=none",
         disk.name
     ))?;
     let output = running.interrupt()?;
     let events = ftrace.events()?;
-    let lives = lives(&output)?;
-    ensure!(lives.len() == 10, "{} of 10 reads: {output}", lives.len());
-    for (bio, start, end) in lives {
-        // All parts of a read complete before the next read starts.
-        let parts = |event: &&Event| event.name == "block_rq_complete" && event.time >= start;
-        let last = events.iter().filter(parts).nth(15).context("a part is not there")?.time;
-        let wakes = |event: &&Event| event.name == "sched_waking" && event.time >= last;
-        let woken = events.iter().find(wakes).context("dd is never woken")?.time;
-        ensure!(
-            (last..=woken + 1000).contains(&end),
-            "{bio} ends at {end}, its last part at {last}, and dd is woken at {woken}"
-        );
-    }
+    ensure!(count(&output, "bios completed")? == 10, "ten reads: {output}");
+    let Slowest { from, to, .. } = slowest(&output, BIO)?;
+    // All parts of a read complete before the next read starts.
+    let parts = |event: &&Event| event.name == "block_rq_complete" && event.time >= from;
+    let last = events.iter().filter(parts).nth(15).context("a part is not there")?.time;
+    let wakes = |event: &&Event| event.name == "sched_waking" && event.time >= last;
+    let woken = events.iter().find(wakes).context("dd is never woken")?.time;
+    ensure!(
+        (last..=woken + 1000).contains(&to),
+        "it ends at {to}, its last part at {last}, and dd is woken at {woken}: {output}"
+    );
     Ok(())
 }
 
@@ -479,9 +452,9 @@ fn stage05_names_disk_and_sector() -> Result<()> {
             format!("Bio Info : Sector ({absolute}) of {disk} ({})", disks::numbers(&disk)?);
         // Each for a disk and for a partition, and all of them for the last.
         let its_turn = |turn| number == last || number % 3 == turn || subject().is_some();
-        let mut stages = vec![(0, "stage05"), (1, "stage06"), (2, "stage07")];
+        let mut stages = vec![(0, "stage05"), (1, "stage06"), (1, "stage11"), (2, "stage07")];
         stages.retain(|&(turn, stage)| its_turn(turn) && is_judged(stage));
-        let running = Running::stages(stages.iter().map(|&(_, stage)| (stage, vec!["--quiet"])))?;
+        let running = Running::stages(stages.iter().map(|&(_, stage)| (stage, vec![])))?;
         if device == path.trim_start_matches("/dev/") && device != disk {
             let write = "bs=4k count=1 seek=1000 oflag=direct conv=notrunc status=none";
             shell(&format!("dd if=/dev/zero of={path} {write}"))?;
@@ -505,7 +478,7 @@ fn stage05_a_flush_has_no_sector() -> Result<()> {
     let disk = disks::virtio()?;
     let mut stages = vec!["stage05", "stage06"];
     stages.retain(|stage| is_judged(stage));
-    let running = Running::stages(stages.iter().map(|stage| (*stage, vec!["--quiet"])))?;
+    let running = Running::stages(stages.iter().map(|stage| (*stage, vec![])))?;
     shell(&format!("dd if=/dev/null of=/dev/{disk} conv=fsync,notrunc status=none"))?;
     let numbers = disks::numbers(&disk)?;
     let expected =
@@ -640,7 +613,7 @@ fn stage06_has_the_stack_of_that_bio() -> Result<()> {
         let mut judged = 0;
         // Five runs that begin and end at times of their own.
         let running = ["500ms", "700ms", "900ms", "1100ms", "1300ms"]
-            .map(|time| Running::stage("stage06", &["--quiet", "--duration", time]));
+            .map(|time| Running::stage("stage06", &["--duration", time]));
         let outputs =
             running.into_iter().map(|running| running?.end()).collect::<Result<Vec<_>>>()?;
         let events = ftrace.events()?;
@@ -702,8 +675,7 @@ fn stage03_drops_what_is_submitted_twice() -> Result<()> {
 
 fn submitted_twice(cgroup: &str) -> Result<()> {
     let ftrace = Ftrace::new(&[Hook::Stack("submit_bio")])?;
-    let (stage03, stage06) =
-        (Running::stage("stage03", &[])?, Running::stage("stage06", &["--quiet"])?);
+    let (stage03, stage06) = (Running::stage("stage03", &[])?, Running::stage("stage06", &[])?);
     // Every 128 KiB of it become one compressed bio.
     shell(&format!(
         "echo $$ >{cgroup}/cgroup.procs; yes workshop | head -c 16M >/run/btrfs/file; sync -f /run/btrfs"

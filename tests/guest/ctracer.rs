@@ -176,7 +176,7 @@ fn ctracer_follows_a_bio() -> Result<()> {
 fn four_reads(disk: &str, partition: &str, linear: &Mapped) -> Result<(String, String)> {
     let arguments: Vec<&str> = FEW.into_iter().chain(["--json"]).collect();
     let running = Running::stage("ctracer", &arguments)?;
-    let other = Running::stage("stage04", &["--quiet"])?;
+    let other = Running::stage("stage04", &[])?;
     let read = |device: &str, count: &str| {
         shell(&format!("dd if={device} of=/dev/null iflag=direct {count} 2>&1"))
     };

@@ -10,8 +10,8 @@ use crate::{
     disks::{self, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
     run::{
-        BIO, REQUEST, Running, compared, count, durations, ensure_none, entries_left, fio, now,
-        shell, slowest, summary, wait_until,
+        BIO, REQUEST, Running, compared, count, ensure_none, entries_left, fio, ms, now, shell,
+        slowest, summary, wait_until,
     },
 };
 
@@ -22,7 +22,7 @@ tests![
     stage07_says_that_a_flush_has_no_sector,
     stage07_waits_for_the_last_part,
     stage07_counts_a_second_try,
-    stage07_is_within_stage03,
+    stage07_has_the_time_of_the_disk,
 ];
 
 /// Bounds of the latencies of requests, by the kernel's own tracer. A stage reads the clock twice
@@ -181,7 +181,7 @@ fn stage07_finds_the_slow_request() -> Result<()> {
     let timer = TIMER.to_string();
     let slow = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", &timer)])?;
     let start = now();
-    let running = Running::stage("stage07", &["--quiet"])?;
+    let running = Running::stage("stage07", &[])?;
     let ftrace = Ftrace::new(&[Hook::Stack("blk_mq_start_request")])?;
     let read = format!(
         "exec dd if=/dev/{} of=/dev/null bs=4k skip=1000 count=1 iflag=direct status=none",
@@ -189,7 +189,7 @@ fn stage07_finds_the_slow_request() -> Result<()> {
     );
     let mut reads = Vec::new();
     loop {
-        let too_short = [Running::stage("stage00", &[])?, Running::stage("stage07", &["--quiet"])?];
+        let too_short = [Running::stage("stage00", &[])?, Running::stage("stage07", &[])?];
         reads.push(Running::bash(&read)?);
         wait_until("the read's start", || Ok(disks::in_flight(&slow.name)? == 1))?;
         // Both at once: on a real-time kernel, either takes more than a second to end.
@@ -236,7 +236,7 @@ fn stage07_says_that_a_flush_has_no_sector() -> Result<()> {
         ("completion_nsec", "500000000"),
     ])?;
     let stages = [("stage05", BIO), ("stage06", BIO), ("stage07", REQUEST)];
-    let running = Running::stages(stages.map(|(stage, _)| (stage, vec!["--quiet"])))?;
+    let running = Running::stages(stages.map(|(stage, _)| (stage, vec![])))?;
     shell(&format!("sync /dev/{}", slow.name))?;
     let expected = format!(
         "Bio Info : no sector (a flush or a driver's command) of {} ({})",
@@ -264,54 +264,56 @@ fn stage07_counts_a_second_try() -> Result<()> {
     two_tries_are_one_request("0x10")
 }
 
-/// `opts` of scsi_debug: what goes wrong. It takes 20 ms for a command.
+/// `opts` of scsi_debug: what goes wrong. The time that it takes for a command is longer than an emulated CPU
+/// stands still.
 fn two_tries_are_one_request(opts: &str) -> Result<()> {
-    let disk = ScsiDebug::new(&format!("ndelay=20000000 opts={opts} every_nth=10 dev_size_mb=64"))?;
+    const COMMAND: u64 = 100_000_000;
+    let disk = format!("ndelay={COMMAND} opts={opts} every_nth=10 dev_size_mb=64");
+    let disk = ScsiDebug::new(&disk)?;
     let running = Running::stage("stage07", &[])?;
     let before = disks::requests(&disk.name)?;
     shell(&format!(
-        "dd if=/dev/{} of=/dev/null bs=64k count=60 iflag=direct status=none",
+        "dd if=/dev/{} of=/dev/null bs=64k count=20 iflag=direct status=none",
         disk.name
     ))?;
     let requests = disks::requests(&disk.name)? - before;
     let entries = entries_left()?;
     let output = running.interrupt()?;
-    let durations = durations(&output)?;
-    ensure!(
-        durations.len() as u64 == requests,
-        "{} lines, {requests} requests: {output}",
-        durations.len()
-    );
-    let in_parts = durations.iter().filter(|&&duration| duration >= 40_000_000).count();
-    ensure!(in_parts >= 5, "{in_parts} of {requests} took as long as two commands: {output}");
+    let completed = count(&output, "requests completed")?;
+    ensure!(completed == requests, "{requests} requests: {output}");
+    let latency = slowest(&output, REQUEST)?.latency;
+    ensure!(latency >= 2 * COMMAND, "shorter than two commands: {output}");
     ensure_none(&output, &["in flight", "dropped", "unmatched"])?;
     ensure!(entries == 0, "{entries} entries are left in the map: {}", summary(&output));
-    compared(&format!("some requests take two commands of 20 ms; {in_parts} of yours took 40 ms"));
+    let (command, latency) = (ms(COMMAND), ms(latency));
+    compared(&format!("some requests take two commands of {command}; you printed {latency}"));
     Ok(())
 }
 
-fn stage07_is_within_stage03() -> Result<()> {
-    let (bios, requests) = (Running::stage("stage03", &[])?, Running::stage("stage07", &[])?);
-    let disk = disks::virtio()?;
-    let dd = "dd bs=4k count=100 status=none";
-    shell(&format!("{dd} if=/dev/{disk} of=/dev/null iflag=direct"))?;
-    shell(&format!("{dd} if=/dev/zero of=/dev/{disk} oflag=direct conv=notrunc"))?;
-    let (requests, bios) = (requests.interrupt()?, bios.interrupt()?);
-    // Every trace pipe has the lines of both, in the order of time.
-    let mut request = None;
-    let mut within = 0;
-    for line in bios.lines() {
-        if line.contains("blk_mq_start_request() -> block_rq_complete()") {
-            request = durations(line)?.pop();
-        } else if line.contains("submit_bio() -> bio_endio()") {
-            let request =
-                request.take().with_context(|| format!("no request: {requests}{bios}"))?;
-            let bio = durations(line)?.pop().with_context(|| format!("odd: {line}"))?;
-            ensure!(bio >= request, "a bio took {bio} ns, its request {request} ns");
-            within += 1;
-        }
-    }
-    ensure!(within == 200, "{within} of 200 I/Os: {requests}{bios}");
-    compared("stage 03, beside yours, measured 200 bios; none of your requests took longer");
+/// One request at a time: what waits for it is no part of its time.
+fn stage07_has_the_time_of_the_disk() -> Result<()> {
+    const TIMER: u64 = 200_000_000;
+    let timer = TIMER.to_string();
+    let one_tag = [("irqmode", "2"), ("hw_queue_depth", "1"), ("submit_queues", "1")];
+    let disk = NullBlk::new(&[&one_tag[..], &[("completion_nsec", &*timer)]].concat())?;
+    let running = Running::stage("stage07", &[])?;
+    let before = disks::requests(&disk.name)?;
+    let path = format!("/dev/{}", disk.name);
+    shell(&format!(
+        "for i in 1 2; do
+           dd if={path} of=/dev/null bs=4k count=2 iflag=direct status=none &
+           dd if=/dev/zero of={path} bs=4k count=2 oflag=direct conv=notrunc status=none &
+         done; wait"
+    ))?;
+    let requests = disks::requests(&disk.name)? - before;
+    let output = running.interrupt()?;
+    let completed = count(&output, "requests completed")?;
+    ensure!(requests == 8 && completed == requests, "{requests} requests: {output}");
+    let latency = slowest(&output, REQUEST)?.latency;
+    ensure!(
+        (TIMER..3 * TIMER).contains(&latency),
+        "the disk takes {TIMER} ns for each, one after the other: {output}"
+    );
+    compared(&format!("the disk takes {}; you printed {}", ms(TIMER), ms(latency)));
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, mem::MaybeUninit, process::ExitCode};
 
 use anyhow::{Context, Result};
-use common::{Device, QuietCli as Cli, Session, TracePipe};
+use common::{Cli, Device, Session};
 use libbpf_rs::{MapCore, MapFlags, skel::Skel};
 
 mod trace {
@@ -18,23 +18,18 @@ fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
 
-fn run(cli: &Cli, session: &mut Session) -> Result<()> {
+fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
-    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
-    let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.quiet = cli.own.quiet;
-    constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
+    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
-    let mut pipe = TracePipe::unless(cli.own.quiet)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
-    session.trace(&mut pipe)?;
+    session.wait()?;
     session.detach()?;
-    pipe.finish()?;
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(counts.completed, "bios completed");
     println!("{:>8} in flight", skel.maps.starts.keys().count());
+    println!("{:>8} split or checksummed (not measured before stage 10)", counts.split);
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);
     common::print_skipped(skel.object())?;
