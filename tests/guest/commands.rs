@@ -158,7 +158,7 @@ fn a_missing_capability_is_named() -> Result<()> {
     };
     for missing in ENOUGH {
         let set: Vec<&str> = ENOUGH.into_iter().filter(|name| *name != missing).collect();
-        say("stage06", &set, &format!("CAP_{} is missing", missing.to_uppercase()))?;
+        say("stage10", &set, &format!("CAP_{} is missing", missing.to_uppercase()))?;
     }
     let paranoid = fs::read_to_string(PARANOID)?;
     fs::write(PARANOID, "3")?;

@@ -19,8 +19,6 @@ use crate::{
 tests![
     stage12_finds_the_functions,
     stage12_counts_every_call,
-    stage12_counts_what_it_was_skipped_for,
-    stage12_knows_other_structs,
     stage12_tells_calls_from_skipped,
     stage12_needs_addresses,
     stage12_can_be_interrupted,
@@ -95,14 +93,14 @@ fn table(output: &str) -> Result<BTreeMap<String, u64>> {
     Ok(table)
 }
 
-/// Runs the stage and the function tracer beside the load. Returns what was skipped.
-fn beside_ftrace(arguments: &[&str], load: impl FnOnce() -> Result<()>) -> Result<u64> {
-    let listed = stage("stage12", &[arguments, &["--list"]].concat())?;
+/// Runs the stage and the function tracer beside the load: a call is counted, or skipped.
+fn beside_ftrace(load: impl FnOnce() -> Result<()>) -> Result<()> {
+    let listed = stage("stage12", &["--list"])?;
     let (hookable, _) = listed.stdout.split_once("\nLeft out:\n").context("no list")?;
     let names = hookable.lines().filter_map(|line| line.split_once('('));
     let names: HashSet<String> = names.map(|(name, _)| name.to_owned()).collect();
     let ftrace = Calls::of(&names)?;
-    let running = Running::stage("stage12", arguments)?;
+    let running = Running::stage("stage12", &[])?;
     load()?;
     let output = running.interrupt()?;
     let (theirs, ours) = (ftrace.count()?, table(&output)?);
@@ -120,7 +118,7 @@ fn beside_ftrace(arguments: &[&str], load: impl FnOnce() -> Result<()>) -> Resul
     println!("{calls} calls of {functions} functions, {skipped} skipped");
     closes_with(&output, &listed.stdout, &ours)?;
     ensure!(functions >= 10, "only {functions} functions were called: {output}");
-    Ok(skipped)
+    Ok(())
 }
 
 /// The lines below the table are sums of its rows and of what `--list` shows.
@@ -153,82 +151,48 @@ fn stage12_finds_the_functions() -> Result<()> {
     finds_the_functions("stage12")
 }
 
-/// Reads, writes and a flush, on every kind of disk and on one of device mapper, whose functions are in
-/// a module.
+/// Reads, writes and a flush, also of device mapper, whose functions are in a module. What completes while a
+/// program runs on the same CPU is skipped, and counted.
 fn stage12_counts_every_call() -> Result<()> {
-    let null = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
-    let linear = Mapped::new("linear", &format!("0 65536 linear /dev/{} 0", disks::virtio()?))?;
-    beside_ftrace(&[], || {
-        for disk in [disks::virtio()?, disks::nvme()?, disks::scsi()?, null.name.clone()] {
-            fio(&format!("--filename=/dev/{disk} --rw=randrw --bs=4k --direct=1 --number_ios=30"))?;
-        }
-        let path = linear.path();
-        fio(&format!("--filename={path} --rw=write --bs=1M --size=4M --direct=1 --fsync=1"))?;
-        Ok(())
-    })?;
-    Ok(())
-}
-
-/// What completes while a program runs on the same CPU is skipped, and counted.
-fn stage12_counts_what_it_was_skipped_for() -> Result<()> {
     let null =
         NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "10000"), ("submit_queues", "2")])?;
-    beside_ftrace(&[], || {
-        fio(&format!(
-            "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=16 --thread \
-             --norandommap --size=128M --numjobs=16 --number_ios=100",
-            null.name
-        ))?;
+    let linear = Mapped::new("linear", &format!("0 65536 linear /dev/{} 0", disks::virtio()?))?;
+    beside_ftrace(|| {
+        for options in [
+            format!("--filename=/dev/{} --rw=randrw --bs=4k --number_ios=30", disks::nvme()?),
+            format!("--filename={} --rw=write --bs=1M --size=4M --fsync=1", linear.path()),
+            format!(
+                "--filename=/dev/{} --rw=randread --bs=4k --ioengine=libaio --iodepth=16 --thread \
+                 --norandommap --size=128M --numjobs=16 --number_ios=25",
+                null.name
+            ),
+        ] {
+            fio(&format!("--direct=1 {options}"))?;
+        }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
-/// `--type`, and what is said of a struct that no function takes.
-fn stage12_knows_other_structs() -> Result<()> {
-    let disk = disks::virtio()?;
-    let before = disks::requests(&disk)?;
-    beside_ftrace(&["--type", "request"], || {
-        fio(&format!("--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --number_ios=100"))?;
-        Ok(())
-    })?;
-    ensure!(disks::requests(&disk)? == before + 100, "fio did not read 100 times");
+/// `--type`, and functions that are called all the time, also while their calls and the kernel's hits are read:
+/// the calls in between were not skipped. A pipe's functions run in tasks only, whose calls interrupt no
+/// program.
+fn stage12_tells_calls_from_skipped() -> Result<()> {
+    let dd = "dd bs=1 of=/dev/null status=none";
+    let mut load = Running::bash(&format!("yes | ({dd} count=1000; echo going >&2; {dd})"))?;
+    load.wait_for("going")?;
+    let output = Running::stage("stage12", &["--type", "kiocb"])?.interrupt()?;
+    drop(load);
+    let skipped = count(&output, "skipped")?;
+    ensure!(skipped == 0 || preempts()?, "{skipped} skipped: {output}");
+    let called = table(&output)?;
+    ensure!(called.contains_key("pipe_read") && !called.contains_key("submit_bio"), "{called:?}");
+    if !has_multi()? {
+        let more = count(&output, "more calls may have been skipped")?;
+        ensure!(more > 0, "the calls while both were read: {output}");
+    }
     let ended = stage("stage12", &["--type", "no_such_struct"])?;
     let said = ended.stderr.contains("no_such_struct") && ended.stderr.contains("--type request");
     ensure!(ended.code == Some(1) && said && ended.stdout.is_empty(), "{ended:?}");
-    Ok(())
-}
-
-/// Functions that are called all the time, also while their calls and the kernel's hits are read: the
-/// calls in between were not skipped. A pipe's functions run in tasks only, whose calls interrupt no
-/// program.
-fn stage12_tells_calls_from_skipped() -> Result<()> {
-    let load = || -> Result<Running> {
-        let dd = "dd bs=1 of=/dev/null status=none";
-        let mut load = Running::bash(&format!("yes | ({dd} count=1000; echo going >&2; {dd})"))?;
-        load.wait_for("going")?;
-        Ok(load)
-    };
-    let end = |running: Running, when: &str| -> Result<String> {
-        let output = running.interrupt()?;
-        let skipped = count(&output, "skipped")?;
-        ensure!(skipped == 0 || preempts()?, "load {when}, {skipped} skipped: {output}");
-        Ok(output)
-    };
-    let at_the_start = load()?;
-    let running = Running::stage("stage12", &["--type", "kiocb"])?;
-    drop(at_the_start);
-    end(running, "at the start")?;
-
-    let running = Running::stage("stage12", &["--type", "kiocb"])?;
-    let at_the_end = load()?;
-    let output = end(running, "at the end")?;
-    drop(at_the_end);
-    if has_multi()? {
-        return Ok(());
-    }
-    let more = count(&output, "more calls may have been skipped")?;
-    ensure!(more > 0, "the calls while both were read: {output}");
     Ok(())
 }
 
