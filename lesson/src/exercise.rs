@@ -149,6 +149,7 @@ mod tests {
             "06",
             "07",
             "09",
+            "10",
             "bytes",
             "disk",
             "histogram",

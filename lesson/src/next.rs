@@ -82,7 +82,7 @@ mod tests {
         assert!(text.contains("Then go on to stage 08: stage08_pagecache/README.md.\n"), "{text}");
         assert!(text.contains("After it, `cargo lesson start 09`, "), "{text}");
         let text = after_id("09", &[]);
-        assert!(text.contains("Then go on to stage 12: stage12_"), "{text}");
+        assert!(text.contains("Then go on to stage 10: stage10_"), "{text}");
         assert!(text.contains("beside the stages: `cargo lesson start inode`, "), "{text}");
         assert!(!after_id("09", &["inode"]).contains("inode"));
     }

@@ -44,9 +44,9 @@ fn print_max_latency(maps: &TraceMaps, of_measured: &str) -> Result<()> {
     let Some(slowest) = records.iter().filter(|r| r.io != 0).max_by_key(|r| latency(r)) else {
         return Ok(());
     };
-    let (io, from, to) = (slowest.io, slowest.start.time, slowest.end);
+    let (io, from, to) = (format!("{:#x}", slowest.io), slowest.start.time, slowest.end);
     println!("=====================================================");
-    println!("From: submit_bio(bio={io:#x}) {from}\nTo  : bio_endio (bio={io:#x}) {to}");
+    println!("From: submit_bio(bio={io}) {from}\nTo  : bio_endio (bio={io}) {to}");
     let device = common::Device(slowest.start.dev as u32);
     println!("Bio Info : {}", device.sector(slowest.start.sector));
     println!("Max latency {} ns{of_measured}", latency(slowest));
