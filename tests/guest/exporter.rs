@@ -118,7 +118,9 @@ impl Scrape {
 
     /// Nothing was lost.
     fn is_complete(&self) -> Result<()> {
-        for name in self.0.keys().filter(|name| name.contains("_not_measured_total{")) {
+        let missing = ["storage_bios_not_measured_total", "storage_reads_not_measured_total"];
+        let is_missing = |name: &&String| missing.iter().any(|missing| name.starts_with(missing));
+        for name in self.0.keys().filter(is_missing) {
             ensure!(self.get(name) == 0.0, "{name}: {}", self.get(name));
         }
         Ok(())
@@ -139,8 +141,9 @@ fn exporter_counts_what_the_disks_count() -> Result<()> {
     keeps_what_a_partition_counted()?;
     divides_into_slow_ios_parts()?;
     says_what_is_in_no_part(&silent.name)?;
-    counts_pages()?;
+    // Before a virtio disk is looked for: to read its serial number, the driver makes a bio that nobody submits.
     Scrape::now()?.is_complete()?;
+    counts_pages()?;
     counts_what_it_was_skipped_for(running.id())?;
     running.interrupt().map(drop)
 }

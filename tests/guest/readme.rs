@@ -37,6 +37,7 @@ const WORDS: &[&str] = &[
     "blktrace",
     "dm_crypt",
     "folio_account_dirtied",
+    "histogram_quantile",
     "inline",
     "ksoftirqd",
     "libelf",

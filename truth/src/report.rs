@@ -424,7 +424,7 @@ mod tests {
         let not_run = Verdict::NotRun { why: "no disk".into() };
         report.add("7.2", cell("threads_16", "biolatency", not_run));
         assert_eq!(report, before);
-        report.add("7.2", cell("threads_16", "stage07", wrong));
+        report.add("7.2", cell("threads_16", "bitehist", wrong));
         assert_eq!(report.wrong_of_ours().unwrap().len(), 1);
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
@@ -438,14 +438,14 @@ mod tests {
         let tool = |name: &str| tools.iter().find(|tool| tool.name == name).unwrap();
         report.judged_on("7.2", "7.2.13", tool("biolatency"));
         report.add("7.2", cell("threads_16", "biolatency", Verdict::Right));
-        report.add("7.2", cell("threads_16", "stage07", Verdict::Right));
-        report.judged_on("7.2", "7.2.13", tool("stage07"));
+        report.add("7.2", cell("threads_16", "bitehist", Verdict::Right));
+        report.judged_on("7.2", "7.2.13", tool("bitehist"));
         report.judged_on("6.1", "6.1.1", tool("biolatency"));
         assert_eq!(report.kernels["7.2"].len(), 2);
         report.versions.insert("biolatency".into(), "0.1".into());
         report.judged_on("7.2", "7.2.13", tool("biolatency"));
         assert_eq!(report.kernels["7.2"].len(), 1);
-        report.judged_on("7.2", "7.2.14", tool("stage07"));
+        report.judged_on("7.2", "7.2.14", tool("bitehist"));
         assert!(report.kernels.is_empty());
     }
 
@@ -469,8 +469,8 @@ mod tests {
         assert!(!is_known("biolatency", wrong.clone(), 2, Some(0)));
         assert!(is_known("biolatency", wrong, 3, Some(0)));
         assert!(is_known("biosnoop", Verdict::Refused { said: "no".into() }, 1, None));
-        assert!(!is_known("stage07", Verdict::Right, 1, Some(0)));
-        assert!(is_known("stage07", Verdict::Right, 3, Some(0)));
+        assert!(!is_known("bitehist", Verdict::Right, 1, Some(0)));
+        assert!(is_known("bitehist", Verdict::Right, 3, Some(0)));
     }
 
     /// Nobody has edited a figure by hand: `cargo vm truth --render` writes these files.
