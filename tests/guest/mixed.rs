@@ -164,6 +164,12 @@ pub fn same_calls(output: &str, function: &str, events: &[Event]) -> Result<()> 
     let printed = calls(output, function)?;
     let number: usize = printed.values().map(Vec::len).sum();
     let what = format!("{function}bio=0x…) called: …");
+    // Without the output, which asks whether anything was read or written.
+    ensure!(
+        number > 0 || events.is_empty(),
+        "no line `{what}`, and ftrace saw {} calls",
+        events.len()
+    );
     ensure!(
         number == events.len(),
         "{number} lines `{what}`, and ftrace saw {} calls: {output}",
