@@ -470,16 +470,16 @@ fn slow_io_counts_lost_lines() -> Result<()> {
 /// A reader that is slower than the disk does not keep the stage from its end.
 fn slow_io_ends_beside_a_busy_disk() -> Result<()> {
     let null = NullBlk::new(&[])?;
-    let stage = program("slow_io");
-    let stage = format!("{} --min 0 --disk {} --duration 4s", stage.display(), null.name);
-    let mut stage = Running::bash(&format!("{stage} | dd ibs=8 obs=64k status=none"))?;
-    stage.wait_for(": tracing ")?;
     let busy = fio_command(&format!(
         "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 --numjobs=2 \
          --thread --time_based --runtime=580",
         null.name
     ));
     let mut busy = Running::bash(&format!("exec {busy}"))?;
+    wait_until("the load", || Ok(disks::bios(&null.name)? > 2000))?;
+    let stage = program("slow_io");
+    let stage = format!("{} --min 0 --disk {} --duration 4s", stage.display(), null.name);
+    let mut stage = Running::bash(&format!("{stage} | dd ibs=8 obs=64k status=none"))?;
     stage.wait_at_most(LIMIT)?;
     ensure!(busy.runs()?, "`slow_io` ran for as long as the disk was busy");
     let lines = stage.end()?.stdout.lines().count();
