@@ -45,35 +45,38 @@ pub const FEW: [&str; 8] = [
 
 /// The functions that take a `struct bio *`, by what bpftool prints of the BTF of vmlinux and of dm_mod.
 fn takers() -> Result<BTreeSet<String>> {
-    let mut types = HashMap::new();
-    for btf in ["vmlinux", "dm_mod"] {
-        let dump = shell(&format!("bpftool --json btf dump file /sys/kernel/btf/{btf}"))?;
-        let mut dump: Value = serde_json::from_str(&dump)?;
-        for kind in dump["types"].as_array_mut().context("no types")?.drain(..) {
-            types.insert(number(&kind["id"])?, kind);
-        }
+    let each = "for btf in vmlinux dm_mod; do bpftool btf dump file /sys/kernel/btf/$btf; done";
+    let dump = shell(each)?;
+    // `[7] PTR '(anon)' type_id=6`, and a parameter is an indented line.
+    let mut types = HashMap::<u64, (&str, &str, u64)>::new();
+    let (mut parameters, mut last) = (HashMap::<u64, Vec<u64>>::new(), 0);
+    for line in dump.lines() {
+        let target = line.split("type_id=").last().and_then(|id| id.split(' ').next());
+        let target = target.and_then(|id| id.parse().ok()).unwrap_or(0);
+        let Some((id, rest)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) else {
+            parameters.entry(last).or_default().push(target);
+            continue;
+        };
+        let (kind, rest) = rest.split_once(" '").with_context(|| line.to_owned())?;
+        last = id.parse()?;
+        types.insert(last, (kind, rest.split('\'').next().unwrap_or_default(), target));
     }
-    let get = |id: &Value| id.as_u64().and_then(|id| types.get(&id)).unwrap_or(&Value::Null);
-    let bare = |id: &Value| {
-        let mut kind = get(id);
-        while let Some("CONST" | "VOLATILE" | "RESTRICT" | "TYPEDEF" | "TYPE_TAG") =
-            kind["kind"].as_str()
+    let bare = |mut id: u64| {
+        while let Some(("CONST" | "VOLATILE" | "RESTRICT" | "TYPEDEF" | "TYPE_TAG", _, next)) =
+            types.get(&id)
         {
-            kind = get(&kind["type_id"]);
+            id = *next;
         }
-        kind
+        types.get(&id)
     };
-    let is_bio = |parameter: &Value| {
-        let pointer = bare(&parameter["type_id"]);
-        let target = bare(&pointer["type_id"]);
-        pointer["kind"] == "PTR" && target["kind"] == "STRUCT" && target["name"] == "bio"
+    let is_bio = |id: &u64| {
+        let pointer = bare(*id).filter(|(kind, ..)| *kind == "PTR");
+        matches!(pointer.and_then(|(.., target)| bare(*target)), Some(("STRUCT", "bio", _)))
     };
-    let takes = |function: &&Value| {
-        let parameters = get(&function["type_id"])["params"].as_array();
-        function["kind"] == "FUNC" && parameters.is_some_and(|all| all.iter().any(is_bio))
-    };
-    let found = types.values().filter(takes).filter_map(|function| function["name"].as_str());
-    Ok(found.map(str::to_owned).collect())
+    let takes =
+        |prototype: &u64| parameters.get(prototype).is_some_and(|all| all.iter().any(is_bio));
+    let found = types.values().filter(|(kind, _, target)| *kind == "FUNC" && takes(target));
+    Ok(found.map(|(_, name, _)| (*name).to_owned()).collect())
 }
 
 /// What `--list` prints, against BTF by bpftool and the kernel's list of functions.

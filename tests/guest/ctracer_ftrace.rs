@@ -186,7 +186,7 @@ fn nests(events: &[&Value], text: &str) -> Result<()> {
 }
 
 /// Functions, and the position of the bio among their arguments. Of each kernel, some.
-const PROBED: [(&str, usize); 8] = [
+const PROBED: [(&str, usize); 11] = [
     ("submit_bio", 1),
     ("bio_endio", 1),
     ("bio_init", 1),
@@ -195,6 +195,9 @@ const PROBED: [(&str, usize); 8] = [
     ("blk_mq_sched_bio_merge", 2),
     ("bio_iov_iter_get_pages", 1),
     ("bio_integrity_prep", 1),
+    ("bio_split_rw", 1),
+    ("__bio_split_to_limits", 1),
+    ("bio_split_io_at", 1),
 ];
 
 /// Arguments that are no bio: function, position, ftrace's type, name. Of each kernel, some.
