@@ -185,7 +185,9 @@ fn stage12_tells_calls_from_skipped() -> Result<()> {
     let skipped = count(&output, "skipped")?;
     ensure!(skipped == 0 || preempts()?, "{skipped} skipped: {output}");
     let called = table(&output)?;
-    ensure!(called.contains_key("pipe_read") && !called.contains_key("submit_bio"), "{called:?}");
+    // `anon_pipe_read` on 7.2.
+    let reads_pipes = called.keys().any(|name| name.ends_with("pipe_read"));
+    ensure!(reads_pipes && !called.contains_key("submit_bio"), "{called:?}");
     if !has_multi()? {
         let more = count(&output, "more calls may have been skipped")?;
         ensure!(more > 0, "the calls while both were read: {output}");
