@@ -427,7 +427,8 @@ fn exercise_returns() -> Result<()> {
 fn exercise_queue() -> Result<()> {
     const NEAR: u64 = 2_000_000;
     let one_tag = [("hw_queue_depth", "1"), ("submit_queues", "1"), ("irqmode", "2")];
-    let timer = [("completion_nsec", "20000000")];
+    // So long that four dd overlap, also where a busy machine starts one after the other.
+    let timer = [("completion_nsec", "100000000")];
     let slow = NullBlk::named("slow", &[&one_tag[..], &timer].concat())?;
     fs::write(format!("/sys/block/{}/queue/scheduler", slow.name), "mq-deadline")?;
     let silent = NullBlk::named("silent", &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
@@ -469,7 +470,7 @@ fn exercise_queue() -> Result<()> {
     let (sum, mut in_order) = (printed.iter().sum::<u64>(), printed.clone());
     judged.sort_unstable();
     in_order.sort_unstable();
-    ensure!(judged.len() == 24 && judged[20] > 10_000_000, "ftrace saw {judged:?}");
+    ensure!(judged.len() == 24 && judged[18] > 10_000_000, "ftrace saw {judged:?}");
     ensure!(in_order.len() == 24, "24 requests were started, {} lines: {output}", in_order.len());
     // Between its hook and ours, a task may lose its CPU.
     let far = judged.iter().zip(&in_order).filter(|(theirs, ours)| theirs.abs_diff(**ours) > NEAR);
