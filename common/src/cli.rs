@@ -18,9 +18,6 @@ pub struct Cli<Own: Args = NoOptions> {
     pub own: Own,
 }
 
-/// The command line of a stage that works without its event lines, too: `--in-flight`, `--quiet`.
-pub type QuietCli = Cli<Quiet>;
-
 /// No options beyond the common ones.
 #[derive(Args, Debug)]
 pub struct NoOptions {}
@@ -32,17 +29,6 @@ pub struct InFlight {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     #[arg(allow_negative_numbers = true, default_value_t = 16384)]
     pub in_flight: u32,
-}
-
-/// `--quiet`, `--in-flight`.
-#[derive(Args, Debug)]
-pub struct Quiet {
-    /// Print no event lines: the program is loaded without the code for them
-    #[arg(short, long)]
-    pub quiet: bool,
-    /// The size of the map.
-    #[command(flatten)]
-    pub room: InFlight,
 }
 
 /// The longest time that is accepted: a longer one is a typing error.
@@ -80,10 +66,9 @@ mod tests {
     #[test]
     fn the_command_lines_are_consistent() {
         Cli::<NoOptions>::command().debug_assert();
-        QuietCli::command().debug_assert();
-        assert!(QuietCli::parse_from(["stage08", "-q"]).own.quiet);
-        assert_eq!(QuietCli::parse_from(["stage08"]).own.room.in_flight, 16384);
+        Cli::<InFlight>::command().debug_assert();
+        assert_eq!(Cli::<InFlight>::parse_from(["stage00"]).own.in_flight, 16384);
         assert!(Cli::<NoOptions>::try_parse_from(["stage01", "-q"]).is_err());
-        assert!(QuietCli::try_parse_from(["stage08", "--in-flight", "0"]).is_err());
+        assert!(Cli::<InFlight>::try_parse_from(["stage00", "--in-flight", "0"]).is_err());
     }
 }

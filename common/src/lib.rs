@@ -19,10 +19,10 @@ mod symbols;
 mod trace_pipe;
 
 pub use addresses::kernel_function;
-pub use cli::{Cli, InFlight, NoOptions, Quiet, QuietCli, duration};
+pub use cli::{Cli, InFlight, NoOptions, duration};
 pub use device::Device;
 pub use error::{Unsupported, unsupported};
-pub use preflight::{has_function, has_sessions, preempts};
+pub use preflight::{has_function, has_sessions, pages_have, preempts};
 pub use process::{Pid, PidCli, pid_namespace, process};
 pub use program::{Program, main};
 pub use results::{

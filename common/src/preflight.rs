@@ -39,6 +39,17 @@ pub fn machine() -> Result<()> {
     tracefs().map(|_| ())
 }
 
+/// Fails, with exit code 3, where the kernel's pages have another size, in bytes.
+pub fn pages_have(bytes: usize) -> Result<()> {
+    match rustix::param::page_size() {
+        size if size == bytes => Ok(()),
+        size => unsupported(format!(
+            "this kernel's pages have {size} bytes, and this program counts pages of {bytes}: take a kernel \
+             with such pages, as the VM's is: cargo vm run"
+        )),
+    }
+}
+
 /// Whether the running kernel is older than this release: (6, 7).
 pub(crate) fn is_before(first: (u32, u32)) -> Result<bool> {
     Ok(version(&release()?).is_some_and(|version| version < first))

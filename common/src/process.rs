@@ -5,23 +5,17 @@ use std::{fs, os::unix::fs::MetadataExt};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::cli::{Cli, InFlight};
+use crate::cli::Cli;
 
 /// The command line of a stage that can be limited to one process.
 pub type PidCli = Cli<Pid>;
 
-/// `[PID]` and `--quiet`.
+/// `[PID]`.
 #[derive(Args, Debug)]
 pub struct Pid {
     /// The process to see, with all its threads [default: every process]
     #[arg(value_parser = process, allow_negative_numbers = true)]
     pub pid: Option<u32>,
-    /// No event lines: the program is loaded without the code for them
-    #[arg(short, long)]
-    pub quiet: bool,
-    /// The size of the map.
-    #[command(flatten)]
-    pub room: InFlight,
 }
 
 /// The inode number of the PID namespace that this process is in: within it, numbers of processes

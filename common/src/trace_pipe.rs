@@ -3,8 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    process, thread,
-    time::Duration,
+    process,
 };
 
 use anyhow::{Context, Result};
@@ -17,48 +16,15 @@ use crate::{error::unsupported, preflight};
 
 const PREFIX: &str = "bpf-workshop-";
 
-/// The lines that `bpf_printk()` writes, as they come from the kernel; or, for a program that is loaded
-/// without such lines, none.
-pub struct TracePipe(Option<Instance>);
-
-impl TracePipe {
-    /// Opens a trace pipe of this process's own: several programs can run at once.
-    ///
-    /// Fails with [`Unsupported`](crate::Unsupported) where tracefs is not mounted.
-    pub fn open() -> Result<TracePipe> {
-        Ok(TracePipe(Some(Instance::open()?)))
-    }
-
-    /// The same, but with `--quiet` no lines are printed.
-    pub fn unless(quiet: bool) -> Result<TracePipe> {
-        if quiet { Ok(TracePipe(None)) } else { TracePipe::open() }
-    }
-
-    /// Waits up to a tenth of a second for lines, and prints those that have come.
-    pub(crate) fn print(&mut self) -> Result<()> {
-        match &mut self.0 {
-            Some(instance) => instance.print(),
-            None => {
-                thread::sleep(Duration::from_millis(50));
-                Ok(())
-            }
-        }
-    }
-
-    /// Prints the rest, then how many lines there were, and how many were lost.
-    pub fn finish(self) -> Result<()> {
-        self.0.map_or(Ok(()), Instance::finish)
-    }
-}
-
-/// A tracefs instance of our own, with a trace pipe that no other process reads. Every instance gets
-/// every line: several programs can run at once, and the global trace_pipe is left alone.
+/// The lines that `bpf_printk()` writes: a tracefs instance of our own, with a trace pipe that no other
+/// process reads. Every instance gets every line: several programs can run at once, and the global
+/// trace_pipe is left alone.
 ///
 /// A lock is held on it for as long as this process lives. An instance without a lock was left by a
 /// killed process; the next `open` removes it.
 ///
 /// All accesses go through the two open directories: tracefs may even be unmounted meanwhile.
-struct Instance {
+pub struct TracePipe {
     /// `instances` of tracefs.
     instances: File,
     /// The instance's name there.
@@ -72,9 +38,11 @@ struct Instance {
     lost: u64,
 }
 
-impl Instance {
+impl TracePipe {
     /// Makes an instance, and removes those that killed runs have left.
-    fn open() -> Result<Instance> {
+    ///
+    /// Fails with [`Unsupported`](crate::Unsupported) where tracefs is not mounted.
+    pub fn open() -> Result<TracePipe> {
         let path = preflight::tracefs()?.join("instances");
         remove_left_overs(&path);
         let instances = File::open(&path).with_context(|| path.display().to_string())?;
@@ -87,13 +55,13 @@ impl Instance {
         {
             return unsupported(
                 "the capability CAP_DAC_OVERRIDE is missing: only root may make a trace pipe, which event \
-                 lines need. A stage that has the option --quiet prints none with it",
+                 lines need",
             );
         }
         let (name, directory) = attempts
             .find_map(Result::ok)
             .with_context(|| format!("no tracefs instance could be made in {}", path.display()))?;
-        let mut pipe = Instance {
+        let mut pipe = TracePipe {
             instances,
             name,
             directory,
@@ -117,8 +85,8 @@ impl Instance {
         enable.write_all(if on { b"1" } else { b"0" })
     }
 
-    /// Waits a tenth of a second for lines and prints those that have come.
-    fn print(&mut self) -> Result<()> {
+    /// Waits up to a tenth of a second for lines and prints those that have come.
+    pub(crate) fn print(&mut self) -> Result<()> {
         let Some(pipe) = &self.pipe else { return Ok(()) };
         let wait = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&wait)) {
@@ -164,7 +132,8 @@ impl Instance {
     }
 
     /// Prints the rest, and how many lines there were.
-    fn finish(mut self) -> Result<()> {
+    /// Prints the rest, then how many lines there were, and how many were lost.
+    pub fn finish(mut self) -> Result<()> {
         self.enable(false).context("the event bpf_trace_printk could not be switched off")?;
         while self.drain(1 << 20)? {}
         match (self.lines, self.lost) {
@@ -177,7 +146,7 @@ impl Instance {
     }
 }
 
-impl Drop for Instance {
+impl Drop for TracePipe {
     fn drop(&mut self) {
         // An instance cannot be removed while its pipe is open.
         self.pipe = None;
@@ -228,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_line_read_in_two_pieces_is_one_line() {
-        let mut pipe = Instance {
+        let mut pipe = TracePipe {
             instances: File::open("/proc").unwrap(),
             name: "nonexistent".into(),
             directory: File::open("/proc").unwrap(),

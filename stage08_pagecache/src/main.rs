@@ -1,9 +1,9 @@
-//! Stage 08: for every read, which of its pages were in memory already.
+//! Stage 08: for every read, how many of its pages were in memory already.
 
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::{QuietCli as Cli, Session, TracePipe};
+use common::{Cli, Session, TracePipe};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
@@ -15,23 +15,13 @@ fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
 
-fn run(cli: &Cli, session: &mut Session) -> Result<()> {
+fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
+    common::pages_have(4096)?;
     let mut object = MaybeUninit::uninit();
-    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
-    let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.quiet = cli.own.quiet;
-    constants.page_shift = common::page_shift();
-    let has_sessions = common::has_sessions()?;
-    open.progs.filemap_read_session.set_autoload(has_sessions);
-    open.progs.filemap_read_entry.set_autoload(!has_sessions);
-    open.progs.filemap_read_exit.set_autoload(!has_sessions);
+    let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
-    let mut pipe = TracePipe::unless(cli.own.quiet)?;
-    // The return first: then no read is seen to begin whose return is not hooked yet. Attaches those
-    // of the programs that are loaded.
-    session.attach([&skel.progs.page_added, &skel.progs.filemap_read_exit])?;
-    session.attach([&skel.progs.filemap_read_entry, &skel.progs.filemap_read_session])?;
+    let mut pipe = TracePipe::open()?;
+    session.attach([&skel.progs.read_ends, &skel.progs.page_added, &skel.progs.read_begins])?;
     session.trace(&mut pipe)?;
     session.detach()?;
     pipe.finish()?;
@@ -41,9 +31,9 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     println!("[Total {} Hit {} miss {}]", counts.total, counts.hit, counts.total - counts.hit);
     println!("=====================================================");
     println!("{:>8} readahead (pages brought in beyond those asked for)", counts.readahead);
-    println!("{:>8} not judged (asynchronous, or would have had to wait)", counts.not_judged);
-    println!("{:>8} in flight", skel.maps.starts.keys().count());
-    println!("{:>8} dropped (map full, or return not seen)", counts.dropped);
+    println!("{:>8} not judged (asynchronous)", counts.not_judged);
+    println!("{:>8} in flight", skel.maps.reads.keys().count());
+    println!("{:>8} dropped (map full)", counts.dropped);
     println!("{:>8} unmatched (return without an entry)", counts.unmatched);
     common::print_skipped(skel.object())
 }

@@ -113,12 +113,12 @@ fn capabilities_are_enough() -> Result<()> {
             ("stage00", "--text"),
             ("stage03", ""),
             ("stage06", ""),
-            ("stage09", "--quiet 1"),
+            ("stage09", "1"),
             ("slow_io", "--min 1us"),
         ];
         for (name, arguments) in programs {
             let mut set = ENOUGH.to_vec();
-            set.extend((name == "stage03").then_some("dac_override"));
+            set.extend(["stage03", "stage09"].contains(&name).then_some("dac_override"));
             let path = program(name);
             let script = format!("exec {} {} {arguments}", with(&set), path.display());
             let mut running = Running::bash(&script)?;

@@ -2,8 +2,7 @@
 //! set, CPUs taken away, more I/O in flight than a map holds, 100,000 I/Os.
 
 use std::{
-    fs::{self, File},
-    os::{fd::AsRawFd, unix::fs::FileExt},
+    fs,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -15,7 +14,6 @@ use rustix::process::Signal;
 use crate::{
     commands::{instances, loaded, wait_until_unloaded},
     disks::{self, Mapped, NullBlk},
-    pagecache,
     run::{
         Running, between, count, ensure_none, entries_left, fio, fio_command, max_latency,
         may_skip, program, shell, stage, submitted, wait_until,
@@ -33,7 +31,6 @@ tests![
     a_hundred_thousand_ios,
     sums_are_exact_when_detached_under_load,
     what_does_not_fit_is_counted,
-    refused_reads_are_counted,
 ];
 
 /// SIGKILL, 10 times: all along the way to the hooks, and in the second after they are in place.
@@ -307,49 +304,14 @@ fn accounted(output: &str, what: &str, done: u64, least: u64, others: u64) -> Re
     ensure_none(output, &["in flight"])
 }
 
-/// preadv2() of 4 KiB that is not to wait; of what is not in the page cache, it gets EAGAIN.
-fn read_without_waiting(file: &File, offset: i64) -> isize {
-    let mut page = [0_u8; 4096];
-    let iov = libc::iovec { iov_base: page.as_mut_ptr().cast(), iov_len: page.len() };
-    // SAFETY: the one buffer that `iov` names outlives the call.
-    unsafe { libc::preadv2(file.as_raw_fd(), &iov, 1, offset, libc::RWF_NOWAIT) }
-}
-
-/// A read that would have had to wait is neither a hit nor a miss.
-fn refused_reads_are_counted() -> Result<()> {
-    // So slow that it cannot have the page there before the call returns.
-    let disk = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "500000000")])?;
-    let file = File::open(format!("/dev/{}", disk.name))?;
-    let offset = 16 << 20;
-    let me = std::process::id().to_string();
-    let running = Running::stages([("stage08", vec![]), ("stage09", vec![&*me])])?;
-    let cold = read_without_waiting(&file, offset);
-    file.read_exact_at(&mut [0; 4096], offset as u64)?;
-    let warm = read_without_waiting(&file, offset);
-    ensure!((cold, warm) == (-1, 4096), "{cold} bytes, then {warm}");
-    let outputs = Running::interrupt_all(running)?;
-    for output in &outputs {
-        ensure!(count(output, "not judged")? == 1, "{output}");
-        let events = pagecache::events(output)?;
-        ensure!(!events.iter().any(|event| event.contains(" = -11:")), "{output}");
-    }
-    ensure!(count(&outputs[1], "reads through the page cache")? == 2, "{}", outputs[1]);
-    ensure!(outputs[1].contains("[Total 2 Hit 1 miss 1]"), "{}", outputs[1]);
-    Ok(())
-}
-
 /// Stages that print no lines, at the same time, over 100,000 reads by 16 threads of a null_blk that completes
 /// in an interrupt, as disks do: their memory does not grow, and no map is left with an entry.
 fn a_hundred_thousand_ios() -> Result<()> {
     const IOS: u64 = 100_000;
     let settings = [("irqmode", "2"), ("completion_nsec", "10000"), ("submit_queues", "2")];
     let disk = NullBlk::new(&settings)?;
-    let names = ["stage00", "stage06", "stage07", "stage08", "stage11"];
-    let options = |name| match name {
-        "stage00" => vec!["-t"],
-        "stage08" => vec!["--quiet"],
-        _ => vec![],
-    };
+    let names = ["stage00", "stage06", "stage07", "stage11"];
+    let options = |name| if name == "stage00" { vec!["-t"] } else { vec![] };
     let running = Running::stages(names.map(|name| (name, options(name))))?;
     // Anonymous memory, kB: what the tool itself has taken.
     let memory = |running: &Running| -> Result<u64> {
@@ -378,8 +340,6 @@ fn a_hundred_thousand_ios() -> Result<()> {
     for (((output, name), early), late) in outputs.into_iter().zip(names).zip(early).zip(late) {
         ensure!(late <= early + 256, "{name} has taken {early} kB, then {late}");
         let what = match name {
-            // What they count are reads through the page cache, and these are not.
-            "stage08" => continue,
             "stage00" | "stage07" => "requests completed",
             _ => "bios completed",
         };

@@ -9,6 +9,10 @@ use crate::run::{self, BIO, REQUEST, count, judged_weakly, slowest};
 /// task finds at work on its CPU, if it says so. Most lessons have no second program for that.
 const LEFT_OUT_BY_SKIPS: u64 = 3;
 
+/// How many pages at most are not counted where a program that sees reads was skipped: most loads read 64 KiB
+/// at a time, and those with many threads a page.
+const PAGES_OF_A_READ: u64 = 16;
+
 /// Checks everything that a program printed.
 pub fn hold(tool: &Tool, facts: &[Fact], text: &str) -> Result<()> {
     let mut answered = false;
@@ -40,7 +44,10 @@ fn is_true(tool: &Tool, fact: Fact, printed: truth::Expected, text: &str) -> Res
     ensure!(printed.least <= expected.most, wrong());
     let missing = expected.least.saturating_sub(printed.most);
     let Some(leaves_out) = &tool.leaves_out else {
-        ensure!(missing == 0, wrong());
+        ensure!(missing <= skipped * PAGES_OF_A_READ, wrong());
+        if missing > 0 {
+            judged_weakly(&format!("{} counted {missing} of {} less", tool.name, expected.least));
+        }
         return Ok(());
     };
     let left_out = leaves_out.of(text)?.with_context(|| format!("no {leaves_out:?}"))?.least;

@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::{QuietCli as Cli, Session, TracePipe};
+use common::{Cli, Session, TracePipe};
 use libbpf_rs::{MapCore, skel::Skel};
 
 mod trace {
@@ -15,26 +15,16 @@ fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
 
-fn run(cli: &Cli, session: &mut Session) -> Result<()> {
+fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
+    common::pages_have(4096)?;
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    open.maps.starts.set_max_entries(cli.own.room.in_flight)?;
-    let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.quiet = cli.own.quiet;
     // Without io_uring, no read has this callback.
-    let callback = common::kernel_function("io_complete_rw");
-    constants.address_of_io_complete_rw = callback.unwrap_or(u64::MAX);
-    constants.page_shift = common::page_shift();
-    let has_sessions = common::has_sessions()?;
-    open.progs.filemap_read_session.set_autoload(has_sessions);
-    open.progs.filemap_read_entry.set_autoload(!has_sessions);
-    open.progs.filemap_read_exit.set_autoload(!has_sessions);
+    let callback = common::kernel_function("io_complete_rw").unwrap_or(u64::MAX);
+    common::constants(&mut open.maps.rodata_data)?.address_of_io_complete_rw = callback;
     let skel = session.load(open)?;
-    let mut pipe = TracePipe::unless(cli.own.quiet)?;
-    // The return first: then no read is seen to begin whose return is not hooked yet. Attaches those
-    // of the programs that are loaded.
-    session.attach([&skel.progs.page_added, &skel.progs.filemap_read_exit])?;
-    session.attach([&skel.progs.filemap_read_entry, &skel.progs.filemap_read_session])?;
+    let mut pipe = TracePipe::open()?;
+    session.attach([&skel.progs.read_ends, &skel.progs.page_added, &skel.progs.read_begins])?;
     session.trace(&mut pipe)?;
     session.detach()?;
     pipe.finish()?;
@@ -45,8 +35,8 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     println!("=====================================================");
     println!("{:>8} readahead (pages brought in beyond those asked for)", counts.readahead);
     println!("{:>8} refused (would have had to wait; not in the total)", counts.refused);
-    println!("{:>8} in flight", skel.maps.starts.keys().count());
-    println!("{:>8} dropped (map full, or return not seen)", counts.dropped);
+    println!("{:>8} in flight", skel.maps.reads.keys().count());
+    println!("{:>8} dropped (map full)", counts.dropped);
     println!("{:>8} unmatched (return without an entry)", counts.unmatched);
     common::print_skipped(skel.object())
 }
