@@ -21,7 +21,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
     let mut pipe = TracePipe::open()?;
-    session.attach([&skel.progs.read_ends, &skel.progs.page_added, &skel.progs.read_begins])?;
+    session.attach([&skel.progs.page_added, &skel.progs.read_ends, &skel.progs.read_begins])?;
     session.trace(&mut pipe)?;
     session.detach()?;
     pipe.finish()?;

@@ -24,7 +24,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     constants.pid_namespace = common::pid_namespace()?;
     let skel = session.load(open)?;
     let mut pipe = TracePipe::open()?;
-    session.attach([&skel.progs.read_ends, &skel.progs.page_added, &skel.progs.read_begins])?;
+    session.attach([&skel.progs.page_added, &skel.progs.read_ends, &skel.progs.read_begins])?;
     session.trace(&mut pipe)?;
     session.detach()?;
     pipe.finish()?;

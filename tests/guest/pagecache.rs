@@ -19,8 +19,7 @@ use crate::{
     exercises::EXERCISE,
     run::{
         Gate, LIMIT, Running, between, cases, compared, count, ensure_none, fio, fio_command,
-        fio_report, program, shell, skipped_some, stage, subject,
-        wait_until,
+        fio_report, program, shell, skipped_some, stage, subject, wait_until,
     },
 };
 

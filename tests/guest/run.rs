@@ -410,7 +410,7 @@ fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Whether programs may be skipped on this kernel even where the stages lose nothing elsewhere. It is a
+/// Whether programs may be skipped on this kernel even where the tools lose nothing elsewhere. It is a
 /// real-time kernel, or preempts tasks: one that runs an fentry program is preempted, for example by a
 /// thread that completes an I/O, and before 7.0 there is no other hook for the return of a function.
 pub fn may_skip() -> Result<bool> {
@@ -451,7 +451,7 @@ pub fn preempts() -> Result<bool> {
 /// Whether a program was skipped on a kernel where that may be, and the stage says so: what it has
 /// not seen, it has not counted.
 pub fn skipped_some(output: &str) -> Result<bool> {
-    let skipped = if may_skip()? { count(output, "skipped")? } else { 0 };
+    let skipped = if preempts()? { count(output, "skipped")? } else { 0 };
     if skipped > 0 {
         judged_weakly(&format!("a program was skipped {skipped} times"));
     }

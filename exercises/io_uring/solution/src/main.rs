@@ -24,7 +24,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     common::constants(&mut open.maps.rodata_data)?.address_of_io_complete_rw = callback;
     let skel = session.load(open)?;
     let mut pipe = TracePipe::open()?;
-    session.attach([&skel.progs.read_ends, &skel.progs.page_added, &skel.progs.read_begins])?;
+    session.attach([&skel.progs.page_added, &skel.progs.read_ends, &skel.progs.read_begins])?;
     session.trace(&mut pipe)?;
     session.detach()?;
     pipe.finish()?;
