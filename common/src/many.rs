@@ -1,25 +1,18 @@
-//! One program on many functions: [`Hooks`] for one program, and what they are made of.
+//! One program on many functions.
 
 use std::{
     ffi::CString,
     fs::{File, OpenOptions},
     io::{ErrorKind, Read, Seek, Write},
-    ops::Add,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::process::CommandExt,
-    },
+    os::unix::process::CommandExt,
     process::{Child, Command, Stdio},
     ptr::{self, NonNull},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use libbpf_rs::{
-    AsRawLibbpf, Link, OpenProgramMut, ProgramAttachType, ProgramMut, TracepointCategory,
-    libbpf_sys as sys,
-};
+use libbpf_rs::{AsRawLibbpf, Link, ProgramMut, TracepointCategory, libbpf_sys as sys};
 
-use crate::{Session, btf::Btf, error::unsupported, preflight::tracefs, program_info};
+use crate::{btf::Btf, error::unsupported, preflight::tracefs};
 
 /// How many calls of one function may be waiting for their return, where the kernel wants to know.
 const MAX_CALLS: u32 = 128;
@@ -92,153 +85,6 @@ fn attach_multi(program: &ProgramMut, names: &[&str], cookies: &[u64], at: At) -
     let link = NonNull::new(link).ok_or(error).context("the kernel refuses the probe")?;
     // SAFETY: the link is new.
     Ok(unsafe { Link::from_ptr(link) })
-}
-
-/// How often to look for a moment without a hit.
-const ATTEMPTS: u32 = 20;
-
-/// How the program gets to the functions.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Means {
-    /// kprobe.multi: one link, and one system call for all functions.
-    Multi,
-    /// A kernel event with a probe for each function.
-    Event,
-}
-
-impl Means {
-    /// The better one of this kernel.
-    pub fn choose(vmlinux: &Btf) -> Means {
-        if has_multi(vmlinux) { Means::Multi } else { Means::Event }
-    }
-
-    /// Makes the program one of the right type, before it is loaded.
-    pub fn prepare(self, program: &mut OpenProgramMut) {
-        if self == Means::Multi {
-            program.set_attach_type(ProgramAttachType::KprobeMulti);
-        }
-    }
-}
-
-/// The program at its functions. Dropped, it is gone from them.
-pub struct Hooks {
-    program: OwnedFd,
-    // Dropped in this order: the kernel removes no event that is in use.
-    _links: Vec<Link>,
-    event: Option<KprobeEvents>,
-    /// How many functions were tried, from the first one: all, where the user does not end the run
-    /// meanwhile. The program may be at none of them.
-    pub tried: usize,
-    /// Functions that the kernel refuses in spite of its own list.
-    pub refused: Refused,
-}
-
-impl Hooks {
-    /// Attaches the program to these functions, which may have a module; where the user ends the run
-    /// meanwhile, to as many as were [tried](Hooks::tried).
-    pub fn attach(
-        means: Means,
-        program: &ProgramMut,
-        at: At,
-        functions: &[(&str, Option<&str>)],
-        session: &Session,
-    ) -> Result<Hooks> {
-        let fd = program.as_fd().try_clone_to_owned().context("a loaded program")?;
-        if means == Means::Multi {
-            let names: Vec<&str> = functions.iter().map(|(name, _)| *name).collect();
-            let (links, mut refused) = attach(program, &names, &[], at)?;
-            refused.sort();
-            let tried = functions.len();
-            return Ok(Hooks { program: fd, _links: links, event: None, tried, refused });
-        }
-        let (mut event, mut refused, mut tried) = (KprobeEvents::new(&[at])?, Vec::new(), 0);
-        for (name, module) in functions.iter().take_while(|_| !session.is_over()) {
-            if let Err(error) = event.add(name, *module) {
-                refused.push((tried, format!("{error:#}")));
-            }
-            tried += 1;
-        }
-        let links = match refused.len() == tried && session.is_over() {
-            true => Vec::new(),
-            false => vec![event.attach(program, at)?],
-        };
-        Ok(Hooks { program: fd, _links: links, event: Some(event), tried, refused })
-    }
-
-    /// Reads what the program has counted for each function, and how many calls it was skipped for:
-    /// see [`Skipped::since`].
-    ///
-    /// Of an event, the kernel counts the hits of its probes, also those before the program was there.
-    /// A hit between the two readings of the hits may be counted or not; the moment with the fewest
-    /// of them is taken.
-    pub fn read(&self, calls: impl Fn() -> Result<Vec<u64>>) -> Result<(Vec<u64>, Skipped)> {
-        let Some(event) = &self.event else {
-            let (calls, times) = (calls()?, program_info(&self.program)?.recursion_misses);
-            return Ok((calls, Skipped { least: times, most: times }));
-        };
-        let (mut before, mut best) = (event.profile()?, None::<(Vec<u64>, Skipped)>);
-        for _ in 0..ATTEMPTS {
-            let (calls, now) = (calls()?, event.profile()?);
-            let skipped = Skipped::of(before, now, calls.iter().sum());
-            before = now;
-            if best.as_ref().is_none_or(|(_, least)| skipped.open() < least.open()) {
-                best = Some((calls, skipped));
-            }
-            if skipped.open() == 0 {
-                break;
-            }
-        }
-        best.context("nothing was read")
-    }
-}
-
-/// How many calls a program was skipped for: at least so many, and at most. The two differ where
-/// functions were called while the program's count was read.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Skipped {
-    least: u64,
-    most: u64,
-}
-
-impl Skipped {
-    /// By the hits and misses of the kernel, before and after the program's count was read.
-    fn of(before: (u64, u64), after: (u64, u64), counted: u64) -> Skipped {
-        let skipped = |(hits, missed): (u64, u64)| missed + hits.saturating_sub(counted);
-        Skipped { least: skipped(before), most: skipped(after) }
-    }
-
-    /// How many calls may have been skipped or counted.
-    fn open(self) -> u64 {
-        self.most - self.least
-    }
-
-    /// From an earlier reading to this one.
-    #[must_use]
-    pub fn since(self, before: Skipped) -> Skipped {
-        Skipped {
-            least: self.least.saturating_sub(before.most),
-            most: self.most.saturating_sub(before.least),
-        }
-    }
-
-    /// Prints the last lines of a summary. `program`: which one was skipped.
-    pub fn print(self, program: &str) {
-        println!("{:>8} skipped ({program} already running on this CPU)", self.least);
-        if self.open() > 0 {
-            println!(
-                "{:>8} more calls may have been skipped: functions were called while the calls were read",
-                self.open()
-            );
-        }
-    }
-}
-
-impl Add for Skipped {
-    type Output = Skipped;
-
-    fn add(self, other: Skipped) -> Skipped {
-        Skipped { least: self.least + other.least, most: self.most + other.most }
-    }
 }
 
 /// Kernel events of this process, for kernels without kprobe.multi: one for all entries, one for all
@@ -365,20 +211,5 @@ mod tests {
         let text = "  enter_7   16   0\n  enter_7   2  1\n  leave_7  3  4\n  enter_8  9 9\n";
         let names = ["enter_7", "leave_7"].into_iter();
         assert_eq!(parse_profile(text, names).unwrap(), (21, 5));
-    }
-
-    #[test]
-    fn what_was_skipped_is_within_its_bounds() {
-        let exact = Skipped::of((10, 2), (10, 2), 7);
-        assert_eq!((exact.least, exact.most), (5, 5));
-        // All that was hit meanwhile is counted: nothing is open.
-        assert_eq!(Skipped::of((10, 0), (30, 0), 30).open(), 0);
-        let busy = Skipped::of((100, 0), (130, 1), 110);
-        assert_eq!((busy.least, busy.most), (0, 21));
-        assert_eq!(exact.since(exact).open(), 0);
-        assert_eq!(busy.since(exact), Skipped { least: 0, most: 16 });
-        // A busy reading before a quiet one.
-        assert_eq!(exact.since(busy), Skipped { least: 0, most: 5 });
-        assert_eq!(busy + exact, Skipped { least: 5, most: 26 });
     }
 }

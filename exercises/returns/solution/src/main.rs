@@ -1,17 +1,11 @@
 //! Exercise returns: which functions get a struct bio, and how many calls have not returned.
 
-use std::{mem::MaybeUninit, process::ExitCode};
+use std::{collections::BTreeMap, mem::MaybeUninit, process::ExitCode};
 
 use anyhow::{Result, ensure};
-use common::{
-    Cli, Session,
-    btf::{self, Btf},
-    hookable::{Kernel, Refusal},
-    many::{At, Hooks, Means},
-};
-use libbpf_rs::{MapCore, MapFlags};
+use common::{Cli, Session, btf, hookable::Kernel};
+use libbpf_rs::{KprobeMultiOpts, KprobeOpts, ProgramAttachType, num_possible_cpus, skel::Skel};
 
-mod print;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
@@ -28,20 +22,6 @@ struct Options {
     list: bool,
 }
 
-/// A function that takes the struct.
-struct Function {
-    name: String,
-    /// The names of its parameters.
-    parameters: String,
-    /// The module that it is in; `None`: in none.
-    module: Option<String>,
-    /// 0 where it cannot be hooked.
-    address: u64,
-}
-
-/// Functions that cannot be hooked, and why.
-type LeftOut = Vec<(Function, Refusal)>;
-
 fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
@@ -49,114 +29,107 @@ fn main() -> ExitCode {
 fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let (name, mut object) = (&cli.own.type_name, MaybeUninit::uninit());
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    let vmlinux = Btf::read("vmlinux", None)?;
-    let (mut functions, mut left_out) = hookable(taking(name, &vmlinux)?)?;
+
+    // Which functions take a pointer to the struct? BTF knows, the kernel's and that of each module.
+    let vmlinux = btf::Btf::read("vmlinux", None)?;
+    let mut taking = BTreeMap::new();
+    add_functions(&mut taking, name, &vmlinux, None);
+    for module in btf::modules()? {
+        let btf = btf::Btf::read(&module, Some(&vmlinux))?;
+        add_functions(&mut taking, name, &btf, Some(module));
+    }
+    // Which of them can be hooked? Two lists of the kernel say it.
+    let kernel = Kernel::read(&taking.keys().map(|(name, _)| name.clone()).collect())?;
+    let (mut functions, mut left_out) = (Vec::new(), Vec::new());
+    for ((name, module), shown) in taking {
+        match kernel.refuses(&name, module.as_deref()) {
+            Some(why) => left_out.push((shown, why)),
+            None => functions.push((name, shown)),
+        }
+    }
+    let (can, cannot) = (functions.len(), left_out.len());
     if cli.own.list {
-        print::list(&functions, &left_out);
+        functions.iter().for_each(|(_, shown)| println!("{shown}"));
+        println!("\nLeft out:");
+        left_out.iter().for_each(|(shown, why)| println!("{shown}: {why}"));
+        println!("\n{can:>8} functions can be hooked, {cannot} are left out");
         return Ok(());
     }
     ensure!(
-        !functions.is_empty(),
+        can > 0,
         "no function of this kernel that takes a struct {name} * can be hooked: see --list, or give \
          the name of another struct, without the word struct: --type request"
     );
-    if functions.iter().any(|function| function.address == 0) {
-        // The kernel hides all addresses: the functions would share one key. This says why.
-        common::kernel_function("submit_bio")?;
+
+    // kprobe.multi hooks all functions at once. A kernel that is built without fprobe has none.
+    let has_multi = vmlinux.function("register_fprobe_ips").is_some();
+    if has_multi {
+        open.progs.function_entry.set_attach_type(ProgramAttachType::KprobeMulti);
+        open.progs.function_return.set_attach_type(ProgramAttachType::KprobeMulti);
     }
-    let means = Means::choose(&vmlinux);
-    means.prepare(&mut open.progs.function_entry);
-    means.prepare(&mut open.progs.function_return);
-    open.maps.calls.set_max_entries(functions.len() as u32)?;
-    open.maps.returns.set_max_entries(functions.len() as u32)?;
+    open.maps.calls.set_max_entries(can as u32)?;
+    open.maps.returns.set_max_entries(can as u32)?;
     let skel = session.load(open)?;
-    let (calls, returns) = (&skel.maps.calls, &skel.maps.returns);
-    let none = vec![0_u64.to_ne_bytes().to_vec(); libbpf_rs::num_possible_cpus()?];
-    for function in &functions {
-        calls.update_percpu(&function.address.to_ne_bytes(), &none, MapFlags::ANY)?;
-        returns.update_percpu(&function.address.to_ne_bytes(), &none, MapFlags::ANY)?;
+    let mut links = Vec::new();
+    // The returns first: then no call is counted whose return is not hooked yet.
+    for (program, retprobe) in
+        [(&skel.progs.function_return, true), (&skel.progs.function_entry, false)]
+    {
+        if has_multi {
+            let symbols = functions.iter().map(|(name, _)| name.clone()).collect();
+            let cookies = (0..can as u64).collect();
+            let options = KprobeMultiOpts { symbols, cookies, retprobe, ..Default::default() };
+            links.push(program.attach_kprobe_multi_with_opts(options)?);
+        } else {
+            for (cookie, (name, _)) in (0..).zip(&functions) {
+                if session.is_over() {
+                    return Ok(()); // Ctrl-C
+                }
+                let options = KprobeOpts { cookie, ..Default::default() };
+                links.push(program.attach_kprobe_with_opts(retprobe, name, options)?);
+            }
+        }
     }
-    let names: Vec<_> = functions.iter().map(|f| (f.name.as_str(), f.module.as_deref())).collect();
-    // The return first: then no call is counted whose return is not hooked yet.
-    let (entry, exit) = (&skel.progs.function_entry, &skel.progs.function_return);
-    let exits = Hooks::attach(means, exit, At::Return, &names, session)?;
-    let entries = Hooks::attach(means, entry, At::Entry, &names, session)?;
-    let tried = exits.tried.min(entries.tried);
-    if tried < functions.len() {
-        println!("attaching was interrupted after {tried} of {} functions", functions.len());
-        return Ok(());
-    }
-    let mut refused = [exits.refused.clone(), entries.refused.clone()].concat();
-    refused.sort();
-    refused.dedup_by_key(|(number, _)| *number);
-    for (number, why) in refused.into_iter().rev() {
-        left_out.push((functions.remove(number), Refusal::Probe(why)));
-    }
-
-    let count = |map| functions.iter().map(|function| calls_of(map, function)).collect();
-    let read = || -> Result<_> {
-        let (returns, lost) = exits.read(|| count(returns))?;
-        let (calls, skipped) = entries.read(|| count(calls))?;
-        Ok((calls, returns, skipped + lost))
+    // The first functions were hooked before the last ones: what they have counted so far is subtracted.
+    // The returns are read first: then no return is counted whose call is not.
+    let cpus = num_possible_cpus()?;
+    let counts = || -> Result<[Vec<u64>; 2]> {
+        let returns = common::per_cpu(&skel.maps.returns)?;
+        Ok([common::per_cpu(&skel.maps.calls)?, returns])
     };
-    let (calls_before, returns_before, skipped_before) = read()?;
+    let before = counts()?;
     session.wait()?;
-    let (calls, returns, skipped) = read()?;
-    let of = |n: usize| {
-        let calls = calls[n] - calls_before[n];
-        (calls, calls.saturating_sub(returns[n] - returns_before[n]), &functions[n])
-    };
-    print::table((0..functions.len()).map(of).collect());
-    print::left_out(functions.len(), name, &left_out);
-    skipped.since(skipped_before).print("a program");
-    Ok(())
-    // The hooks are dropped last: the user sees the results while they are removed.
+    let after = counts()?;
+    let sum = |of: &[u64], n: usize| of[n * cpus..][..cpus].iter().sum::<u64>();
+    let rows = functions.iter().enumerate().map(|(n, (_, shown))| {
+        let [calls, returns] = [0, 1].map(|which| sum(&after[which], n) - sum(&before[which], n));
+        (calls, calls.saturating_sub(returns), shown)
+    });
+    let mut rows: Vec<_> = rows.filter(|(calls, ..)| *calls > 0).collect();
+    rows.sort_by_key(|(calls, ..)| std::cmp::Reverse(*calls));
+
+    println!("{:>8} {:>8}  function", "calls", "inside");
+    rows.iter().for_each(|(calls, inside, shown)| println!("{calls:>8} {inside:>8}  {shown}"));
+    let (sum, called) = (rows.iter().map(|(calls, ..)| calls).sum::<u64>(), rows.len());
+    println!("{sum:>8} calls of {called} functions; {} were not called", can - called);
+    println!("{can:>8} functions hooked that take a struct {name} *, {cannot} not (see --list)");
+    common::print_skipped(skel.object())
 }
 
-/// Asks BTF, the kernel's and that of each module, for the functions with such a parameter.
-fn taking(name: &str, vmlinux: &Btf) -> Result<Vec<Function>> {
-    let mut found = functions_of(vmlinux, name, None);
-    for module in btf::modules()? {
-        found.extend(functions_of(&Btf::read(&module, Some(vmlinux))?, name, Some(&module)));
-    }
-    found.sort_by(|a, b| (&a.name, &a.module).cmp(&(&b.name, &b.module)));
-    found.dedup_by(|a, b| (&a.name, &a.module) == (&b.name, &b.module));
-    Ok(found)
-}
-
-fn functions_of(btf: &Btf, name: &str, module: Option<&str>) -> Vec<Function> {
-    let mut found = Vec::new();
+/// Adds the functions that have such a parameter: `submit_bio(bio)`, by their name and module.
+fn add_functions(
+    to: &mut BTreeMap<(String, Option<String>), String>,
+    name: &str,
+    btf: &btf::Btf,
+    module: Option<String>,
+) {
+    let place = module.as_ref().map_or(String::new(), |module| format!(" [{module}]"));
     for function in btf.functions() {
         let parameters = function.parameters();
         if parameters.iter().any(|(_, kind)| kind.points_to(name)) {
             let names: Vec<&str> = parameters.iter().map(|(name, _)| *name).collect();
-            found.push(Function {
-                name: function.name().to_owned(),
-                parameters: names.join(", "),
-                module: module.map(str::to_owned),
-                address: 0,
-            });
+            let shown = format!("{}({}){place}", function.name(), names.join(", "));
+            to.insert((function.name().to_owned(), module.clone()), shown);
         }
     }
-    found
-}
-
-/// The calls of a function on all CPUs, until now.
-fn calls_of(map: &impl MapCore, function: &Function) -> Result<u64> {
-    let cpus = map.lookup_percpu(&function.address.to_ne_bytes(), MapFlags::ANY)?;
-    let number = |bytes: Vec<u8>| bytes.try_into().map(u64::from_ne_bytes).unwrap_or_default();
-    Ok(cpus.unwrap_or_default().into_iter().map(number).sum())
-}
-
-/// Those that the kernel lets us hook, and the others with the reason.
-fn hookable(functions: Vec<Function>) -> Result<(Vec<Function>, LeftOut)> {
-    let kernel = Kernel::read(&functions.iter().map(|function| function.name.clone()).collect())?;
-    let (mut hookable, mut left_out) = (Vec::new(), Vec::new());
-    for function in functions {
-        match kernel.refuses(&function.name, function.module.as_deref()) {
-            Some(why) => left_out.push((function, why)),
-            None => hookable.push(Function { address: kernel.address(&function.name), ..function }),
-        }
-    }
-    Ok((hookable, left_out))
 }

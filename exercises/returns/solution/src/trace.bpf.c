@@ -3,15 +3,14 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-/* main.rs makes an entry for each function before it is hooked: the program adds none. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1); /* set by main.rs: the number of functions */
-	__type(key, u64); /* a function's address */
+	__type(key, u32); /* the function's cookie */
 	__type(value, u64); /* its calls on this CPU */
 } calls SEC(".maps"), returns SEC(".maps");
 
-static void add(void *map, u64 function)
+static void add(void *map, u32 function)
 {
 	u64 *count = bpf_map_lookup_elem(map, &function);
 
@@ -19,18 +18,18 @@ static void add(void *map, u64 function)
 		*count += 1; /* on this CPU, the kernel runs no second one meanwhile: it skips it */
 }
 
-/* One program for all functions: the kernel tells it which one is called. */
+/* One program for all functions: the cookie tells it which one is called. */
 SEC("kprobe")
 int function_entry(struct pt_regs *ctx)
 {
-	add(&calls, bpf_get_func_ip(ctx));
+	add(&calls, bpf_get_attach_cookie(ctx));
 	return 0;
 }
 
 SEC("kretprobe")
 int function_return(struct pt_regs *ctx)
 {
-	add(&returns, bpf_get_func_ip(ctx));
+	add(&returns, bpf_get_attach_cookie(ctx));
 	return 0;
 }
 
