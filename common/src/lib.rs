@@ -27,7 +27,7 @@ pub use process::{Pid, PidCli, pid_namespace, process};
 pub use program::{Program, main};
 pub use results::{
     constants, counters, of_measured, page_shift, per_cpu, print_skipped, print_skipped_by_both,
-    print_skipped_by_pairs, print_total, program_info, times_skipped,
+    print_skipped_by_pairs, print_total, program_info, text, times_skipped,
 };
 pub use session::Session;
 pub use symbols::{functions, print_stack, stack};

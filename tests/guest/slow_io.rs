@@ -23,7 +23,81 @@ tests![
     slow_io_names_errors,
     slow_io_shows_what_is_wanted,
     slow_io_records_what_came_before,
+    stage13_divides_a_bios_time,
 ];
+
+/// The lesson: a delay in one place stands in that column; the columns are the total; where nobody notes when
+/// a request is allocated, the time is not divided.
+fn stage13_divides_a_bios_time() -> Result<()> {
+    let timer = |name, ns, more: &[_]| {
+        NullBlk::named(name, &[&[("irqmode", "2"), ("completion_nsec", ns)], more].concat())
+    };
+    let tag = [("hw_queue_depth", "1"), ("submit_queues", "1")];
+    let (device, mute) = (timer("device", "60000000", &[])?, timer("mute", "20000000", &[])?);
+    let (one_tag, queued) =
+        (timer("one_tag", "20000000", &tag)?, timer("queued", "20000000", &tag)?);
+    let quick = NullBlk::named("quick", &[])?;
+    shell(&format!(
+        "cd /sys/block; echo none >{}/queue/scheduler; modprobe -q mq-deadline; cd {}/queue; \
+         echo mq-deadline >scheduler; echo 64 >nr_requests; echo 0 >/sys/block/{}/queue/iostats",
+        one_tag.name, queued.name, mute.name
+    ))?;
+    let running = Running::stage("stage13", &[])?;
+    let read = |disk: &NullBlk, options: &str| {
+        fio(&format!(
+            "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --size=8M {options}",
+            disk.name
+        ))
+    };
+    read(&one_tag, "--ioengine=psync --numjobs=8 --thread --number_ios=5")?;
+    read(&queued, "--ioengine=libaio --iodepth=8 --number_ios=30")?;
+    let all = [&device, &mute, &quick].map(|disk| reads(&format!("/dev/{}", disk.name), 10));
+    shell(&all.join("; "))?;
+    // 16 bios that are merged, and one that is split.
+    let dd = "dd status=none";
+    shell(&format!(
+        "cd /dev; {dd} if=zero of={0} bs=64k count=1 conv=fsync; \
+         {dd} if={0} of=null bs=4M count=1 iflag=direct",
+        device.name
+    ))?;
+    let output = running.interrupt()?;
+    // Of a disk: each line's total and parts, in ms; NaN for what is not known.
+    let lines = |disk: &NullBlk| -> Result<Vec<Vec<f64>>> {
+        let of = format!(" of {} (", disk.name);
+        let lines = output.lines().filter(|line| line.contains(&of));
+        let columns = lines.map(|line| {
+            let words = line.split_whitespace().take_while(|word| *word != "ms");
+            words.map(|word| Ok(if word == "-" { f64::NAN } else { word.parse()? })).collect()
+        });
+        columns.collect()
+    };
+    for (disk, part, count, least) in
+        [(&device, 3, 27, 1600.0), (&one_tag, 1, 40, 1000.0), (&queued, 2, 30, 1000.0)]
+    {
+        let lines = lines(disk)?;
+        ensure!(lines.len() >= count, "{}: {} lines: {output}", disk.name, lines.len());
+        for line in &lines {
+            let sum: f64 = line[1..].iter().sum();
+            ensure!(line.len() == 5 && (sum - line[0]).abs() < 0.01, "{}: {line:?}", disk.name);
+        }
+        let [time, all] =
+            [part, 0].map(|column| lines.iter().map(|line| line[column]).sum::<f64>());
+        ensure!(
+            time >= least && time * 2.0 > all,
+            "{}, {part}: {time} of {all} ms: {output}",
+            disk.name
+        );
+    }
+    let mute = lines(&mute)?;
+    let is_unknown = |line: &Vec<f64>| line[0] >= 20.0 && line[1..].iter().all(|ms| ms.is_nan());
+    ensure!(mute.len() == 10 && mute.iter().all(is_unknown), "{mute:?}: {output}");
+    let slow = output.lines().filter(|line| line.contains(" KiB  ")).count();
+    let said = format!("{slow} slow, 10 of them not divided");
+    ensure!(output.contains(&said), "not {said:?}: {output}");
+    ensure!(count(&output, "bios completed")? >= 100, "{output}");
+    ensure!(lines(&quick)?.len() <= 2, "a quick disk: {output}");
+    Ok(())
+}
 
 const NAMES: [&str; 5] = ["wait_ns", "queue_ns", "device_ns", "end_ns", "mapper_ns"];
 

@@ -72,26 +72,20 @@ fn print_event(bytes: &[u8], start: u64) -> i32 {
         return -1; // never: the BPF program writes nothing else
     };
     let seconds = event.time.saturating_sub(start) as f64 / 1e9;
-    let (comm, file) = (text(&event.comm), name(&event.file, event.mode));
+    let (comm, file) = (common::text(&event.comm), name(&event.file, event.mode));
     println!("{seconds:>12.6} {comm:<16} {:>8} {:>10} {file}", event.pid, event.bytes);
     0
 }
 
 /// The last part of the file's path, or in brackets what it is where it has none.
 fn name(file: &[i8], mode: u32) -> String {
-    match (text(file), mode & 0o170_000) {
+    match (common::text(file), mode & 0o170_000) {
         (name, 0o010_000) if name.is_empty() => "[pipe]".into(),
         // The kernel names a socket by its protocol.
         (protocol, 0o140_000) => format!("[{protocol}]"),
         (name, _) if name.is_empty() => "[no name]".into(),
         (name, _) => name,
     }
-}
-
-/// A string of C. Control characters would change more than their line: they are replaced.
-fn text(string: &[i8]) -> String {
-    let bytes: Vec<u8> = string.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
-    String::from_utf8_lossy(&bytes).replace(char::is_control, "?")
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

@@ -50,8 +50,8 @@ fn print_event(bytes: &[u8]) -> i32 {
     let Ok(event) = plain::from_bytes::<Event>(bytes) else {
         return -1; // never: the BPF program writes nothing else
     };
-    let file = name(event.directory, &text(&event.file));
-    print!("{:>8} {:<16} {file}", event.pid, text(&event.comm));
+    let file = name(event.directory, &common::text(&event.file));
+    print!("{:>8} {:<16} {file}", event.pid, common::text(&event.comm));
     match event.error {
         0 => println!(),
         error => println!("  failed: {}", Error::from_raw_os_error(-error)),
@@ -82,12 +82,6 @@ fn name(directory: i32, file: &str) -> String {
     name
 }
 
-/// A string of C. Control characters would change more than their line: they are replaced.
-fn text(string: &[i8]) -> String {
-    let bytes: Vec<u8> = string.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
-    String::from_utf8_lossy(&bytes).replace(char::is_control, "?")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,7 +89,7 @@ mod tests {
     #[test]
     fn a_name_stays_in_its_line() {
         let name = b"a b\nc\0d".map(|c| c as i8);
-        assert_eq!(text(&name), "a b?c");
+        assert_eq!(common::text(&name), "a b?c");
     }
 
     #[test]

@@ -263,7 +263,7 @@ impl Sampler {
             if difference != Counts::default() {
                 let (user, comm) = match process.pid {
                     0 => (None, "(elsewhere)".into()),
-                    _ => (Some(self.user(now.user)), text(&now.comm)),
+                    _ => (Some(self.user(now.user)), common::text(&now.comm)),
                 };
                 rows.push(Row { pid: process.pid, user, comm, counts: difference });
             } else if process.pid != 0 && !Path::new(&format!("/proc/{}", process.pid)).exists() {
@@ -286,13 +286,6 @@ impl Sampler {
         });
         name.clone()
     }
-}
-
-/// A string of C, as a skeleton has it on every machine. Control characters would change more than
-/// their cell: they are replaced.
-fn text(string: &[i8]) -> String {
-    let bytes: Vec<u8> = string.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
-    String::from_utf8_lossy(&bytes).replace(char::is_control, "?")
 }
 
 #[cfg(test)]

@@ -151,7 +151,7 @@ impl<'a> Lines<'a> {
         notes.extend((io.done == 0).then(|| "no request seen".to_owned()));
         notes.extend(operation::error(io.status));
         notes.extend(is_before.then(|| "before:".to_owned()));
-        let (process, notes) = (text(&io.comm), notes.join(", "));
+        let (process, notes) = (common::text(&io.comm), notes.join(", "));
         let line = format!(
             "{seconds:>10} {disk:<7} {letters:<4} {sector:>10} {kib:>5} {total:>8} {wait} {queue} \
              {device} {end} {:>8} {process}",
@@ -177,12 +177,6 @@ pub fn name(dev: u32) -> String {
     Device(dev).name().unwrap_or_else(|| format!("{}:{}", dev >> 20, dev & 0xfffff))
 }
 
-/// The name of the process; `?` for what a terminal would take for a command.
-pub fn text(comm: &[i8]) -> String {
-    let bytes: Vec<u8> = comm.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
-    String::from_utf8_lossy(&bytes).replace(char::is_control, "?")
-}
-
 /// A line of --json. Every key is in every line, and has one type, or null.
 fn object(
     io: &Io,
@@ -197,7 +191,7 @@ fn object(
         "ended_ns": io.ended,
         "before": before,
         "pid": io.process,
-        "process": text(&io.comm),
+        "process": common::text(&io.comm),
         "disk": disk,
         "major": io.dev >> 20,
         "minor": io.dev & 0xfffff,

@@ -79,7 +79,7 @@ pub fn print(maps: &TraceMaps<'_>, options: &Slow, operations: &Operations) -> R
             true => common::stack(&maps.stacks, of.stack_id.into())?,
             false => Vec::new(),
         };
-        let (process, disk) = (line::text(&of.comm), line::name(of.dev));
+        let (process, disk) = (common::text(&of.comm), line::name(of.dev));
         let operation = operations.letters(of.operation);
         if options.json {
             let mut object = json!({

@@ -38,8 +38,7 @@ fn print_processes(map: &impl MapCore) -> Result<()> {
         let mut process = trace::types::process::default();
         plain::copy_from_bytes(&mut process, &value).ok().context("a value is too short")?;
         let pid = u32::from_ne_bytes(key.try_into().ok().context("odd key")?);
-        let name: Vec<u8> = process.name.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
-        lines.push((process.bytes, pid, String::from_utf8_lossy(&name).into_owned()));
+        lines.push((process.bytes, pid, common::text(&process.name)));
     }
     lines.sort();
     for (bytes, pid, name) in lines.iter().rev() {
