@@ -131,7 +131,9 @@ fn sources(root: &Path, directory: &Path) -> Result<Vec<Source>> {
 /// programs share.
 fn editable(root: &Path, program: &Program) -> Result<[Vec<Source>; 3]> {
     let own = sources(root, &program.directory.join("src"))?;
-    Ok([own, sources(root, Path::new("common/bpf"))?, sources(root, Path::new("common/src"))?])
+    let mut headers = sources(root, Path::new("common/bpf"))?;
+    headers.extend(sources(root, Path::new("tools/bpf"))?);
+    Ok([own, headers, sources(root, Path::new("common/src"))?])
 }
 
 /// Where wrong programs are made, relative to the workshop's root.

@@ -183,7 +183,8 @@ fn clang_flags(root: &Path, include: &Path) -> Vec<String> {
     let mut flags: Vec<String> =
         ["-xc", "-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall"].map(str::to_owned).into();
     flags.push(format!("-D__TARGET_ARCH_{arch}"));
-    flags.extend([&root.join("common/bpf"), include].map(|place| format!("-I{}", place.display())));
+    let places = [&root.join("common/bpf"), &root.join("tools/bpf"), include];
+    flags.extend(places.map(|place| format!("-I{}", place.display())));
     flags
 }
 

@@ -23,6 +23,7 @@ const HERE: &str = env!("CARGO_MANIFEST_DIR");
 /// install where there is no clang.
 pub fn skeleton(source: &str) {
     println!("cargo:rerun-if-changed={source}\ncargo:rerun-if-changed={HERE}/../bpf");
+    println!("cargo:rerun-if-changed={HERE}/../../tools/bpf");
     for header in fs::read_dir("src").into_iter().flatten().flatten().map(|entry| entry.path()) {
         if header.extension().is_some_and(|extension| extension == "h") {
             println!("cargo:rerun-if-changed={}", header.display());
@@ -69,7 +70,7 @@ pub fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), S
         .current_dir(&root)
         .args(["-g", "-O2", "-target", "bpf", "-Wall", "-Werror", arch])
         .arg(format!("-mcpu={}", cpu(source)))
-        .args(["-I", "common/bpf", "-I"])
+        .args(["-I", "common/bpf", "-I", "tools/bpf", "-I"])
         .arg(&headers)
         .arg("-c")
         .arg(source.strip_prefix(&root).unwrap_or(source))

@@ -151,7 +151,8 @@ fn stages_are_short() {
 /// What a stage hooks stands in its own file.
 #[test]
 fn headers_hook_nothing() {
-    for header in workspace().join("common/bpf").read_dir().unwrap() {
+    let shared = ["common/bpf", "tools/bpf"];
+    for header in shared.into_iter().flat_map(|place| workspace().join(place).read_dir().unwrap()) {
         let header = header.unwrap().path();
         let programs = ["SEC(\"kprobe", "SEC(\"fentry", "SEC(\"fexit", "SEC(\"tp"];
         let text = read(&header);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
-#include "above.h"
-#include "bio.h"
+#include "join.h"
 #include "reads.h"
 #include "series.h"
 #include <bpf/bpf_helpers.h>
@@ -9,21 +8,6 @@
 
 const volatile bool with_parts;
 const volatile u32 first; /* 1 where the probes at the ends are loaded, too: they run first */
-u64 dropped, unmatched;
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__type(key, u64); /* address of the bio */
-	__type(value, struct io);
-} ios SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH); /* a disk uses the same few requests again and again */
-	__uint(max_entries, 16384);
-	__type(key, u64); /* address of the request */
-	__type(value, struct issue);
-} issues SEC(".maps");
 
 /* An operation that few disks have has no histogram of its own: their number has to stay small. */
 static __always_inline u32 operation_of(struct bio *bio)
@@ -44,29 +28,12 @@ static __always_inline u32 operation_of(struct bio *bio)
 SEC("kprobe/submit_bio")
 int BPF_KPROBE(bio_start, struct bio *bio)
 {
-	u64 key = (u64)bio;
 	struct io io = {
 		.dev = BPF_CORE_READ(bio, bi_bdev, bd_dev),
 		.operation = operation_of(bio),
 	};
 
-	io.submitted = bpf_ktime_get_ns(); /* last: what this program takes is no part of the latency */
-	if (bpf_map_update_elem(&ios, &key, &io, BPF_NOEXIST)) {
-		/* The map is full, or the address has a start already: then neither bio is measured. */
-		bool had_one = !bpf_map_delete_elem(&ios, &key);
-		__sync_fetch_and_add(&dropped, 1 + had_one);
-	}
-	return 0;
-}
-
-/* The bio that somebody has submitted, of which this one is a part or a clone, or itself. */
-static struct io *io_of(u64 bio)
-{
-	struct io *io = NULL;
-
-	for (int i = 0; i < 8 && bio && !io; i++, bio = bio_above(bio))
-		io = bpf_map_lookup_elem(&ios, &bio);
-	return io;
+	return bio_starts((u64)bio, &io);
 }
 
 static __always_inline int ends(u64 bio, struct io *io, u64 now, bool in_parts)
@@ -80,18 +47,16 @@ static __always_inline int ends(u64 bio, struct io *io, u64 now, bool in_parts)
 	return 0;
 }
 
-__noinline int completes(u64 bio, u32 program)
+__noinline int bio_completes(u64 bio, u32 status, u32 program)
 {
 	u64 now = bpf_ktime_get_ns();
 	struct io *found = bpf_map_lookup_elem(&ios, &bio);
 
+	barrier_var(status); /* clang would pass anything for what is not used, and the verifier refuse it */
 	if (!found) {
-		u64 above = bio_above(bio);
+		bool is_unmatched = is_nobodys(bio, with_parts, now);
 
-		found = with_parts && above ? io_of(above) : NULL;
-		if (found && found->below < found->done)
-			found->below = now;
-		__sync_fetch_and_add(&unmatched, !above && program == first);
+		__sync_fetch_and_add(&unmatched, is_unmatched && program == first);
 		return 0;
 	}
 	if (with_parts) {
@@ -104,29 +69,10 @@ __noinline int completes(u64 bio, u32 program)
 	return ends(bio, &io, now, false);
 }
 
-/* The last part of a bio to complete also completes the whole, which may be a part itself. */
-static int bio_ends(u64 address, u32 program)
-{
-	struct bio *bio = (void *)address;
-
-	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
-		bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
-
-		completes((u64)bio, program);
-		bio = is_part ? BPF_CORE_READ(bio, bi_private) : NULL; /* the whole */
-	}
-	return 0;
-}
-
 SEC("fentry/bio_endio")
 int BPF_PROG(bio_end, struct bio *bio)
 {
-	/* Most bios are neither parts nor checksummed: their fields are read here without a helper call. */
-	bool is_special = bio->__bi_remaining.counter > 1 ||
-			  (bpf_core_field_exists(bio->bi_integrity) && bio->bi_integrity) ||
-			  (u64)bio->bi_end_io == address_of_bio_chain_endio;
-
-	return is_special ? bio_ends(number(bio), 0) : completes(number(bio), 0);
+	return bio_ends_here(bio);
 }
 
 /* Only where the kernel preempts: there, the one above is skipped for some completions in tasks. */
@@ -140,53 +86,13 @@ int BPF_KPROBE(bio_end_probe, struct bio *bio)
 SEC("tp_btf/block_bio_remap")
 int BPF_PROG(bio_remap, struct bio *bio)
 {
-	struct io *io = io_of(bio_above(number(bio))); /* NULL: it goes from a partition to its disk */
-
-	if (io)
-		io->remapped = bpf_ktime_get_ns();
-	return 0;
+	return bio_goes_down(number(bio));
 }
 
 SEC("kprobe/blk_mq_start_request")
 int BPF_KPROBE(rq_start, struct request *rq)
 {
-	u64 key = (u64)rq;
-	struct issue issue = { bpf_ktime_get_ns(), 0, BPF_CORE_READ(rq, start_time_ns), 1 };
-	struct issue *before = bpf_map_lookup_elem(&issues, &key);
-
-	if (!before)
-		bpf_map_update_elem(&issues, &key, &issue, BPF_ANY);
-	else if (before->allocated == issue.allocated && !before->completes)
-		before->starts++; /* requeued and started again: the first time counts */
-	else
-		*before = issue;
-	return 0;
-}
-
-__noinline int note(u64 bio, struct issue *issue)
-{
-	struct io *io = io_of(bio);
-
-	if (io && issue)
-		take_times(io, issue);
-	return 0;
-}
-
-static __always_inline int rq_ends(u64 rq, u64 allocated, bool noted, u64 bio, u64 last, bool completes)
-{
-	struct issue *found = bpf_map_lookup_elem(&issues, &rq), issue = {};
-
-	if (found && found->allocated == allocated && !found->completes) {
-		found->completes = completes;
-		issue = *found;
-	}
-	issue.allocated = noted ? allocated : 0;
-	issue.done = bpf_ktime_get_ns();
-	for (int i = 0; i < 1024 && bio; i++) {
-		note(bio, &issue);
-		bio = bio == last ? 0 : (u64)BPF_CORE_READ((struct bio *)bio, bi_next);
-	}
-	return 0;
+	return rq_starts((u64)rq, BPF_CORE_READ(rq, start_time_ns));
 }
 
 SEC("tp_btf/block_rq_complete")

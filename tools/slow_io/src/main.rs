@@ -113,7 +113,9 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     ring.consume()?;
     drop(ring);
     lines.finish()?;
-    for disk in places.disks(&skel.maps.disks)? {
+    let disks = places.disks(&skel.maps.disks)?;
+    let completed: u64 = disks.iter().map(|disk| disk.bios()).sum();
+    for disk in disks {
         match cli.own.json {
             true => println!("{}", disk.json()),
             false => disk.print(cli.own.histogram),
@@ -126,7 +128,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let in_flight = skel.maps.ios.keys().count();
     if cli.own.json {
         let counters = json!({
-            "kind": "counters", "completed": counts.completed, "in_flight": in_flight,
+            "kind": "counters", "completed": completed, "in_flight": in_flight,
             "dropped": counts.dropped, "unmatched": counts.unmatched, "lost": counts.lost,
             "without_cause": counts.nobody, "skipped": common::times_skipped(skel.object())?,
         });
@@ -134,7 +136,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         return Ok(());
     }
     println!();
-    common::print_total(counts.completed, "bios completed");
+    common::print_total(completed, "bios completed");
     println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (completion without a start)", counts.unmatched);

@@ -136,6 +136,11 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// How many bios have completed.
+    pub fn bios(&self) -> u64 {
+        self.total.bios()
+    }
+
     /// The parts that are known of any bio.
     fn known(&self) -> impl Iterator<Item = (&'static str, &Sum)> {
         NAMES.into_iter().zip(&self.parts).filter(|(_, sum)| sum.bios() > 0)
