@@ -27,9 +27,10 @@ use crate::{
     mixed::{self, Direct, Mixed, Ram, split_out_of_order},
     pagecache,
     run::{
-        Running, between, compared, count, durations, ensure_none, ms, not_judged, shell,
-        skipped_some, stage, subject, summary, wait_until,
+        Running, between, compared, count, durations, ensure_none, fio_command, ms, not_judged,
+        preempts, shell, skipped_some, stage, subject, summary, wait_until,
     },
+    table::loads::crypt,
 };
 
 tests![
@@ -45,6 +46,7 @@ tests![
     exercise_bytes,
     exercise_returns,
     exercise_queue,
+    exercise_preempted,
     exercise_runqueue,
     exercise_retransmit,
 ];
@@ -561,6 +563,49 @@ fn start_short_ones(cpu: usize, count: usize, tell: &Sender<Result<Waited>>) -> 
         while start.elapsed() < Duration::from_millis(10) {}
         child.join().ok();
     }
+    Ok(())
+}
+
+/// Of an encrypted disk, bios complete in tasks, where a preemptible kernel skips fentry programs; those
+/// of the disk below complete in interrupts, where it skips kprobes.
+fn exercise_preempted() -> Result<()> {
+    if !preempts()? {
+        return not_judged("this kernel does not preempt, and skips none of these completions");
+    }
+    let (subject, _) = subject().context("there is no attempt to judge")?;
+    let below = disks::virtio()?;
+    let crypt = crypt("crypt", &format!("/dev/{below}"))?;
+    let running = Running::stage(&subject, &[])?;
+    let upper = crypt.disk()?;
+    let counts = || -> Result<[u64; 2]> { Ok([disks::bios(&upper)?, disks::bios(&below)?]) };
+    let before = counts()?;
+    let load = |device: &str| {
+        fio_command(&format!(
+            "--filename={device} --rw=randread --size=32m --direct=1 --ioengine=libaio --iodepth=16 \
+             --numjobs=64 --thread --number_ios=30"
+        ))
+    };
+    let loads = [crypt.path(), format!("/dev/{below}")].map(|device| load(&device));
+    shell(&format!("{} >/dev/null & {} >/dev/null; wait $!", loads[0], loads[1]))?;
+    let after = counts()?;
+    // Each read of the upper disk is one of the disk below, which is no bio that was submitted.
+    let [upper, bios] = [after[0] - before[0], after[1] - before[1]];
+    ensure!(upper >= 1920 && bios >= 2 * 1920, "{upper} reads above, {bios} below: an odd load");
+    let output = running.interrupt()?;
+    let of = |what| count(&output, what);
+    let completed = of("bios completed")?;
+    ensure!(completed == bios, "{bios} bios, of which you completed {completed}: {output}");
+    for what in ["in flight", "dropped"] {
+        ensure!(of(what)? == 0, "all bios have completed: {output}");
+    }
+    // dm-crypt makes two bios of each.
+    let (unmatched, made) = (of("unmatched")?, 2 * upper);
+    ensure!(
+        (upper..=made).contains(&unmatched),
+        "dm-crypt makes {made} bios that were not submitted, and each of them counts once at most: \
+         {unmatched} unmatched: {output}"
+    );
+    compared(&format!("{bios} bios; you completed {completed}, and {unmatched} were unmatched"));
     Ok(())
 }
 

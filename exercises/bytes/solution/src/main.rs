@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, process::ExitCode};
 
 use anyhow::{Context, Result};
-use common::{Cli, Session, TracePipe};
+use common::{Cli, Session};
 use libbpf_rs::{MapCore, MapFlags};
 
 mod trace {
@@ -23,7 +23,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
     session.attach([&skel.progs.io_start])?;
-    session.trace(&mut TracePipe::unless(true)?)?;
+    session.wait()?;
     session.detach()?;
     print_processes(&skel.maps.processes)?;
     let counts = common::counters(&skel.maps.bss_data)?;
