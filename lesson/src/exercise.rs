@@ -28,6 +28,12 @@ pub struct Exercise {
     pub task: String,
     /// What to read.
     pub read: String,
+    /// The numbers of the stages that teach what it needs, in their order. One with a number needs those
+    /// before it.
+    #[serde(default)]
+    pub after: Vec<String>,
+    /// The kernel line that its judges need, where it is not the default one.
+    pub kernel: Option<String>,
     /// The packages of programs that its judges run beside the attempt.
     #[serde(default)]
     pub beside: Vec<String>,
@@ -83,6 +89,7 @@ impl Exercise {
             file.display()
         );
         ensure!(!exercise.judges.is_empty(), "{}: no judges", file.display());
+        ensure!(exercise.after.is_sorted(), "{}: stages out of order", file.display());
         Ok(Exercise { id, ..exercise })
     }
 
@@ -95,6 +102,8 @@ impl Exercise {
             solution: stage.into(),
             task: String::new(),
             read: String::new(),
+            after: Vec::new(),
+            kernel: None,
             beside: Vec::new(),
             hints: Vec::new(),
             judges: Vec::new(),
@@ -150,6 +159,7 @@ mod tests {
             "07",
             "09",
             "10",
+            "11",
             "bytes",
             "disk",
             "histogram",
@@ -172,25 +182,22 @@ mod tests {
         }
     }
 
-    /// Every exercise is offered by the stage that it starts from, or by a later one that teaches what
-    /// it needs.
+    /// Every exercise is offered by the README of its own stage, or of the last one that it needs, where
+    /// that README has the form of a lesson.
     #[test]
     fn the_stages_name_their_exercises() {
         let root = workspace();
         let stages = stages(&root).unwrap();
-        let offers = |stage: &String, command: &str| {
-            let readme = fs::read_to_string(root.join(stage).join("README.md")).unwrap();
-            readme.contains(command)
-        };
         for exercise in Exercise::all(&root).unwrap() {
-            let start = exercise.start.to_string_lossy();
-            let command = format!("cargo lesson start {}", exercise.id);
-            let mut from = stages.iter().filter(|stage| ***stage >= *start);
-            let starts_at_stage = start.starts_with("stage");
-            assert!(
-                !starts_at_stage || from.any(|stage| offers(stage, &command)),
-                "no README has {command}"
-            );
+            let id = &exercise.id;
+            let number = if exercise.has_number() { Some(id) } else { exercise.after.last() };
+            let number = number.unwrap_or_else(|| panic!("exercise {id} names no stage"));
+            let is_it = |stage: &&String| stage.strip_prefix("stage").unwrap().starts_with(number);
+            let stage = stages.iter().find(is_it).unwrap_or_else(|| panic!("no stage {number}"));
+            let readme = fs::read_to_string(root.join(stage).join("README.md")).unwrap();
+            let command = format!("cargo lesson start {id}");
+            let offers = readme.contains(&command) || !readme.contains("\n## The idea\n");
+            assert!(offers, "{stage}/README.md does not have {command}");
         }
     }
 }

@@ -35,6 +35,7 @@ use crate::{
     exercise::{Exercise, HINTS, Judge},
     guest::Guest,
     judges::Judges,
+    next::Progress,
     prove::Prove,
 };
 
@@ -88,7 +89,7 @@ struct Check {
     /// Check again whenever you save a file, until all judges agree
     #[arg(long)]
     watch: bool,
-    /// Kernel line: 6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3 [default: 6.1; arm64: 6.12]
+    /// Kernel line: 6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3 [default: the exercise's; else 6.1, arm64: 6.12]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE")]
     kernel: Option<String>,
 }
@@ -129,7 +130,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     let done = ExitCode::SUCCESS;
     match cli.command {
         None => status(&root, &desk, &exercises)?,
-        Some(Cmd::Start { id }) => start(&mut desk, &exercises, id)?,
+        Some(Cmd::Start { id }) => start(&root, &mut desk, &exercises, id)?,
         Some(Cmd::Check(check)) => {
             let exercise = current()?.clone();
             if !desk.has_attempt(&exercise) {
@@ -233,6 +234,8 @@ fn wrapped(text: &str, columns: usize) -> String {
 }
 
 fn status(root: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
+    let (stages, is_done) = (stages(root)?, |exercise: &Exercise| desk.known(exercise).done);
+    let progress = Progress::new(exercises, &stages, &is_done);
     let own = exercises.iter().position(Exercise::is_own);
     for (number, exercise) in exercises.iter().enumerate() {
         if own == Some(number) {
@@ -245,7 +248,11 @@ fn status(root: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
         };
         let is_current = desk.progress.current.as_deref() == Some(exercise.id.as_str());
         let arrow = if is_current { ">" } else { " " };
-        println!("{arrow} {mark} {:<10} {}", exercise.id, exercise.title);
+        let after = match progress.waits_for(exercise) {
+            Some(stage) if mark == " " => format!(" (after stage {stage})"),
+            _ => String::new(),
+        };
+        println!("{arrow} {mark} {:<10} {}{after}", exercise.id, exercise.title);
     }
     let current = exercises.iter().find(|e| desk.progress.current.as_ref() == Some(&e.id));
     match current.filter(|exercise| desk.has_attempt(exercise)) {
@@ -257,20 +264,19 @@ fn status(root: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
             println!("\nAll exercises are done. `cargo lesson start ID` returns to one.");
         }
         Some(exercise) => {
-            println!(
-                "\n{}",
-                next::after(exercise, exercises, &stages(root)?, |e| desk.known(e).done)
-            );
+            println!("\n{}", progress.after(exercise));
         }
         None => println!("\n`cargo lesson start` begins the next exercise, `start ID` any other."),
     }
     Ok(())
 }
 
-fn start(desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<()> {
+fn start(root: &Path, desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<()> {
+    let (stages, is_done) = (stages(root)?, |exercise: &Exercise| desk.known(exercise).done);
+    let progress = Progress::new(exercises, &stages, &is_done);
     let found = match &id {
         Some(id) => exercises.iter().find(|e| e.id == *id || e.id == format!("{id:0>2}")),
-        None => exercises.iter().find(|exercise| !desk.known(exercise).done),
+        None => progress.first(),
     };
     let exercise = found.ok_or_else(|| match &id {
         Some(id) => {
@@ -287,9 +293,11 @@ fn start(desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<
             "{mine} is your earlier attempt, as you left it. `cargo lesson reset` starts over."
         ),
     }
+    println!("\nRead: {}", exercise.read);
     println!("\nExercise {id}: {}\n\n{}\n", exercise.title, indented(&exercise.task, "  "));
-    println!("Read: {}", exercise.read);
-    println!("Edit {mine}/src. `cargo vm run {}` runs your program,", exercise.package());
+    let kernel = exercise.kernel.as_ref().map(|kernel| format!("--kernel {kernel} "));
+    let run = format!("cargo vm run {}{}", kernel.unwrap_or_default(), exercise.package());
+    println!("Edit {mine}/src. `{run}` runs your program,");
     println!("`cargo lesson check` judges it, `cargo lesson hint` helps.");
     Ok(())
 }
@@ -307,8 +315,8 @@ impl Check {
             let done = self.once(root, desk, exercise)?;
             if done {
                 println!("\nDone. `cargo lesson solution` compares yours with ours.\n");
-                let known = |e: &Exercise| desk.known(e).done;
-                println!("{}", next::after(exercise, exercises, &stages(root)?, known));
+                let (stages, is_done) = (stages(root)?, |e: &Exercise| desk.known(e).done);
+                println!("{}", Progress::new(exercises, &stages, &is_done).after(exercise));
             }
             if done || !self.watch {
                 return Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
@@ -335,7 +343,9 @@ impl Check {
                 return Ok(false);
             }
         };
-        let guest = Guest::of(root, self.kernel.as_deref());
+        let named = self.kernel.as_ref().filter(|kernel| !kernel.is_empty());
+        let kernel = named.or(exercise.kernel.as_ref());
+        let guest = Guest::of(root, kernel.map(String::as_str));
         guest.start()?;
         let number = exercise.judges.len();
         let s = if number == 1 { "" } else { "s" };

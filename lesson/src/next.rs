@@ -1,44 +1,78 @@
-//! What comes after an exercise.
+//! What comes after an exercise, and which exercises may come.
 
 use crate::exercise::Exercise;
 
-/// What to do once `exercise` is done. `stages`: the directories of all stages, in order.
-pub fn after(
-    exercise: &Exercise,
-    exercises: &[Exercise],
-    stages: &[String],
-    is_done: impl Fn(&Exercise) -> bool,
-) -> String {
-    let solution = exercise.solution.to_string_lossy();
-    let Some(at) = stages.iter().position(|stage| *stage == solution) else {
-        // An exercise beside the stages: the first one in the order of the stages that is left.
-        return match exercises.iter().find(|exercise| !is_done(exercise)) {
-            Some(next) => format!("Next: {}", begins(next)),
-            None => "All exercises are done. `cargo lesson start ID` returns to one.".to_owned(),
-        };
-    };
-    let from = |stage: &str| -> Vec<&Exercise> {
-        let starts = exercises.iter().filter(|e| e.start.to_string_lossy() == stage);
-        starts.filter(|exercise| !is_done(exercise)).collect()
-    };
-    let mut lines = Vec::new();
-    let (next, others): (Vec<_>, Vec<_>) =
-        from(&stages[at]).into_iter().partition(|exercise| exercise.has_number());
-    lines.push(format!("Next: {}/README.md explains our answer.", stages[at]));
-    match (next.first(), stages.get(at + 1)) {
-        (Some(next), _) => lines.push(format!("Then {}", begins(next))),
-        (None, Some(stage)) => {
-            let number = stage_number(stage);
-            lines.push(format!("Then go on to stage {number}: {stage}/README.md."));
-            let next = from(stage).into_iter().find(|exercise| exercise.has_number());
-            lines.extend(next.map(|next| format!("After it, {}", begins(next))));
-        }
-        (None, None) => {}
+/// Which stages are read, as far as the exercises that are done can say.
+pub struct Progress<'e, 'd> {
+    exercises: &'e [Exercise],
+    /// The directories of all stages, in order.
+    stages: &'d [String],
+    is_done: &'d dyn Fn(&Exercise) -> bool,
+}
+
+impl<'e, 'd> Progress<'e, 'd> {
+    /// `stages`: the directories of all stages, in order.
+    pub fn new(
+        exercises: &'e [Exercise],
+        stages: &'d [String],
+        is_done: &'d dyn Fn(&Exercise) -> bool,
+    ) -> Progress<'e, 'd> {
+        Progress { exercises, stages, is_done }
     }
-    lines.extend(
-        others.iter().map(|other| format!("An exercise beside the stages: {}", begins(other))),
-    );
-    lines.join("\n")
+
+    /// Whether the stage of this number is read: its exercise is done, or that of a later stage. One that
+    /// has no exercise behind it is read when all others are.
+    fn is_read(&self, number: &str) -> bool {
+        let numbered = || self.exercises.iter().filter(|exercise| exercise.has_number());
+        let mut from = numbered().filter(|exercise| exercise.id.as_str() >= number).peekable();
+        match from.peek() {
+            Some(_) => from.any(self.is_done),
+            None => numbered().all(self.is_done),
+        }
+    }
+
+    /// The last stage that this exercise needs and that is not read: `05`.
+    pub fn waits_for<'x>(&self, exercise: &'x Exercise) -> Option<&'x str> {
+        exercise.after.iter().rev().map(String::as_str).find(|number| !self.is_read(number))
+    }
+
+    /// The exercise to begin next: the first one that is not done, and whose stages are read.
+    pub fn first(&self) -> Option<&'e Exercise> {
+        let mut left = self.exercises.iter().filter(|exercise| !(self.is_done)(exercise));
+        left.find(|exercise| self.waits_for(exercise).is_none())
+    }
+
+    /// What to do once `exercise` is done.
+    pub fn after(&self, exercise: &Exercise) -> String {
+        let solution = exercise.solution.to_string_lossy();
+        let Some(at) = self.stages.iter().position(|stage| *stage == solution) else {
+            // An exercise beside the stages.
+            return match self.first() {
+                Some(next) => format!("Next: {}", begins(next)),
+                None => {
+                    "All exercises are done. `cargo lesson start ID` returns to one.".to_owned()
+                }
+            };
+        };
+        let mut lines = vec![format!(
+            "Next: \"The answer\" in {}/README.md, and what follows.",
+            self.stages[at]
+        )];
+        if let Some(stage) = self.stages.get(at + 1) {
+            let number = stage_number(stage);
+            let next = self.exercises.iter().find(|exercise| exercise.id == number);
+            let then = next.map(|next| format!(" It has an exercise: {}", begins(next)));
+            let then = then.unwrap_or_default();
+            lines.push(format!("Then read stage {number}: {stage}/README.md.{then}"));
+        }
+        let number = stage_number(&self.stages[at]);
+        let beside = self.exercises.iter().filter(|other| {
+            let needs_it = other.after.iter().any(|needed| needed == number);
+            needs_it && !(self.is_done)(other) && self.waits_for(other).is_none()
+        });
+        lines.extend(beside.map(|other| format!("Beside the stages: {}", begins(other))));
+        lines.join("\n")
+    }
 }
 
 /// `08` of `stage08_pagecache`.
@@ -58,33 +92,62 @@ mod tests {
 
     use crate::workspace;
 
-    fn after_id(id: &str, done: &[&str]) -> String {
+    /// Asks with these exercises done.
+    fn with<T>(done: &[&str], ask: impl FnOnce(&Progress, &[Exercise]) -> T) -> T {
         let root = workspace();
-        let exercises = Exercise::all(&root).unwrap();
-        let exercise = exercises.iter().find(|exercise| exercise.id == id).unwrap();
-        let is_done = |exercise: &Exercise| exercise.id == id || done.contains(&&*exercise.id);
-        after(exercise, &exercises, &stages(&root).unwrap(), is_done)
+        let (exercises, stages) = (Exercise::all(&root).unwrap(), stages(&root).unwrap());
+        let is_done = |exercise: &Exercise| done.contains(&&*exercise.id);
+        ask(&Progress::new(&exercises, &stages, &is_done), &exercises)
+    }
+
+    fn after_id(id: &str, done: &[&str]) -> String {
+        with(&[done, &[id]].concat(), |progress, exercises| {
+            progress.after(exercises.iter().find(|exercise| exercise.id == id).unwrap())
+        })
     }
 
     #[test]
-    fn an_exercise_leads_to_the_next_of_its_stage() {
+    fn an_exercise_leads_to_its_answer_and_to_the_next_stage() {
         let text = after_id("02", &["01"]);
-        assert!(
-            text.starts_with("Next: stage02_bio_endio/README.md explains our answer.\n"),
-            "{text}"
-        );
-        assert!(text.contains("Then `cargo lesson start 03`, "), "{text}");
+        let answer = "Next: \"The answer\" in stage02_bio_endio/README.md, and what follows.\n";
+        assert!(text.starts_with(answer), "{text}");
+        let then = "Then read stage 03: stage03_latency_map/README.md. It has an exercise: \
+                    `cargo lesson start 03`, ";
+        assert!(text.contains(then), "{text}");
     }
 
     #[test]
-    fn where_a_stage_has_no_next_exercise_the_next_stage_comes() {
-        let text = after_id("07", &[]);
-        assert!(text.contains("Then go on to stage 08: stage08_pagecache/README.md.\n"), "{text}");
-        assert!(text.contains("After it, `cargo lesson start 09`, "), "{text}");
-        let text = after_id("09", &[]);
-        assert!(text.contains("Then go on to stage 10: stage10_"), "{text}");
-        assert!(text.contains("beside the stages: `cargo lesson start inode`, "), "{text}");
-        assert!(!after_id("09", &["inode"]).contains("inode"));
+    fn a_stage_without_an_exercise_is_read_before_the_next() {
+        let text = after_id("07", &["06"]);
+        assert!(text.contains("Then read stage 08: stage08_pagecache/README.md.\n"), "{text}");
+        assert!(text.contains("Beside the stages: `cargo lesson start queue`, "), "{text}");
+        assert!(!text.contains("io_uring") && !text.contains("start 09"), "{text}");
+        assert!(!after_id("07", &["queue"]).contains("start queue"));
+    }
+
+    #[test]
+    fn an_exercise_is_offered_when_its_stages_are_read() {
+        let waits = |id: &str, done: &[&str]| {
+            with(done, |progress, exercises| {
+                let exercise = exercises.iter().find(|exercise| exercise.id == id).unwrap();
+                progress.waits_for(exercise).map(str::to_owned)
+            })
+        };
+        assert_eq!(waits("bytes", &["01", "02", "03", "04"]).as_deref(), Some("05"));
+        assert_eq!(waits("bytes", &["05"]), None);
+        let text = after_id("05", &["01", "02", "03", "04"]);
+        assert!(text.contains("start bytes") && text.contains("start histogram"), "{text}");
+        assert!(!after_id("03", &["01", "02"]).contains("Beside"));
+        // Nothing comes after stage 08 but the exercise of stage 09.
+        assert_eq!(waits("io_uring", &["07"]).as_deref(), Some("08"));
+        assert_eq!(waits("io_uring", &["09"]), None);
+        let last = with(&[], |_, exercises| {
+            let numbered = exercises.iter().filter(|exercise| exercise.has_number());
+            numbered.map(|exercise| exercise.id.clone()).collect::<Vec<_>>()
+        });
+        let all: Vec<&str> = last.iter().map(String::as_str).collect();
+        assert_eq!(waits("returns", &all[1..]).as_deref(), Some("12"));
+        assert_eq!(waits("returns", &all), None);
     }
 
     #[test]

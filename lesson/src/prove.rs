@@ -57,6 +57,8 @@ struct Red {
     stage: String,
     edit: String,
     judge: Option<String>,
+    /// The only kernel on which it can.
+    kernel: Option<String>,
     unproven: Option<String>,
 }
 
@@ -73,6 +75,8 @@ struct Experiment {
 /// A program, what judges it, and what has to come out.
 struct Claim {
     what: String,
+    /// The only kernel on which its tests can tell.
+    kernel: Option<String>,
     program: Program,
     judged_as: String,
     tests: Vec<String>,
@@ -175,19 +179,19 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
     });
     let of_kernel = |number: usize| -> Vec<&Built> {
         let last = guests.len() - 1;
-        let wanted = |(at, (claim, _)): &(usize, &Built)| match &claim.program {
-            Program::Wrong(Wrong { kernel: Some(kernel), .. }, _) => guests[number].runs(kernel),
-            Program::Wrong(Wrong { program: Some(_), .. }, _) => number == 0,
+        let wanted = |(at, (claim, _)): &(usize, &Built)| match (&claim.program, &claim.kernel) {
+            (_, Some(kernel)) => guests[number].runs(kernel),
+            (Program::Wrong(Wrong { program: Some(_), .. }, _), _) => number == 0,
             _ if all => true,
-            Program::Mutant(_) => number == 0,
-            Program::Wrong(..) => number == if at % 2 == 0 { 0 } else { last },
+            (Program::Mutant(_), _) => number == 0,
+            (Program::Wrong(..), _) => number == if at % 2 == 0 { 0 } else { last },
             _ => true,
         };
         claims.iter().enumerate().filter(wanted).map(|(_, built)| built).collect()
     };
     let number: usize = (0..guests.len()).map(|number| of_kernel(number).len()).sum();
     for (claim, _) in &claims {
-        if let Program::Wrong(Wrong { kernel: Some(kernel), .. }, _) = &claim.program
+        if let Some(kernel) = &claim.kernel
             && !guests.iter().any(|guest| guest.runs(kernel))
         {
             println!("- {}: not proven: needs --kernel {kernel}", claim.what);
@@ -331,6 +335,7 @@ fn claims(
         };
         claims.push(Claim {
             what: format!("exercise {}: the start fails", exercise.id),
+            kernel: exercise.kernel.clone(),
             program: start,
             judged_as: judged_as.clone(),
             tests: tests.clone(),
@@ -346,6 +351,7 @@ fn claims(
         if !tests.is_empty() {
             claims.push(Claim {
                 what: format!("exercise {}: the answer passes", exercise.id),
+                kernel: exercise.kernel.clone(),
                 program: Program::Built(program),
                 judged_as,
                 tests,
@@ -364,6 +370,7 @@ fn claims(
         );
         claims.push(Claim {
             what: format!("{}, wrong: {}", wrong.of(), wrong.what),
+            kernel: wrong.kernel.clone().or_else(|| exercise?.kernel.clone()),
             judged_as: exercise.map_or_else(|| original.name.clone(), Exercise::judged_as),
             tests: vec![wrong.judge.clone()],
             expected: Expected::Fail,
@@ -380,7 +387,7 @@ fn claims(
         let stage = stage_of(Path::new(&experiment.stage)).context("odd stage")?;
         let mut refused = lines(&format!("{stage}: "));
         refused.retain(|line| !line.contains(": tracing"));
-        let mut tests = vec![STARTS.to_owned()];
+        let (mut tests, mut kernel) = (vec![STARTS.to_owned()], None);
         let expected = if !refused.is_empty() {
             refused.extend(lines(".bpf.c:"));
             Expected::Refused(refused)
@@ -402,13 +409,14 @@ fn claims(
                 println!("- {}: {}: not proven: {why}", red.stage, red.edit);
                 continue;
             };
-            tests = vec![judge];
+            (tests, kernel) = (vec![judge], red.kernel);
             Expected::Fail
         };
         let mut seds = experiment.edits.lines().filter(|line| line.starts_with("sed -i"));
         let last = seds.next_back().unwrap_or_default();
         claims.push(Claim {
             what: format!("{}: {last}", experiment.stage),
+            kernel,
             judged_as: stage,
             program: Program::Mutant(experiment),
             tests,

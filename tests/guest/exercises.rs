@@ -27,9 +27,10 @@ use crate::{
     mixed::{self, Direct, Mixed, Ram, split_out_of_order},
     pagecache,
     run::{
-        Running, between, compared, count, durations, ensure_none, ms, not_judged, shell,
-        skipped_some, stage, subject, summary, wait_until,
+        Running, between, compared, count, durations, ensure_none, fio, ms, not_judged, preempts,
+        shell, skipped_some, stage, subject, summary, wait_until,
     },
+    table::loads::crypt,
 };
 
 tests![
@@ -45,6 +46,7 @@ tests![
     exercise_bytes,
     exercise_returns,
     exercise_queue,
+    exercise_preempted,
     exercise_runqueue,
     exercise_retransmit,
 ];
@@ -561,6 +563,77 @@ fn start_short_ones(cpu: usize, count: usize, tell: &Sender<Result<Waited>>) -> 
         while start.elapsed() < Duration::from_millis(10) {}
         child.join().ok();
     }
+    Ok(())
+}
+
+/// On each CPU, a thread that reads from a disk in memory all the time, and another one that takes the CPU
+/// from it, again and again, to read once: bios complete in the call that submits them, so it finds each
+/// program of the first one half done. Returns the number of reads.
+fn reads_that_preempt(time: Duration) -> Result<u64> {
+    let end = Instant::now() + time;
+    let reader = |cpu: usize, takes_the_cpu: bool| -> Result<u64> {
+        stay_on(cpu)?;
+        if takes_the_cpu {
+            goes_first(1)?;
+        }
+        let (mut disk, mut reads) = (Direct::open(Ram::NAME)?, 0);
+        while Instant::now() < end {
+            if takes_the_cpu {
+                thread::sleep(Duration::from_micros(200));
+            }
+            disk.read(512)?;
+            reads += 1;
+        }
+        Ok(reads)
+    };
+    let readers = [(0, false), (0, true), (1, false), (1, true)];
+    thread::scope(|scope| {
+        let readers = readers.map(|(cpu, takes)| scope.spawn(move || reader(cpu, takes)));
+        readers.into_iter().map(|reader| reader.join().expect("a reader")).sum()
+    })
+}
+
+/// Of an encrypted disk and of one in memory, bios complete in tasks, where a preemptible kernel skips
+/// fentry programs; those of a virtio disk complete in interrupts, where it skips kprobes.
+fn exercise_preempted() -> Result<()> {
+    if !preempts()? {
+        return not_judged("this kernel does not preempt, and skips none of these completions");
+    }
+    let (subject, _) = subject().context("there is no attempt to judge")?;
+    let (below, _ram) = (disks::virtio()?, Ram::new()?);
+    let crypt = crypt("crypt", &format!("/dev/{below}"))?;
+    let running = Running::stage(&subject, &[])?;
+    let upper = crypt.disk()?;
+    let counts = || -> Result<[u64; 2]> { Ok([disks::bios(&upper)?, disks::bios(&below)?]) };
+    let before = counts()?;
+    // One after the other: an interrupt in a kprobe program, while a task has lost its CPU in the fentry
+    // program, is missed by both. The program counts it, and that is its limit.
+    for device in [crypt.path(), format!("/dev/{below}")] {
+        fio(&format!(
+            "--filename={device} --rw=randread --size=32m --direct=1 --ioengine=libaio --iodepth=16 \
+             --numjobs=64 --thread --number_ios=30"
+        ))?;
+    }
+    let after = counts()?;
+    // Each read of the upper disk is one of the disk below, which is no bio that was submitted.
+    let [upper, lower] = [after[0] - before[0], after[1] - before[1]];
+    ensure!(upper >= 1920 && lower >= 2 * 1920, "{upper} reads above, {lower} below: an odd load");
+    let bios = lower + reads_that_preempt(Duration::from_secs(2))?;
+    let output = running.interrupt()?;
+    let of = |what| count(&output, what);
+    let completed = of("bios completed")?;
+    ensure!(completed == bios, "{bios} bios, of which you completed {completed}: {output}");
+    for what in ["in flight", "dropped"] {
+        ensure!(of(what)? == 0, "all bios have completed: {output}");
+    }
+    // dm-crypt makes two bios of each.
+    let (unmatched, made) = (of("unmatched")?, 2 * upper);
+    ensure!(
+        (upper..=made).contains(&unmatched),
+        "dm-crypt makes {made} bios that were not submitted, and each of them counts once at most: \
+         {unmatched} unmatched: {output}"
+    );
+    compared(&format!("{bios} bios; you completed {completed}, and {unmatched} were unmatched"));
     Ok(())
 }
 

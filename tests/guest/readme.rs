@@ -57,7 +57,7 @@ const WORDS: &[&str] = &[
     "vda",
 ];
 
-/// The tools whose READMEs show what they print, below the heading "What you see".
+/// The tools whose READMEs show what they print.
 const SHOWN_TOOLS: [&str; 2] = ["tools/ctracer", "tools/slow_io"];
 
 /// Whether this is the kernel that the READMEs were written with.
@@ -66,8 +66,9 @@ fn is_default_kernel() -> Result<bool> {
     Ok(cfg!(target_arch = "x86_64") && release.starts_with("6.1."))
 }
 
-/// A name in backticks is one of the sources that the page is about, or of the kernel: its BTF and its
-/// symbols. For a stage, the sources are its own, those of the stage before, and what all share.
+/// A name in backticks, or of a function in a block of code, is one of the sources that the page is about,
+/// or of the kernel: its BTF and its symbols. For a stage, the sources are its own, those of the stage
+/// before, and what all share. The tests are no programs, and no block of code shows one.
 fn readmes_name_what_exists() -> Result<()> {
     if !is_default_kernel()? {
         return not_judged("the READMEs name functions of x86-64's default kernel");
@@ -93,26 +94,30 @@ fn readmes_name_what_exists() -> Result<()> {
     let mut pages = Vec::new();
     for (number, stage) in stages.iter().enumerate() {
         let places = ["common", &stages[number.saturating_sub(1)], stage];
-        pages.push((root.join(stage).join("README.md"), sources(&root, &places)?));
+        let known = sources(&root, &places)?;
+        pages.push((root.join(stage).join("README.md"), known.clone(), known));
     }
-    let others = ["common", "appendix", "tools", "lesson", "vm", "tests", "exercises", "bench"];
+    let others = ["common", "appendix", "tools", "lesson", "vm", "exercises", "bench"];
     let places: Vec<&str> = others.into_iter().chain(stages.iter().map(String::as_str)).collect();
     let all = sources(&root, &places)?;
+    let with_tests = &all | &sources(&root, &["tests"])?;
     for directory in ["", "docs", "appendix", "tools", "vm", "mine"] {
         for file in fs::read_dir(root.join(directory))? {
             let path = file?.path();
             let is_program = ["appendix", "tools"].contains(&directory) && path.is_dir();
             let path = if is_program { path.join("README.md") } else { path };
             if path.is_file() && path.extension().is_some_and(|extension| extension == "md") {
-                pages.push((path, all.clone()));
+                pages.push((path, with_tests.clone(), all.clone()));
             }
         }
     }
     let (mut unknown, mut found) = (Vec::new(), 0);
-    for (page, known) in pages {
+    for (page, known, known_in_code) in pages {
         let text = fs::read_to_string(&page)?;
-        for span in in_backticks(&text) {
-            for name in names(span) {
+        let in_prose = in_backticks(&text).map(|span| (span, names(span), &known));
+        let in_code = in_blocks(&text).map(|line| (line, called(line), &known_in_code));
+        for (span, names, known) in in_prose.chain(in_code) {
+            for name in names {
                 found += 1;
                 let is_stage = stages.iter().any(|stage| stage.split('_').next() == Some(name));
                 let is_known =
@@ -160,6 +165,20 @@ fn sources(root: &Path, directories: &[&str]) -> Result<HashSet<String>> {
 /// What stands between single backticks in a page, outside of its blocks of code.
 fn in_backticks(page: &str) -> impl Iterator<Item = &str> {
     page.split("```").step_by(2).flat_map(|prose| prose.split('`').skip(1).step_by(2))
+}
+
+/// The lines of a page's blocks of code.
+fn in_blocks(page: &str) -> impl Iterator<Item = &str> {
+    page.split("\n```").skip(1).step_by(2).flat_map(|block| block.lines().skip(1))
+}
+
+/// The functions that a line of code, or of output, names: what stands before a bracket, with an underscore
+/// in it. Others are words of a shell or of bpftrace.
+fn called(line: &str) -> Vec<&str> {
+    let words = line.split('(').rev().skip(1);
+    let names =
+        words.filter_map(|before| identifiers(before).last().filter(|it| before.ends_with(it)));
+    names.filter(|name| name.trim_matches('_').contains('_')).collect()
 }
 
 /// The names in a piece of code like `io_end()`, `struct bio *`, `iter->count` or `f(&skel.maps)`; none in
@@ -364,12 +383,17 @@ fn captured(package: &str, disk: &str) -> Result<String> {
     output
 }
 
-/// The block of a README that stands directly below its heading "What you see".
+/// The first output that a README shows: of a stage in "The answer", of a tool below "What you see".
 pub fn block(readme: &str) -> Result<&str> {
-    let (_, rest) = readme.split_once("\n## What you see\n").context("no section What you see")?;
-    let rest = rest.trim_start_matches('\n').strip_prefix("```\n").context("no block below it")?;
-    let (shown, _) = rest.split_once("\n```\n").context("the block has no end")?;
-    Ok(shown)
+    let titles = ["\n## The answer", "\n## What you see"];
+    let section = titles.iter().find_map(|title| Some(readme.split_once(title)?.1));
+    let section = section.context("no section The answer")?;
+    let mut blocks = section.split("\n```").skip(1).step_by(2);
+    let shown = blocks.find_map(|block| {
+        // Not a command.
+        block.strip_prefix('\n').filter(|block| !block.starts_with("cargo "))
+    });
+    shown.context("no output in it")
 }
 
 /// The block of the root README that shows the output of stage 06.

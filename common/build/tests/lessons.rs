@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -145,6 +145,151 @@ fn stages_are_short() {
             let lines = read(&workspace().join(&stage).join(file)).lines().count();
             assert!(lines <= most, "{stage}/{file} has {lines} lines, {most} allowed");
         }
+    }
+}
+
+/// The sections of a stage's README, in this order.
+const FORM: [&str; 7] = [
+    "What you will be able to do",
+    "The idea",
+    "Your turn",
+    "The answer",
+    "Break it",
+    "The same with bpftrace",
+    "Limits",
+];
+
+/// The sections of a page below its headings of the second level, with those headings.
+fn sections(text: &str) -> Vec<(&str, &str)> {
+    let (mut sections, mut in_code, mut from, mut at) = (Vec::new(), false, None, 0);
+    for line in text.split_inclusive('\n') {
+        in_code ^= line.starts_with("```");
+        if let Some(title) = line.strip_prefix("## ").filter(|_| !in_code) {
+            sections.extend(from.map(|(title, start)| (title, &text[start..at])));
+            from = Some((title.trim(), at + line.len()));
+        }
+        at += line.len();
+    }
+    sections.extend(from.map(|(title, start)| (title, &text[start..])));
+    sections
+}
+
+/// The READMEs that have the form of a lesson: stage, text.
+fn lessons_readmes() -> Vec<(String, String)> {
+    let readmes =
+        stages().into_iter().map(|it| (read(&workspace().join(&it).join("README.md")), it));
+    let readmes = readmes.filter(|(text, _)| text.contains("\n## The idea\n"));
+    readmes.map(|(text, stage)| (stage, text)).collect()
+}
+
+/// The task stands between the idea and its answer, and a README leads to the next stage.
+#[test]
+fn readmes_have_one_form() {
+    let (readmes, stages) = (lessons_readmes(), stages());
+    let experts = anchors(&read(&workspace().join("docs/limits.md")));
+    for (stage, text) in &readmes {
+        let sections = sections(text);
+        let titles: Vec<&str> = sections.iter().map(|(title, _)| *title).collect();
+        assert_eq!(titles, FORM, "{stage}/README.md");
+        let limits = sections[6].1;
+        let items = limits.lines().filter(|line| line.starts_with("- ")).count();
+        assert!(items <= 5, "{stage}/README.md: {items} limits, 5 allowed");
+        let section = stage[..7].replace("stage", "stage-");
+        let page = format!("](../docs/limits.md#{section})");
+        let links = limits.contains(&page) || !experts.contains(&section);
+        assert!(links, "{stage}/README.md: no {page}");
+        let next = stages.iter().find(|next| *next > stage);
+        let last = text.trim_end().rsplit("\n\n").next().unwrap();
+        let leads = next.is_none_or(|next| last.contains(&format!("](../{next})")));
+        assert!(leads, "{stage}/README.md does not end with a link to {next:?}");
+    }
+    assert!(readmes.len() >= 10, "only {} were found", readmes.len());
+}
+
+/// The lines that a diff adds and removes. What every stage has of its own is left out: the first line of
+/// main.rs, which says what the stage is.
+fn changes<'a>(diff: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let lines = diff.filter(|line| line.starts_with(['+', '-']) && line.len() > 1);
+    let mut lines: Vec<&str> = lines
+        .filter(|line| !["+++ ", "--- ", "+//! ", "-//! "].iter().any(|it| line.starts_with(it)))
+        .collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// The blocks `diff` of a README are the whole difference from the stage before: a learner has seen
+/// every line.
+#[test]
+fn readmes_show_every_line_that_changed() {
+    let (readmes, mut judged) = (lessons_readmes(), 0);
+    for Lesson { stage, before, .. } in LESSONS {
+        let readme = readmes.iter().find(|(name, _)| name == stage);
+        let Some((before, (_, readme))) = before.zip(readme) else { continue };
+        let mut diff = String::new();
+        for file in ["src/trace.bpf.c", "src/main.rs"] {
+            let [old, new] = [before, stage].map(|stage| workspace().join(stage).join(file));
+            let output = Command::new("diff").arg("-u").args([old, new]).output().unwrap();
+            diff += &String::from_utf8(output.stdout).unwrap();
+        }
+        let (mut missing, shown) = (changes(diff.lines()), readme.split("```diff\n").skip(1));
+        let shown = shown.map(|block| block.split("\n```").next().unwrap_or(block));
+        let mut invented = changes(shown.flat_map(str::lines));
+        missing.retain(|line| match invented.iter().position(|shown| shown == line) {
+            Some(at) => {
+                invented.remove(at);
+                false
+            }
+            None => true,
+        });
+        assert!(
+            missing.is_empty() && invented.is_empty(),
+            "{stage}/README.md does not show:\n{}\nand shows what does not change:\n{}",
+            missing.join("\n"),
+            invented.join("\n")
+        );
+        judged += 1;
+    }
+    assert!(judged >= 8, "only {judged} were judged");
+}
+
+/// The minutes of each stage that a page's table has, without and with its task; those of "all".
+fn minutes(page: &str) -> (BTreeMap<String, [u32; 2]>, Option<String>) {
+    let (mut stages, mut sum) = (BTreeMap::new(), None);
+    for row in page.lines().filter_map(|line| line.strip_prefix("| ")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let number = cells[0].trim_start_matches('[').split(' ').next().unwrap();
+        let [Some(without), Some(with)] = [cells.get(1), cells.get(2)] else { continue };
+        if number == "all" {
+            sum = Some(format!("{without}, {with}"));
+        } else if let Ok(minutes) = without.parse().and_then(|n| Ok([n, with.parse()?])) {
+            assert!(stages.insert(number.to_owned(), minutes).is_none(), "two rows of {number}");
+        }
+    }
+    (stages, sum)
+}
+
+/// How long a stage takes is said in three places, which agree, and so do the sums.
+#[test]
+fn minutes_add_up() {
+    let [front, class] = ["README.md", "docs/class.md"].map(|page| read(&workspace().join(page)));
+    let (rows, sum) = minutes(&front);
+    assert_eq!((rows.clone(), sum.clone()), minutes(&class), "README.md and docs/class.md");
+    let numbers: Vec<String> = stages().iter().map(|stage| stage[5..7].to_owned()).collect();
+    assert!(rows.keys().eq(numbers.iter()), "{:?}", rows.keys());
+    let total = [0, 1].map(|column| {
+        let minutes: u32 = rows.values().map(|minutes| minutes[column]).sum();
+        format!("{} h {:02} min", minutes / 60, minutes % 60)
+    });
+    assert_eq!(sum, Some(total.join(", ")));
+    for (number, [without, with]) in &rows {
+        assert!((10..=45).contains(with) && without <= with, "stage {number}: {with} minutes");
+    }
+    for (stage, text) in lessons_readmes() {
+        let [without, with] = rows[&stage[5..7]];
+        let sections = sections(&text);
+        let (_, turn) = sections.iter().find(|(title, _)| *title == "Your turn").unwrap();
+        let said = format!("Allow {} minutes", with - without);
+        assert!(with == without || turn.contains(&said), "{stage}/README.md: no {said:?}");
     }
 }
 

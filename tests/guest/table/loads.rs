@@ -462,7 +462,7 @@ fn dm_linear() -> Result<Ready> {
 }
 
 /// 32 MiB of a device, encrypted.
-fn crypt(name: &str, below: &str) -> Result<Mapped> {
+pub fn crypt(name: &str, below: &str) -> Result<Mapped> {
     shell("modprobe -a dm_crypt xts || true")?;
     let key = "0123456789abcdef".repeat(8);
     Mapped::new(name, &format!("0 65536 crypt aes-xts-plain64 {key} 0 {below} 0"))
