@@ -489,8 +489,9 @@ fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, St
             let Experiment { stage, edits, .. } = experiment;
             let copy = tempfile::tempdir()?;
             let script = format!(
-                "set -e; cp -r --parents common/bpf {stage} {0}; cd {0}\n{edits}\n\
-                 if ! diff -qr {1}/common/bpf common/bpf; then cp common/bpf/*.h {stage}/src; fi",
+                "set -e; cp -r --parents common/bpf tools/bpf {stage} {0}; cd {0}\n{edits}\n\
+                 for headers in common/bpf tools/bpf\n\
+                 do diff -qr {1}/$headers $headers || cp $headers/*.h {stage}/src; done",
                 copy.path().display(),
                 root.display()
             );
