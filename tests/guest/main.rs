@@ -211,6 +211,8 @@ fn prepare() {
         // neither is the work of who is tested.
         "echo never >/sys/kernel/mm/transparent_hugepage/enabled",
         "modprobe null_blk nr_devices=0",
+        // Attaching and detaching wait for grace periods of RCU, which take longest where the CPUs are busy.
+        "echo 1 >/sys/kernel/rcu_expedited",
     ];
     let commands = commands.into_iter().filter(|_| !prepared);
     for command in mounted.into_iter().chain(commands) {
