@@ -10,7 +10,8 @@ const volatile u64 min; /* ns: a bio that takes as long or longer is an event */
 u64 completed, dropped, unmatched, lost;
 
 struct times { /* of a request, in ns; 0: not known */
-	u64 allocated, issued, done;
+	u64 allocated, issued;
+	u64 done; /* in `requests` only: 1 when all of it has completed */
 };
 
 struct io { /* a bio */

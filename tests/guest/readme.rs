@@ -358,6 +358,20 @@ fn captured(package: &str, disk: &str) -> Result<String> {
         // Its README shows the reads of a process that may do 20 a second.
         return slow_io::throttled();
     }
+    if package == "stage13" {
+        // Its README shows four readers of a disk that takes one request at a time.
+        let one_tag = [("hw_queue_depth", "1"), ("submit_queues", "1"), ("irqmode", "2")];
+        let slow = [&one_tag[..], &[("completion_nsec", "50000000")]].concat();
+        let _disk = disks::NullBlk::named("nullb0", &slow)?;
+        shell("pkill -STOP -f vm/[w]orkload.sh")?;
+        let dd = "dd if=/dev/nullb0 of=/dev/null bs=4k count=2 iflag=direct status=none";
+        let output = Running::stage(package, &[]).and_then(|running| {
+            shell(&format!("for i in 1 2 3 4; do {dd} & done; wait"))?;
+            running.interrupt()
+        });
+        shell("pkill -CONT -f vm/[w]orkload.sh")?;
+        return output;
+    }
     let pid = wanted.as_ref().map(|process| process.id().to_string());
     let running = Running::stage(package, &pid.as_deref().into_iter().collect::<Vec<_>>())?;
     let (start, before) = (Instant::now(), disks::bios(disk)?);
