@@ -44,12 +44,10 @@ SEC("kprobe/blk_mq_start_request")
 int BPF_KPROBE(io_start, struct request *rq)
 {
 	u64 io = (u64)rq;
-	struct gendisk *disk = BPF_CORE_READ(rq, q, disk);
 	struct start start = {
 		.time = bpf_ktime_get_ns(),
 		.allocated = BPF_CORE_READ(rq, start_time_ns),
 		.sector = BPF_CORE_READ(rq, __sector), /* all ones for a flush */
-		.dev = BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor),
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};
 
@@ -77,6 +75,7 @@ int BPF_PROG(io_end, struct request *rq, int error, unsigned int nr_bytes)
 		return 0;
 	}
 	struct start start = *found;
+	start.dev = rq->q->disk->major << 20 | rq->q->disk->first_minor;
 	u64 end = bpf_ktime_get_ns();
 	if (bpf_map_delete_elem(&starts, &io))
 		return 0; /* only the call that deletes the entry completes the I/O */
