@@ -16,12 +16,14 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use host::{events::Verdict, judging::Subject, room::Room, stages, tools};
+use host::{cargo::Cargo, events::Verdict, judging::Subject, room::Room, stages, tools};
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
 };
+
+use vm::run::Run;
 
 use crate::{
     desk::copy_attempt,
@@ -125,13 +127,15 @@ pub struct Prove {
 /// are refused, half of them on the first kernel and half on the last one; and the experiments on the
 /// first one, whose messages the READMEs show, and the wrong programs, but for those that name another
 /// one. Returns what does not hold.
-pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
+pub fn prove(run: &'static Run, options: &Prove) -> Result<Vec<String>> {
+    let root = run.workspace();
     let Prove { kernel: kernels, all, days, within, filters } = options;
     let (all, deadline) = (*all, within.and_then(|within| Instant::now().checked_add(within)));
     // A proof that was interrupted leaves its packages.
     remove_rooms(root);
-    let programs = wrong::programs(root)?;
-    let judges = Judges::build(root, programs.iter().map(|program| program.package.as_str()))?;
+    let programs = wrong::programs(&run.cargo)?;
+    let judges = Judges::build(run, programs.iter().map(|program| program.package.as_str()))?;
+    let cargo = &run.guests()?.quiet();
     let mut claims = claims(root, &judges, &programs, all)?;
     let wanted = |what: &str| filters.iter().any(|filter| what.contains(filter));
     claims.retain(|claim| filters.is_empty() || wanted(&claim.what));
@@ -148,8 +152,8 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
         [] => vec![None],
         named => named.iter().map(|kernel| Some(&**kernel)).collect(),
     };
-    let guests = kernels.iter().map(|kernel| Guest::of_proof(root, *kernel));
-    let guests: Arc<Vec<Guest>> = Arc::new(guests.collect());
+    let guests = kernels.iter().map(|kernel| Guest::of_proof(run, *kernel));
+    let guests: Arc<Vec<Guest<'static>>> = Arc::new(guests.collect());
     let clean = {
         let (root, guests) = (root.to_owned(), guests.clone());
         move || {
@@ -201,7 +205,7 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
                 Program::Wrong(_, original) => Some(original),
                 _ => None,
             });
-            let copy = Workshop::copy(root, &originals.collect::<Vec<_>>());
+            let copy = Workshop::copy(cargo, &originals.collect::<Vec<_>>());
             let copy = copy.map_err(|error| format!("{error:#}"));
             for (number, (claim, built)) in claims.iter().enumerate() {
                 let _building = building.lock();
@@ -218,7 +222,7 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
                         Err(error) => Err(anyhow!("{error}")),
                     },
                     _ => {
-                        let built = scope.spawn(move || build(root, claim, number)).join();
+                        let built = scope.spawn(move || build(cargo, claim, number)).join();
                         built.unwrap_or_else(|_| Err(anyhow!("the builder panicked")))
                     }
                 };
@@ -234,7 +238,7 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
                     continue;
                 }
                 match guest.start() {
-                    Ok(()) => on(guest, &judges, &claims, deadline, &mut sum),
+                    Ok(()) => prove_on(guest, &judges, &claims, deadline, &mut sum),
                     Err(error) => {
                         println!("✗ {}: {error:#}", guest.kernel());
                         let what = |claim: &Claim| format!("{}: {}", guest.kernel(), claim.what);
@@ -284,7 +288,13 @@ fn is_over(deadline: Option<Instant>) -> bool {
 }
 
 /// Proves all claims in one guest, as long as there is time.
-fn on(guest: &Guest, judges: &Judges, claims: &[&Built], deadline: Option<Instant>, sum: &mut Sum) {
+fn prove_on(
+    guest: &Guest<'_>,
+    judges: &Judges,
+    claims: &[&Built],
+    deadline: Option<Instant>,
+    sum: &mut Sum,
+) {
     for (claim, built) in claims {
         let built = built.wait();
         if is_over(deadline) {
@@ -472,11 +482,12 @@ fn commands(block: &str) -> String {
 }
 
 /// Builds a claim's program, as a package in [`ROOM`] where it is none yet.
-fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, String>> {
+fn build(cargo: &Cargo, claim: &Claim, number: usize) -> Result<Result<PathBuf, String>> {
+    let root = &cargo.workspace;
     match &claim.program {
         Program::Built(file) => Ok(Ok(file.clone())),
         Program::Wrong(..) => bail!("a wrong program is built in a copy of the workshop"),
-        Program::Start(from, exercise) => build_copy(root, exercise.clone(), from, number),
+        Program::Start(from, exercise) => build_copy(cargo, exercise.clone(), from, number),
         Program::Mutant(experiment) => {
             let Experiment { stage, edits, .. } = experiment;
             let copy = tempfile::tempdir()?;
@@ -490,7 +501,7 @@ fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, St
             let said = String::from_utf8_lossy(&edit.stderr);
             ensure!(edit.status.success(), "{stage}: {edits}: {said}");
             let exercise = Exercise::of_stage(stage);
-            build_copy(root, exercise, &copy.path().join(stage), number)
+            build_copy(cargo, exercise, &copy.path().join(stage), number)
         }
     }
 }
@@ -498,14 +509,15 @@ fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, St
 /// Copies a directory's sources to a new package, and builds it. An edited header lies beside the
 /// program, where the compiler looks first.
 fn build_copy(
-    root: &Path,
+    cargo: &Cargo,
     mut exercise: Exercise,
     from: &Path,
     number: usize,
 ) -> Result<Result<PathBuf, String>> {
     exercise.id = format!("proof{number}");
+    let root = &cargo.workspace;
     copy_attempt(root, from, &exercise, &root.join(ROOM).join(&exercise.id))?;
-    judges::build_attempt(&Room::at(root, ROOM), &exercise.package())
+    judges::build_attempt(&Room::at(cargo, ROOM), &exercise.package())
 }
 
 /// Removes the packages that proofs have made.
