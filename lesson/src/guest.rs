@@ -72,8 +72,10 @@ impl<'r> Guest<'r> {
         // Here, where it can ask for a password: the guest's launcher has no terminal.
         run.need_packages(true)?;
         setup::prepare(run, std::slice::from_ref(&kernel))?;
-        let arch = if run.arch.is_foreign() { " --arch " } else { "" };
-        let arch = format!("{arch}{}", if arch.is_empty() { "" } else { run.arch.name() });
+        let arch = match run.arch.is_foreign() {
+            true => format!(" --arch {}", run.arch.name()),
+            false => String::new(),
+        };
         let stays = format!(
             "; the guest stays for the next check, and ends after 15 minutes without one, or with \
              `cargo lesson stop{arch}`"

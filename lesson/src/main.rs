@@ -3,6 +3,7 @@
 
 mod desk;
 mod exercise;
+mod experiments;
 mod explain;
 mod guest;
 mod judges;

@@ -953,7 +953,9 @@ fn the_runner_tells_what_is_for_the_guest() {
     assert!(got.starts_with("guest: run ") && got.ends_with(&wanted), "{got}");
     assert_eq!(runner(&stage, "0"), "here: x y\n");
     assert!(runner(&here("debug/deps/guest-0123"), "").starts_with("guest: "));
-    for name in ["debug/deps/launcher-0123", "debug/examples/e", "rust_out", "debug/vm"] {
+    for name in
+        ["debug/deps/launcher-0123", "debug/examples/e", "rust_out", "debug/vm", "debug/truth"]
+    {
         assert_eq!(runner(&here(name), ""), "here: x y\n", "{name}");
     }
     // A stage's help needs no guest.

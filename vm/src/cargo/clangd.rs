@@ -14,12 +14,12 @@ const WRITTEN: &str = "# Written by `cargo vm setup`.";
 /// Prepares the BPF programs for clangd, the language server of editors: copies libbpf's headers below
 /// the target directory, from the sources of the crate libbpf-sys, which cargo has fetched, and writes
 /// clangd's flags to `.clangd`. Builds use headers of their own.
-pub fn prepare(root: &Path, arch: Arch) -> Result<()> {
+pub fn prepare(workspace: &Path, arch: Arch) -> Result<()> {
     let mut command = MetadataCommand::new();
     // Of the other platforms' crates, a build has fetched none.
     let platform = arch::host_target();
     let options = ["--offline".to_owned(), "--filter-platform".to_owned(), platform];
-    command.current_dir(root).other_options(options);
+    command.current_dir(workspace).other_options(options);
     let metadata = command.exec().context("cargo metadata failed")?;
     let sys = metadata.packages.iter().find(|package| package.name == "libbpf-sys");
     let manifest = &sys.context("no crate libbpf-sys among the dependencies")?.manifest_path;
@@ -36,8 +36,8 @@ pub fn prepare(root: &Path, arch: Arch) -> Result<()> {
         }
     }
     // A list of texts in JSON is one in YAML.
-    let flags = serde_json::to_string(&clang_flags(root, &include, arch))?;
-    let file = root.join(".clangd");
+    let flags = serde_json::to_string(&clang_flags(workspace, &include, arch))?;
+    let file = workspace.join(".clangd");
     if fs::read_to_string(&file).is_ok_and(|old| !old.starts_with(WRITTEN)) {
         return Ok(()); // the user's own
     }
@@ -45,12 +45,14 @@ pub fn prepare(root: &Path, arch: Arch) -> Result<()> {
 }
 
 /// The flags that the BPF programs are compiled with, where libbpf's headers are in `include`.
-fn clang_flags(root: &Path, include: &Path, arch: Arch) -> Vec<String> {
+fn clang_flags(workspace: &Path, include: &Path, arch: Arch) -> Vec<String> {
     let arch = arch.bpf();
     let mut flags: Vec<String> =
         ["-xc", "-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall"].map(str::to_owned).into();
     flags.push(format!("-D__TARGET_ARCH_{arch}"));
-    flags.extend([&root.join("common/bpf"), include].map(|place| format!("-I{}", place.display())));
+    flags.extend(
+        [&workspace.join("common/bpf"), include].map(|place| format!("-I{}", place.display())),
+    );
     flags
 }
 

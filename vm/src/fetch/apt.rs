@@ -84,24 +84,24 @@ pub fn install(names: &str) -> Result<()> {
 /// Runs apt-get as root, announcing it first; returns whether it succeeded. `by_hand` is what
 /// root can run instead, for the message where this user cannot become root.
 fn apt_get(arguments: &str, by_hand: &str) -> Result<bool> {
-    let root = rustix::process::geteuid().is_root();
-    if !root && find_tool("sudo").is_none() {
+    let is_superuser = rustix::process::geteuid().is_root();
+    if !is_superuser && find_tool("sudo").is_none() {
         let message = format!("this user is not root and has no sudo; as root run:\n  {by_hand}");
         return Err(fail(MACHINE, message));
     }
-    say!("running: {}apt-get {arguments}", if root { "" } else { "sudo " });
+    say!("running: {}apt-get {arguments}", if is_superuser { "" } else { "sudo " });
     // Our standard output belongs to the program that is run.
     let run = |command: &mut Command| -> Result<bool> {
         let stderr = std::os::fd::AsFd::as_fd(&std::io::stderr()).try_clone_to_owned()?;
         Ok(command.stdout(stderr).status().context("cannot start apt-get")?.success())
     };
     // A wrong password is not apt's failure. (`sudo -v` asks for one where none is needed.)
-    if !root && !run(Command::new("sudo").arg("true"))? {
+    if !is_superuser && !run(Command::new("sudo").arg("true"))? {
         let message = format!("sudo refused, see above; as root run:\n  {by_hand}");
         return Err(fail(MACHINE, message));
     }
-    let mut command = Command::new(if root { "env" } else { "sudo" });
-    if !root {
+    let mut command = Command::new(if is_superuser { "env" } else { "sudo" });
+    if !is_superuser {
         command.arg("env");
     }
     command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-o", "Dpkg::Use-Pty=0"]);
