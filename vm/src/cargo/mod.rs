@@ -70,9 +70,9 @@ pub fn announced<T>(cargo: &Cargo, what: String, work: impl FnOnce() -> T) -> T 
 /// The target directory, where this program was built, and where cargo keeps a file of its own.
 /// `None`: the program was copied elsewhere.
 pub fn target_dir() -> Option<PathBuf> {
-    let own = std::env::current_exe().ok()?.canonicalize().ok()?;
-    let mut above = own.ancestors().skip(1);
-    above.find(|dir| dir.join(".rustc_info.json").is_file()).map(Path::to_owned)
+    // The directory, as cargo may have replaced the file.
+    let own = std::env::current_exe().ok()?.parent()?.canonicalize().ok()?;
+    own.ancestors().find(|dir| dir.join(".rustc_info.json").is_file()).map(Path::to_owned)
 }
 
 /// Whether a file is one that cargo has built here.

@@ -263,7 +263,7 @@ fn put_sealed(made: &Path, place: &Path) -> Result<()> {
     write(&seal_of(place), stamp(place)?.as_bytes())
 }
 
-/// Whether a file is still what [`put_sealed`] put there, by its size and time of modification.
+/// Whether a file is still what was put there, by its size and time of modification.
 pub fn is_sealed(place: &Path) -> bool {
     let seal = fs::read_to_string(seal_of(place)).ok();
     seal.is_some_and(|seal| stamp(place).is_ok_and(|stamp| stamp == seal))

@@ -60,7 +60,7 @@ pub struct Machine {
     pub disks: Vec<Disk>,
     /// Directories that the guest may write to.
     pub shares: Vec<PathBuf>,
-    /// Whether the guest's clock counts instructions: see [`ICOUNT`].
+    /// Whether the guest's clock counts instructions.
     pub icount: bool,
     /// Whether the kernel has 9p; else it needs virtiofs.
     pub has_9p: bool,
