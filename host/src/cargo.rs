@@ -3,45 +3,84 @@
 use std::{
     env,
     ffi::OsStr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
-    sync::OnceLock,
 };
 
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::{Artifact, Message, Metadata, MetadataCommand};
 
-/// A `cargo` command at the workshop's root, without what an outer `cargo run` has set for the
-/// package that it runs.
-pub fn cargo(root: &Path) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
-    command.current_dir(root);
-    for (name, value) in env::vars_os() {
-        if is_cargos(&name) {
-            command.env_remove(name);
-        } else if name == "CARGO_TARGET_DIR" || name == "CARGO_BUILD_TARGET_DIR" {
-            // Relative to where the outer cargo was started, which may be another directory.
-            if let Ok(absolute) = std::path::absolute(value) {
-                command.env(name, absolute);
+/// Cargo, in the workshop's workspace.
+#[derive(Clone, Debug)]
+pub struct Cargo {
+    /// The directory with the workspace's Cargo.toml.
+    pub workspace: PathBuf,
+    /// Whether it says nothing but errors.
+    pub quiet: bool,
+    /// The variables with which it builds for another architecture than this machine's.
+    variables: Vec<(String, String)>,
+}
+
+impl Cargo {
+    /// Cargo, which builds for this machine.
+    pub fn new(workspace: impl Into<PathBuf>, quiet: bool) -> Cargo {
+        Cargo { workspace: workspace.into(), quiet, variables: Vec::new() }
+    }
+
+    /// The same, with these variables: they make it build for another architecture.
+    pub fn with(&self, variables: Vec<(String, String)>) -> Cargo {
+        Cargo { variables, ..self.clone() }
+    }
+
+    /// The same, which says nothing but errors.
+    pub fn quiet(&self) -> Cargo {
+        Cargo { quiet: true, ..self.clone() }
+    }
+
+    /// A `cargo` command at the workspace, without what an outer `cargo run` has set for the package
+    /// that it runs.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
+        command.current_dir(&self.workspace);
+        for (name, value) in env::vars_os() {
+            if is_cargos(&name) {
+                command.env_remove(name);
+            } else if name == "CARGO_TARGET_DIR" || name == "CARGO_BUILD_TARGET_DIR" {
+                // Relative to where the outer cargo was started, which may be another directory.
+                if let Ok(absolute) = std::path::absolute(value) {
+                    command.env(name, absolute);
+                }
             }
         }
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
     }
-    command
-}
 
-/// The variables of [`build_for_guests`].
-static FOR_GUESTS: OnceLock<Vec<(String, String)>> = OnceLock::new();
+    /// What cargo knows of the workspace, without its dependencies. Needs no network.
+    pub fn metadata(&self) -> Result<Metadata> {
+        let output = self
+            .command()
+            .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
+            .output()
+            .context("cannot start cargo")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "cargo cannot read the workspace: {}", said.trim_end());
+        let json = std::str::from_utf8(&output.stdout).context("cargo metadata: not UTF-8")?;
+        MetadataCommand::parse(json).context("cargo metadata: unexpected output")
+    }
 
-/// Lets [`cargo_for_guests`] build with these variables, for another architecture than this machine's.
-pub fn build_for_guests(variables: Vec<(String, String)>) {
-    FOR_GUESTS.get_or_init(|| variables);
-}
-
-/// [`cargo`], for programs that run in a guest.
-pub fn cargo_for_guests(root: &Path) -> Command {
-    let mut command = cargo(root);
-    command.envs(FOR_GUESTS.get().into_iter().flatten().map(|(name, value)| (name, value)));
-    command
+    /// Runs a cargo command that builds, and returns what it has made; cargo's messages go to stderr.
+    /// `args` begins with cargo's subcommand.
+    pub fn artifacts(&self, args: &[impl AsRef<OsStr>]) -> Result<Vec<Artifact>> {
+        let mut command = self.command();
+        command.args(args).args(self.quiet.then_some("--quiet"));
+        command.arg("--message-format=json-render-diagnostics");
+        command.stdin(Stdio::null()).stderr(Stdio::inherit());
+        let output = command.output().context("cannot start cargo")?;
+        let words: Vec<_> = args.iter().map(|arg| arg.as_ref().to_string_lossy()).collect();
+        ensure!(output.status.success(), "cargo {} failed, see above", words.join(" "));
+        Ok(artifacts_of(&output.stdout))
+    }
 }
 
 /// Whether `cargo run` set this variable to describe the package that it runs.
@@ -51,47 +90,6 @@ pub fn is_cargos(name: &OsStr) -> bool {
         || name.starts_with("CARGO_MANIFEST_")
         || name.starts_with("CARGO_BIN_")
         || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*name)
-}
-
-/// What cargo knows of the workspace, without its dependencies. Needs no network.
-pub fn metadata(root: &Path) -> Result<Metadata> {
-    let output = cargo(root)
-        .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
-        .output()
-        .context("cannot start cargo")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "cargo cannot read the workspace: {}", said.trim_end());
-    let json = std::str::from_utf8(&output.stdout).context("cargo metadata: not UTF-8")?;
-    MetadataCommand::parse(json).context("cargo metadata: unexpected output")
-}
-
-/// Runs a cargo command that builds, and returns what it has made; cargo's messages go to stderr.
-/// `args` begins with cargo's subcommand.
-pub fn artifacts(root: &Path, args: &[impl AsRef<OsStr>], quiet: bool) -> Result<Vec<Artifact>> {
-    artifacts_by(cargo(root), args, quiet)
-}
-
-/// [`artifacts`], for programs that run in a guest.
-pub fn artifacts_for_guests(
-    root: &Path,
-    args: &[impl AsRef<OsStr>],
-    quiet: bool,
-) -> Result<Vec<Artifact>> {
-    artifacts_by(cargo_for_guests(root), args, quiet)
-}
-
-fn artifacts_by(
-    mut command: Command,
-    args: &[impl AsRef<OsStr>],
-    quiet: bool,
-) -> Result<Vec<Artifact>> {
-    command.args(args).args(quiet.then_some("--quiet"));
-    command.arg("--message-format=json-render-diagnostics");
-    command.stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = command.output().context("cannot start cargo")?;
-    let words: Vec<_> = args.iter().map(|arg| arg.as_ref().to_string_lossy()).collect();
-    ensure!(output.status.success(), "cargo {} failed, see above", words.join(" "));
-    Ok(artifacts_of(&output.stdout))
 }
 
 fn artifacts_of(messages: &[u8]) -> Vec<Artifact> {
@@ -112,6 +110,7 @@ pub fn executable(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn artifacts_are_found_among_the_messages() {

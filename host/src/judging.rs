@@ -19,9 +19,9 @@ pub struct Judging {
     /// The directory with the programs that are tested.
     pub programs: PathBuf,
     /// Run only these of the tests that are left.
-    pub part: Part,
+    pub partition: Partition,
     /// Run only these of all tests, and those that every kernel gets.
-    pub share: Part,
+    pub share: Partition,
     /// Leave out the tests that are enough on one kernel.
     pub without_once: bool,
     /// Run these tests, in this order up to the first that fails, and no others: for an attempt.
@@ -30,9 +30,9 @@ pub struct Judging {
     pub subject: Option<Subject>,
 }
 
-/// A part of many: 0 of 2 is every second one.
+/// One of many parts: 0 of 2 is every second one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
+pub struct Partition {
     /// Which one.
     pub number: usize,
     /// Of how many.
@@ -51,9 +51,9 @@ pub struct Subject {
     pub is_attempt: bool,
 }
 
-impl Part {
+impl Partition {
     /// All of them.
-    pub const ALL: Part = Part { number: 0, of: 1 };
+    pub const ALL: Partition = Partition { number: 0, of: 1 };
 }
 
 impl Judging {
@@ -62,8 +62,8 @@ impl Judging {
         Judging {
             workspace: workspace.into(),
             programs: programs.into(),
-            part: Part::ALL,
-            share: Part::ALL,
+            partition: Partition::ALL,
+            share: Partition::ALL,
             without_once: false,
             judges: Vec::new(),
             subject: None,

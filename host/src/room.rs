@@ -16,10 +16,7 @@ use std::{
 use anyhow::{Context, Result};
 use cargo_metadata::{CompilerMessage, Message};
 
-use crate::{
-    cargo::{cargo_for_guests, metadata},
-    write,
-};
+use crate::{cargo::Cargo, write};
 
 /// The directory of the learner's attempts, relative to the workshop's root.
 pub const MINE: &str = "mine";
@@ -38,8 +35,9 @@ pub struct Attempt {
 /// A workspace of attempts.
 #[derive(Clone, Debug)]
 pub struct Room {
-    root: PathBuf,
-    /// Relative to the root.
+    /// As it builds attempts.
+    cargo: Cargo,
+    /// Relative to the workshop's workspace.
     name: PathBuf,
 }
 
@@ -63,17 +61,17 @@ pub enum Built {
 
 impl Room {
     /// The learner's room.
-    pub fn mine(root: &Path) -> Room {
-        Room::at(root, MINE)
+    pub fn mine(cargo: &Cargo) -> Room {
+        Room::at(cargo, MINE)
     }
 
-    /// A room in another directory, relative to the workshop's root.
-    pub fn at(root: &Path, name: impl Into<PathBuf>) -> Room {
-        Room { root: root.to_owned(), name: name.into() }
+    /// A room in another directory, relative to the workshop's workspace.
+    pub fn at(cargo: &Cargo, name: impl Into<PathBuf>) -> Room {
+        Room { cargo: cargo.clone(), name: name.into() }
     }
 
     fn dir(&self) -> PathBuf {
-        self.root.join(&self.name)
+        self.cargo.workspace.join(&self.name)
     }
 
     /// All attempts, by directory. Needs no cargo: one with a damaged Cargo.toml is among them.
@@ -138,7 +136,7 @@ impl Room {
     fn fits(&self, members: &[&str]) -> Result<bool> {
         let mut members = members.to_vec();
         members.sort_unstable();
-        let file = self.root.join("Cargo.toml");
+        let file = self.cargo.workspace.join("Cargo.toml");
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         let text = manifest(&text, self.name.components().count(), &members);
         write(&self.manifest(), &text.with_context(|| file.display().to_string())?)?;
@@ -153,13 +151,13 @@ impl Room {
 
     /// The target directory of the workshop: also where the user has configured another one.
     fn target(&self) -> Result<PathBuf> {
-        Ok(metadata(&self.root)?.target_directory.into())
+        Ok(self.cargo.metadata()?.target_directory.into())
     }
 
     /// A cargo command in the room. It runs at the workshop's root, where cargo finds the
     /// workshop's configuration.
     fn command(&self, subcommand: &str) -> Command {
-        let mut command = cargo_for_guests(&self.root);
+        let mut command = self.cargo.command();
         command.arg(subcommand).arg("--manifest-path").arg(self.manifest());
         command
     }
@@ -167,7 +165,7 @@ impl Room {
     /// What cargo needs to know where it is started in the room, as an editor does it.
     fn config(&self, target: &Path) -> Result<String> {
         let up = "../".repeat(self.name.components().count());
-        let target = match target.strip_prefix(&self.root) {
+        let target = match target.strip_prefix(&self.cargo.workspace) {
             Ok(below) => Path::new(&up).join(below),
             Err(_) => target.to_owned(),
         };
@@ -176,7 +174,7 @@ impl Room {
         build.insert("target-dir".into(), target.into());
         let mut config = toml::Table::new();
         config.insert("build".into(), build.into());
-        let root = self.root.join("Cargo.toml");
+        let root = self.cargo.workspace.join("Cargo.toml");
         // Cargo splits an alias at blanks.
         if let Some(root) = root.to_str().filter(|root| !root.contains(char::is_whitespace)) {
             let mut alias = toml::Table::new();
@@ -193,7 +191,7 @@ impl Room {
     /// Lets the room begin with the workshop's Cargo.lock, and begin again where that has changed.
     /// Cargo then removes what the attempts do not need, and adds what is theirs.
     fn copy_lock(&self) -> Result<()> {
-        let file = self.root.join("Cargo.lock");
+        let file = self.cargo.workspace.join("Cargo.lock");
         let Ok(theirs) = fs::read_to_string(file) else { return Ok(()) };
         let began_with = self.dir().join(".cargo/Cargo.lock");
         let lock = self.dir().join("Cargo.lock");
@@ -207,12 +205,14 @@ impl Room {
 
 impl Prepared {
     /// Builds an attempt. `shown`: what cargo and the compiler say goes to stderr as it comes.
-    pub fn build(&self, package: &str, quiet: bool, shown: bool) -> Result<Built> {
+    pub fn build(&self, package: &str, shown: bool) -> Result<Built> {
         let mut command = self.room.command("build");
         command.arg("--target-dir").arg(&self.target).args(["--package", package]);
         let ansi = shown && std::io::stderr().is_terminal();
         let format = if ansi { "json-diagnostic-rendered-ansi" } else { "json" };
-        command.arg(format!("--message-format={format}")).args(quiet.then_some("--quiet"));
+        command
+            .arg(format!("--message-format={format}"))
+            .args(self.room.cargo.quiet.then_some("--quiet"));
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(if shown { Stdio::inherit() } else { Stdio::piped() });
         let mut child = command.spawn().context("cannot start cargo")?;
@@ -345,7 +345,7 @@ opt-level = 1
             fs::write(src.join("main.rs"), "fn main() {}\n").unwrap();
             fs::write(src.with_file_name("Cargo.toml"), manifest).unwrap();
         }
-        let room = Room::mine(dir.path());
+        let room = Room::mine(&Cargo::new(dir.path(), true));
         (dir, room)
     }
 
@@ -387,11 +387,11 @@ opt-level = 1
             let expected = ["mine/03", "mine/05", "mine/06"].map(PathBuf::from);
             assert_eq!(left_out, expected, "{wanted:?}");
         }
-        let built = room.prepare(Some("mine-07")).unwrap().build("mine-07", true, false).unwrap();
+        let built = room.prepare(Some("mine-07")).unwrap().build("mine-07", false).unwrap();
         let Built::Program(file) = built else { panic!("{built:?}") };
         assert!(file.ends_with("debug/mine-07") && file.is_file(), "{}", file.display());
         // Of the damaged one itself, cargo says what is wrong.
-        let built = room.prepare(Some("mine-03")).unwrap().build("mine-03", true, false).unwrap();
+        let built = room.prepare(Some("mine-03")).unwrap().build("mine-03", false).unwrap();
         assert!(
             matches!(&built, Built::Failed(said) if said.contains("mine/03/Cargo.toml")),
             "{built:?}"
@@ -402,7 +402,7 @@ opt-level = 1
     fn an_error_names_the_file_from_the_workshops_root() {
         let (dir, room) = workshop(&[("04", &package("mine-04"))]);
         fs::write(dir.path().join("mine/04/src/main.rs"), "fn main() { no_such(); }\n").unwrap();
-        let built = room.prepare(None).unwrap().build("mine-04", true, false).unwrap();
+        let built = room.prepare(None).unwrap().build("mine-04", false).unwrap();
         let Built::Failed(said) = built else { panic!("{built:?}") };
         assert!(said.contains("--> mine/04/src/main.rs:1:13"), "{said}");
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use host::room::Room;
+use host::{cargo::Cargo, room::Room};
 use serde::{Deserialize, Serialize};
 
 use crate::exercise::{Exercise, HINTS};
@@ -102,7 +102,7 @@ impl Desk {
             Started::New
         };
         // Also where the attempt is there: the workshop may have changed since.
-        Room::mine(&self.root).prepare(Some(&exercise.package()))?;
+        Room::mine(&Cargo::new(&self.root, true)).prepare(Some(&exercise.package()))?;
         self.progress.current = Some(exercise.id.clone());
         self.note(exercise, |_| ())?;
         Ok(started)
@@ -317,7 +317,7 @@ mod tests {
     }
 
     fn cargo(root: &Path, args: &str) -> Command {
-        let mut command = host::cargo::cargo(root);
+        let mut command = Cargo::new(root, true).command();
         // Not that of this workspace: the packages have the same names.
         command.env("CARGO_TARGET_DIR", root.join("target"));
         command.args(args.split(' ')).arg("--offline");
@@ -363,7 +363,8 @@ mod tests {
         assert_unharmed(root, "an error in main.rs");
         fs::write(root.join("mine/02/Cargo.toml"), "[package\n").unwrap();
         assert_unharmed(root, "an error in Cargo.toml");
-        let left_out = Room::mine(root).prepare(Some("mine-03")).unwrap().left_out;
+        let left_out =
+            Room::mine(&Cargo::new(root, true)).prepare(Some("mine-03")).unwrap().left_out;
         assert_eq!(left_out, [Path::new("mine/02")]);
         desk.reset(&exercises[1]).unwrap();
         assert_unharmed(root, "a reset");

@@ -1,73 +1,47 @@
-//! The guest that stays between checks: the launcher keeps it, and runs the judges in it.
+//! The guest that stays between checks, and runs the judges.
 
-use std::{
-    env,
-    fs::{self, File},
-    io::{BufRead, BufReader},
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    sync::OnceLock,
-};
+use std::{fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use clap::ValueEnum;
 use host::fail::{GUEST_DIED, fail};
+use vm::{
+    commands::{
+        kept::Kept,
+        launch::{self, Program},
+        setup,
+        test::DISKS,
+    },
+    run::Run,
+    session::{host::listen, wire::Stream},
+};
 
 use crate::desk::STATE;
 
-/// The architecture of guests, where it is not this machine's.
-static ARCH: OnceLock<String> = OnceLock::new();
-
-/// Makes guests have this architecture.
-pub fn set_arch(arch: String) {
-    ARCH.get_or_init(|| arch);
-}
-
-/// What cargo is told where it builds for guests. Needs the launcher, and what that installs.
-pub fn build_for_guests(root: &Path) -> Result<()> {
-    let build_env = launcher(root, &["build-env"])?.stdout(Stdio::piped()).spawn();
-    let output =
-        build_env.and_then(Child::wait_with_output).context("cannot start the launcher")?;
-    match output.status.code() {
-        Some(0) => {}
-        code => return Err(fail(code.unwrap_or(1), "cargo cannot build for guests, see above")),
-    }
-    host::cargo::build_for_guests(serde_json::from_slice(&output.stdout)?);
-    Ok(())
-}
-
-/// The launcher's command line.
-fn launcher(root: &Path, arguments: &[&str]) -> Result<Command> {
-    let own = env::current_exe().context("cannot find this program")?;
-    let mut command = Command::new(own.with_file_name("vm"));
-    command.args(arguments).current_dir(root);
-    command.envs(ARCH.get().map(|arch| ("VM_ARCH", arch)));
-    Ok(command)
-}
+/// How long a judge may say nothing before the guest counts as dead.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A guest with the disks that the guest tests need.
-pub struct Guest {
-    root: PathBuf,
-    /// Its name, by which the launcher finds it.
-    name: String,
+pub struct Guest<'r> {
+    kept: Kept<'r>,
+    /// The kernel's name, where the user gives one.
     kernel: Option<String>,
     /// Whether it waits for another check.
     stays: bool,
 }
 
-impl Guest {
+impl<'r> Guest<'r> {
     /// The guest of this workspace, whether it runs or not. `kernel`: as `--kernel` names it, or
-    /// the launcher's default.
-    pub fn of(root: &Path, kernel: Option<&str>) -> Guest {
-        let kernel = kernel.filter(|kernel| !kernel.is_empty()).map(str::to_owned);
-        let name = ARCH.get().map_or_else(|| "guest".to_owned(), |arch| format!("guest-{arch}"));
-        Guest { root: root.to_owned(), name, kernel, stays: true }
+    /// the default.
+    pub fn of(run: &'r Run, kernel: Option<&str>) -> Guest<'r> {
+        let kernel = vm::run::named(kernel).map(str::to_owned);
+        Guest { kept: Kept { run, name: "guest".to_owned() }, kernel, stays: true }
     }
 
     /// A guest for proofs on this kernel, beside the one for checks.
-    pub fn of_proof(root: &Path, kernel: Option<&str>) -> Guest {
+    pub fn of_proof(run: &'r Run, kernel: Option<&str>) -> Guest<'r> {
         let name = format!("proof-{}", kernel.unwrap_or("default").replace('/', "-"));
-        Guest { name, stays: false, ..Guest::of(root, kernel) }
+        Guest { kept: Kept { run, name }, stays: false, ..Guest::of(run, kernel) }
     }
 
     /// Whether this is its kernel.
@@ -83,53 +57,37 @@ impl Guest {
 
     /// What its launcher said.
     fn log(&self) -> PathBuf {
-        self.root.join(STATE).join(format!("{}.log", self.name))
-    }
-
-    /// What the program that ran last said on standard error.
-    pub fn errors(&self) -> PathBuf {
-        self.log().with_extension("errors")
-    }
-
-    /// The command line of something that the launcher does with this guest.
-    fn kept(&self, what: &str) -> Result<Command> {
-        let mut command = launcher(&self.root, &["kept", &self.name, what])?;
-        command.stdin(Stdio::null());
-        Ok(command)
+        let Kept { run, name } = &self.kept;
+        run.workspace().join(STATE).join(format!("{name}-{}.log", run.arch.name()))
     }
 
     /// Starts the guest if it does not run, or runs another kernel.
     pub fn start(&self) -> Result<()> {
-        let kernel = || self.kernel.iter().flat_map(|kernel| ["--kernel", kernel]);
-        let runs = self.kept("runs")?.args(kernel()).status();
-        if runs.context("cannot start the launcher")?.success() {
+        let run = self.kept.run;
+        let kernel = self.kernel.clone().unwrap_or_else(|| run.default_kernel());
+        if self.kept.find(Some(&kernel))?.is_some() {
             return Ok(());
         }
-        self.stop()?;
+        self.kept.stop()?;
         // Here, where it can ask for a password: the guest's launcher has no terminal.
-        let setup = launcher(&self.root, &["setup"])?.args(kernel()).status();
-        match setup.context("cannot start the launcher")?.code() {
-            Some(0) => {}
-            code => {
-                return Err(fail(code.unwrap_or(1), "cargo vm setup failed, see above"));
-            }
-        }
-        let arch = ARCH.get().map(|arch| format!(" --arch {arch}")).unwrap_or_default();
+        run.need_packages(true)?;
+        setup::prepare(run, std::slice::from_ref(&kernel))?;
+        let arch = match run.arch.is_foreign() {
+            true => format!(" --arch {}", run.arch.name()),
+            false => String::new(),
+        };
         let stays = format!(
             "; the guest stays for the next check, and ends after 15 minutes without one, or with \
              `cargo lesson stop{arch}`"
         );
         eprintln!("booting {}{}", self.kernel(), if self.stays { &stays } else { "" });
-        fs::create_dir_all(self.root.join(STATE))?;
-        let mut boot = self.kept("boot")?;
-        boot.args(kernel()).args(["--disk", "virtio", "--disk", "nvme", "--disk", "scsi"]);
-        boot.stdout(Stdio::piped()).stderr(File::create(self.log())?);
-        // Ctrl-C ends a check and not the guest.
-        let mut launcher = boot.process_group(0).spawn().context("cannot start the launcher")?;
-        let stdout = launcher.stdout.take().context("the launcher has no output")?;
-        match BufReader::new(stdout).lines().next() {
-            Some(Ok(_)) => Ok(()),
-            _ => Err(self.ended()),
+        fs::create_dir_all(run.workspace().join(STATE))?;
+        let disks = DISKS.iter().filter_map(ValueEnum::to_possible_value);
+        let mut options = vec!["--kernel".to_owned(), kernel];
+        options.extend(disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]));
+        match self.kept.boot(&options, &self.log())? {
+            true => Ok(()),
+            false => Err(self.ended()),
         }
     }
 
@@ -141,34 +99,38 @@ impl Guest {
         fail(GUEST_DIED, format!("the guest has ended; its launcher said:\n  {last}"))
     }
 
-    /// Runs a program in the guest, with these variables, and hands over each line of its standard
-    /// output. Returns how it ended.
+    /// Runs a program in the guest, with this variable, and hands over each line of its standard
+    /// output. Returns its status, and what it said on standard error.
     pub fn run(
         &self,
         program: &[&str],
-        variables: &[(&str, String)],
+        variable: (&'static str, String),
         mut on_line: impl FnMut(&str),
-    ) -> Result<ExitStatus> {
-        // That of the program before.
-        fs::remove_file(self.errors()).ok();
-        let mut run = self.kept("run")?;
-        run.args(["sh", "-c", "exec \"$@\" 2>\"$0\""]).arg(self.errors()).args(program);
-        run.envs(variables.iter().cloned()).stdout(Stdio::piped());
-        let mut running = run.spawn().context("cannot start the launcher")?;
-        let stdout = running.stdout.take().context("the launcher has no output")?;
-        for line in BufReader::new(stdout).split(b'\n') {
-            on_line(&String::from_utf8_lossy(&line?));
-        }
-        let status = running.wait()?;
-        if status.code() == Some(GUEST_DIED) {
+    ) -> Result<(i32, String)> {
+        let argv = program.iter().map(Into::into).collect();
+        let program = Program { env: vec![variable], ..Program::other(argv) };
+        let request = launch::request(self.kept.run.arch, &program, None)?;
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
+        let status = self.kept.run(request, PATIENCE, |stream, request| {
+            listen(stream, request, |from, data| match from {
+                Stream::Stderr => errors.extend_from_slice(data),
+                Stream::Stdout => {
+                    output.extend_from_slice(data);
+                    while let Some(end) = output.iter().position(|&byte| byte == b'\n') {
+                        let line: Vec<u8> = output.drain(..=end).collect();
+                        on_line(String::from_utf8_lossy(&line).trim_end_matches('\n'));
+                    }
+                }
+            })
+        })?;
+        if status == GUEST_DIED {
             return Err(self.ended());
         }
-        Ok(status)
+        Ok((status, String::from_utf8_lossy(&errors).into_owned()))
     }
 
     /// Ends the guest, if it runs, and waits for its end. Whether it ran.
     pub fn stop(&self) -> Result<bool> {
-        // Without a launcher, which the first check builds, there is no guest.
-        Ok(self.kept("stop")?.status().is_ok_and(|status| status.success()))
+        self.kept.stop()
     }
 }

@@ -1,24 +1,19 @@
 //! Building an attempt, and having the guest tests judge it.
 
-use std::{
-    collections::BTreeMap,
-    env, fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use host::{
-    cargo::{artifacts, artifacts_for_guests, executable},
+    cargo::executable,
     events::{Ended, Reader, Said, Verdict},
     judging::{Judging, Subject},
     room::{Built, Room},
     say,
 };
 
-use crate::{
-    explain,
-    guest::{self, Guest},
-};
+use vm::run::Run;
+
+use crate::{desk::STATE, explain, guest::Guest};
 
 /// What the judges consist of: programs that were built.
 pub struct Judges {
@@ -29,23 +24,20 @@ pub struct Judges {
 }
 
 impl Judges {
-    /// Builds the guest tests, the launcher and these packages, whose programs some tests run beside the
-    /// attempt.
-    pub fn build<'a>(root: &Path, packages: impl IntoIterator<Item = &'a str>) -> Result<Judges> {
-        let own = env::current_exe().context("cannot find this program")?;
-        // Quiet, or every check begins with three lines about nothing to do.
-        let quiet = own.with_file_name("vm").exists();
-        // By itself, as `cargo vm` builds it: together with the stages, it gets other features.
-        artifacts(root, &["build", "--package=vm"], quiet)?;
-        guest::build_for_guests(root)?;
+    /// Builds the guest tests and these packages, whose programs some tests run beside the attempt.
+    pub fn build<'a>(run: &Run, packages: impl IntoIterator<Item = &'a str>) -> Result<Judges> {
+        run.need_packages(false)?;
+        let mut cargo = run.guests()?.clone();
+        // Quiet but for the first time, or every check begins with three lines about nothing to do.
+        cargo.quiet = run.workspace().join(STATE).join("log").exists();
         let mut build = vec!["build".to_owned()];
         build.extend(packages.into_iter().map(|package| format!("--package={package}")));
         if build.len() > 1 {
-            artifacts_for_guests(root, &build, quiet)?;
+            cargo.artifacts(&build)?;
         }
         let tests = ["test", "--package=guest_tests", "--test=guest", "--no-run"];
-        let tests = executable(&artifacts_for_guests(root, &tests, quiet)?, "guest")?;
-        Ok(Judges { judging: Judging::by(&tests, root), tests })
+        let tests = executable(&cargo.artifacts(&tests)?, "guest")?;
+        Ok(Judges { judging: Judging::by(&tests, run.workspace()), tests })
     }
 
     /// The file of a program that was built with the judges.
@@ -57,7 +49,7 @@ impl Judges {
     /// the program of its name. Hands over each verdict as it comes.
     pub fn run(
         &self,
-        guest: &Guest,
+        guest: &Guest<'_>,
         subject: Subject,
         tests: &[&str],
         mut on_verdict: impl FnMut(&Ended),
@@ -67,19 +59,20 @@ impl Judges {
             subject: Some(subject),
             ..self.judging.clone()
         };
-        let (variable, value) = judging.to_env()?;
         let (mut reader, mut verdicts) = (Reader::default(), BTreeMap::new());
         let tests = self.tests.to_string_lossy();
-        let status = guest.run(&[&tests, "--format", "json"], &[(variable, value)], |line| {
+        let variable = judging.to_env()?;
+        let (status, errors) = guest.run(&[&tests, "--format", "json"], variable, |line| {
             if let Said::Ended(ended) = reader.read(line) {
                 on_verdict(&ended);
                 verdicts.insert(ended.name, ended.verdict);
             }
         })?;
         if verdicts.len() < judging.judges.len() {
-            let errors = fs::read_to_string(guest.errors()).unwrap_or_default();
             let (said, of) = (verdicts.len(), judging.judges.len());
-            bail!("the judges ended early, {status}: {said} of {of} have said something\n{errors}");
+            bail!(
+                "the judges ended early, exit status {status}: {said} of {of} have said something\n{errors}"
+            );
         }
         Ok(verdicts)
     }
@@ -91,7 +84,7 @@ pub fn build_attempt(room: &Room, package: &str) -> Result<Result<PathBuf, Strin
     for directory in &room.left_out {
         say!("{} is left out: cargo cannot read its Cargo.toml", directory.display());
     }
-    Ok(match room.build(package, true, false)? {
+    Ok(match room.build(package, false)? {
         Built::Program(file) => Ok(file),
         Built::Failed(said) => Err(explain::compiler(&said).to_owned()),
     })
@@ -102,6 +95,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use host::cargo::Cargo;
+
     use crate::{exercise::Exercise, workspace};
 
     #[test]
@@ -111,7 +106,8 @@ mod tests {
         let judges: Vec<String> =
             exercises.into_iter().flat_map(|e| e.judges).map(|judge| judge.test).collect();
         // As `cargo vm test` builds it, which runs this test: it is there already.
-        let built = artifacts(&root, &["test", "--workspace", "--no-run"], true).unwrap();
+        let cargo = Cargo::new(&root, true);
+        let built = cargo.artifacts(&["test", "--workspace", "--no-run"]).unwrap();
         let tests = executable(&built, "guest").unwrap();
         // It refuses a name that is none.
         let list = |judges: Vec<String>| {

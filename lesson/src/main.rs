@@ -3,6 +3,7 @@
 
 mod desk;
 mod exercise;
+mod experiments;
 mod explain;
 mod guest;
 mod judges;
@@ -30,6 +31,8 @@ use host::{
     say, stages,
 };
 
+use vm::{arch::Arch, commands::kept::Hidden, run::Run};
+
 use crate::{
     desk::{Desk, STATE, Started},
     exercise::{Exercise, HINTS, Judge},
@@ -47,9 +50,9 @@ const NOT_YET: u8 = 1;
 #[derive(Parser)]
 #[command(name = "cargo lesson", bin_name = "cargo lesson")]
 struct Cli {
-    /// The virtual machine's architecture: x86-64, arm64 [default: this machine's]
-    #[arg(long, global = true, env = "VM_ARCH")]
-    arch: Option<String>,
+    /// The virtual machine's architecture [default: this machine's]
+    #[arg(long, global = true, env = "VM_ARCH", value_enum)]
+    arch: Option<Arch>,
     #[command(subcommand)]
     command: Option<Cmd>,
 }
@@ -82,6 +85,8 @@ enum Cmd {
     /// Prove that every exercise can be failed and passed, and every README's experiment too
     #[command(hide = true)]
     Prove(Prove),
+    #[command(flatten)]
+    Hidden(Hidden),
 }
 
 #[derive(Args)]
@@ -98,6 +103,9 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     // A reader that goes (`cargo lesson | head -1`) ends this program quietly, as it does others; not
     // `prove`, which has to clean up.
+    if let Some(Cmd::Hidden(hidden)) = cli.command {
+        vm::commands::main(!matches!(hidden, Hidden::Agent), || hidden.main(|| Run::new(cli.arch)));
+    }
     if !matches!(cli.command, Some(Cmd::Prove(_))) {
         // SAFETY: no other thread runs yet, and the default action needs no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
@@ -119,7 +127,7 @@ fn workspace() -> PathBuf {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     let root = workspace();
-    cli.arch.filter(|arch| !arch.is_empty()).into_iter().for_each(guest::set_arch);
+    let run = || Run::new(cli.arch);
     let exercises = Exercise::all(&root)?;
     let mut desk = Desk::open(&root)?;
     let current = || {
@@ -141,7 +149,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 );
                 return Err(fail(USAGE, message));
             }
-            return check.run(&root, &mut desk, &exercise, &exercises);
+            return check.run(&run()?, &mut desk, &exercise, &exercises);
         }
         Some(Cmd::Hint) => {
             let exercise = current()?.clone();
@@ -189,13 +197,14 @@ fn run(cli: Cli) -> Result<ExitCode> {
             println!("{} starts from {} again.", mine.display(), exercise.start.display());
         }
         Some(Cmd::Prove(options)) => {
-            let wrong = prove::prove(&root, &options)?;
+            let wrong = prove::prove(Box::leak(Box::new(run()?)), &options)?;
             return Ok(if wrong.is_empty() { done } else { ExitCode::from(NOT_YET) });
         }
-        Some(Cmd::Stop) => match Guest::of(&root, None).stop()? {
+        Some(Cmd::Stop) => match Guest::of(&run()?, None).stop()? {
             true => println!("The virtual machine has ended."),
             false => println!("No virtual machine is running."),
         },
+        Some(Cmd::Hidden(_)) => {}
     }
     Ok(done)
 }
@@ -305,14 +314,15 @@ fn start(root: &Path, desk: &mut Desk, exercises: &[Exercise], id: Option<String
 impl Check {
     fn run(
         &self,
-        root: &Path,
+        run: &Run,
         desk: &mut Desk,
         exercise: &Exercise,
         exercises: &[Exercise],
     ) -> Result<ExitCode> {
+        let root = run.workspace();
         loop {
             let before = saved(root, exercise);
-            let done = self.once(root, desk, exercise)?;
+            let done = self.once(run, desk, exercise)?;
             if done {
                 println!("\nDone. `cargo lesson solution` compares yours with ours.\n");
                 let (stages, is_done) = (stages(root)?, |e: &Exercise| desk.known(e).done);
@@ -330,9 +340,11 @@ impl Check {
     }
 
     /// Judges the attempt as it is now. Whether all judges agree.
-    fn once(&self, root: &Path, desk: &mut Desk, exercise: &Exercise) -> Result<bool> {
-        let judges = Judges::build(root, exercise.beside.iter().map(String::as_str))?;
-        let program = match judges::build_attempt(&Room::mine(root), &exercise.package())? {
+    fn once(&self, run: &Run, desk: &mut Desk, exercise: &Exercise) -> Result<bool> {
+        let root = run.workspace();
+        let judges = Judges::build(run, exercise.beside.iter().map(String::as_str))?;
+        let cargo = run.guests()?.quiet();
+        let program = match judges::build_attempt(&Room::mine(&cargo), &exercise.package())? {
             Ok(program) => program,
             Err(said) => {
                 println!("{said}");
@@ -345,7 +357,7 @@ impl Check {
         };
         let named = self.kernel.as_ref().filter(|kernel| !kernel.is_empty());
         let kernel = named.or(exercise.kernel.as_ref());
-        let guest = Guest::of(root, kernel.map(String::as_str));
+        let guest = Guest::of(run, kernel.map(String::as_str));
         guest.start()?;
         let number = exercise.judges.len();
         let s = if number == 1 { "" } else { "s" };

@@ -5,7 +5,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -16,16 +15,19 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use host::{events::Verdict, judging::Subject, room::Room, stages, tools};
+use host::{cargo::Cargo, events::Verdict, judging::Subject, room::Room};
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
 };
 
+use vm::run::Run;
+
 use crate::{
     desk::copy_attempt,
     exercise::{Exercise, Judge},
+    experiments::{Experiment, experiments},
     explain,
     guest::Guest,
     judges::{self, Judges},
@@ -60,16 +62,6 @@ struct Red {
     /// The only kernel on which it can.
     kernel: Option<String>,
     unproven: Option<String>,
-}
-
-/// An experiment of a README.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Experiment {
-    stage: String,
-    /// The commands, with those of earlier experiments that are not undone yet.
-    edits: String,
-    /// The block that comes next: what the README says that there is to see.
-    promised: String,
 }
 
 /// A program, what judges it, and what has to come out.
@@ -129,13 +121,15 @@ pub struct Prove {
 /// are refused, half of them on the first kernel and half on the last one; and the experiments on the
 /// first one, whose messages the READMEs show, and the wrong programs, but for those that name another
 /// one. Returns what does not hold.
-pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
+pub fn prove(run: &'static Run, options: &Prove) -> Result<Vec<String>> {
+    let root = run.workspace();
     let Prove { kernel: kernels, all, days, within, filters } = options;
     let (all, deadline) = (*all, within.and_then(|within| Instant::now().checked_add(within)));
     // A proof that was interrupted leaves its packages.
     remove_rooms(root);
-    let programs = wrong::programs(root)?;
-    let judges = Judges::build(root, programs.iter().map(|program| program.package.as_str()))?;
+    let programs = wrong::programs(&run.cargo)?;
+    let judges = Judges::build(run, programs.iter().map(|program| program.package.as_str()))?;
+    let cargo = &run.guests()?.quiet();
     let mut claims = claims(root, &judges, &programs, all)?;
     let wanted = |what: &str| filters.iter().any(|filter| what.contains(filter));
     claims.retain(|claim| filters.is_empty() || wanted(&claim.what));
@@ -152,8 +146,8 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
         [] => vec![None],
         named => named.iter().map(|kernel| Some(&**kernel)).collect(),
     };
-    let guests = kernels.iter().map(|kernel| Guest::of_proof(root, *kernel));
-    let guests: Arc<Vec<Guest>> = Arc::new(guests.collect());
+    let guests = kernels.iter().map(|kernel| Guest::of_proof(run, *kernel));
+    let guests: Arc<Vec<Guest<'static>>> = Arc::new(guests.collect());
     let clean = {
         let (root, guests) = (root.to_owned(), guests.clone());
         move || {
@@ -205,7 +199,7 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
                 Program::Wrong(_, original) => Some(original),
                 _ => None,
             });
-            let copy = Workshop::copy(root, &originals.collect::<Vec<_>>());
+            let copy = Workshop::copy(cargo, &originals.collect::<Vec<_>>());
             let copy = copy.map_err(|error| format!("{error:#}"));
             for (number, (claim, built)) in claims.iter().enumerate() {
                 let _building = building.lock();
@@ -222,7 +216,7 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
                         Err(error) => Err(anyhow!("{error}")),
                     },
                     _ => {
-                        let built = scope.spawn(move || build(root, claim, number)).join();
+                        let built = scope.spawn(move || build(cargo, claim, number)).join();
                         built.unwrap_or_else(|_| Err(anyhow!("the builder panicked")))
                     }
                 };
@@ -238,7 +232,7 @@ pub fn prove(root: &Path, options: &Prove) -> Result<Vec<String>> {
                     continue;
                 }
                 match guest.start() {
-                    Ok(()) => on(guest, &judges, &claims, deadline, &mut sum),
+                    Ok(()) => prove_on(guest, &judges, &claims, deadline, &mut sum),
                     Err(error) => {
                         println!("✗ {}: {error:#}", guest.kernel());
                         let what = |claim: &Claim| format!("{}: {}", guest.kernel(), claim.what);
@@ -288,7 +282,13 @@ fn is_over(deadline: Option<Instant>) -> bool {
 }
 
 /// Proves all claims in one guest, as long as there is time.
-fn on(guest: &Guest, judges: &Judges, claims: &[&Built], deadline: Option<Instant>, sum: &mut Sum) {
+fn prove_on(
+    guest: &Guest<'_>,
+    judges: &Judges,
+    claims: &[&Built],
+    deadline: Option<Instant>,
+    sum: &mut Sum,
+) {
     for (claim, built) in claims {
         let built = built.wait();
         if is_over(deadline) {
@@ -384,7 +384,7 @@ fn claims(
             // A README cuts a long line, and ends it with `…`.
             lines.map(|line| line.trim().trim_end_matches('…').trim_end().to_owned()).collect()
         };
-        let stage = stage_of(Path::new(&experiment.stage)).context("odd stage")?;
+        let stage = experiment.package()?;
         let mut refused = lines(&format!("{stage}: "));
         refused.retain(|line| !line.contains(": tracing"));
         let (mut tests, mut kernel) = (vec![STARTS.to_owned()], None);
@@ -436,70 +436,18 @@ fn stage_of(directory: &Path) -> Option<String> {
     host::package_in(&directory.to_string_lossy()).map(str::to_owned)
 }
 
-/// The experiments of all READMEs, in order.
-fn experiments(root: &Path) -> Result<Vec<Experiment>> {
-    let mut experiments = Vec::new();
-    for stage in stages(root)?.into_iter().chain(tools(root)?) {
-        let readme = fs::read_to_string(root.join(&stage).join("README.md"))?;
-        experiments.extend(of_readme(&stage, &readme));
-    }
-    Ok(experiments)
-}
-
-fn of_readme(stage: &str, readme: &str) -> Vec<Experiment> {
-    let mut experiments: Vec<Experiment> = Vec::new();
-    let mut edits = String::new();
-    // Every second piece is a block of code.
-    for block in readme.split("\n```").skip(1).step_by(2) {
-        let block = block.split_once('\n').map_or("", |(_, block)| block);
-        let commands = commands(block);
-        if block.contains("git restore") {
-            edits.clear();
-        } else if !commands.is_empty() {
-            edits += &commands;
-            let (stage, edits) = (stage.to_owned(), edits.clone());
-            experiments.push(Experiment { stage, edits, promised: String::new() });
-        } else if let Some(last) = experiments.last_mut().filter(|last| last.promised.is_empty()) {
-            last.promised = block.to_owned();
-        }
-    }
-    experiments
-}
-
-/// The `sed` commands of a block, with their continuation lines.
-fn commands(block: &str) -> String {
-    let mut commands = String::new();
-    let mut continues = false;
-    for line in block.lines() {
-        if continues || line.starts_with("sed -i") {
-            commands += &format!("{line}\n");
-            continues = line.ends_with('\\');
-        }
-    }
-    commands
-}
-
 /// Builds a claim's program, as a package in [`ROOM`] where it is none yet.
-fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, String>> {
+fn build(cargo: &Cargo, claim: &Claim, number: usize) -> Result<Result<PathBuf, String>> {
+    let root = &cargo.workspace;
     match &claim.program {
         Program::Built(file) => Ok(Ok(file.clone())),
         Program::Wrong(..) => bail!("a wrong program is built in a copy of the workshop"),
-        Program::Start(from, exercise) => build_copy(root, exercise.clone(), from, number),
+        Program::Start(from, exercise) => build_copy(cargo, exercise.clone(), from, number),
         Program::Mutant(experiment) => {
-            let Experiment { stage, edits, .. } = experiment;
-            let copy = tempfile::tempdir()?;
-            let script = format!(
-                "set -e; cp -r --parents common/bpf tools/bpf {stage} {0}; cd {0}\n{edits}\n\
-                 for headers in common/bpf tools/bpf\n\
-                 do diff -qr {1}/$headers $headers || cp $headers/*.h {stage}/src; done",
-                copy.path().display(),
-                root.display()
-            );
-            let edit = Command::new("bash").args(["-c", &script]).current_dir(root).output()?;
-            let said = String::from_utf8_lossy(&edit.stderr);
-            ensure!(edit.status.success(), "{stage}: {edits}: {said}");
+            let copy = experiment.copy(root)?;
+            let stage = &experiment.stage;
             let exercise = Exercise::of_stage(stage);
-            build_copy(root, exercise, &copy.path().join(stage), number)
+            build_copy(cargo, exercise, &copy.path().join(stage), number)
         }
     }
 }
@@ -507,14 +455,15 @@ fn build(root: &Path, claim: &Claim, number: usize) -> Result<Result<PathBuf, St
 /// Copies a directory's sources to a new package, and builds it. An edited header lies beside the
 /// program, where the compiler looks first.
 fn build_copy(
-    root: &Path,
+    cargo: &Cargo,
     mut exercise: Exercise,
     from: &Path,
     number: usize,
 ) -> Result<Result<PathBuf, String>> {
     exercise.id = format!("proof{number}");
+    let root = &cargo.workspace;
     copy_attempt(root, from, &exercise, &root.join(ROOM).join(&exercise.id))?;
-    judges::build_attempt(&Room::at(root, ROOM), &exercise.package())
+    judges::build_attempt(&Room::at(cargo, ROOM), &exercise.package())
 }
 
 /// Removes the packages that proofs have made.
@@ -531,7 +480,9 @@ fn check(
     program: Result<&PathBuf, &String>,
 ) -> Result<()> {
     let program = match (&claim.expected, program) {
-        (Expected::NotCompiled(lines), Err(said)) => return has_lines(said, lines, claim),
+        (Expected::NotCompiled(lines), Err(said)) => {
+            return experiment(claim)?.is_shown(said, lines);
+        }
         (Expected::NotCompiled(_), Ok(_)) => bail!("it compiles"),
         (_, Err(said)) => bail!("it does not compile: {said}"),
         (_, Ok(program)) => program,
@@ -552,7 +503,7 @@ fn check(
             ensure!(passed, "no judge could judge on this kernel: {said:?}");
             Ok(())
         }
-        (Expected::Refused(lines), Some((_, why))) => has_lines(why, lines, claim),
+        (Expected::Refused(lines), Some((_, why))) => experiment(claim)?.is_shown(why, lines),
         (Expected::NotCompiled(_), _) | (_, None) => {
             bail!("no judge refuses it: {said:?}")
         }
@@ -565,72 +516,10 @@ fn check(
     }
 }
 
-/// Whether a program's message has these lines of a README, in which it is a stage.
-fn has_lines(said: &str, lines: &[String], claim: &Claim) -> Result<()> {
-    let Program::Mutant(Experiment { stage, .. }) = &claim.program else { bail!("no mutant") };
-    let name = stage_of(Path::new(stage)).context("odd stage")?;
-    let mut normal = String::new();
-    let without_number =
-        |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
-    for line in said.lines() {
-        // mine-proof17: … and .lesson/proof/proof17/src/trace.bpf.c:9, or bio.h:9 beside it
-        let line = line.trim();
-        let line = match (line.strip_prefix("mine-proof"), line.split_once(".lesson/proof/proof")) {
-            (Some(rest), _) => name.clone() + &without_number(rest),
-            (_, Some((_, rest))) if rest.contains(".bpf.c") => {
-                stage.clone() + &without_number(rest)
-            }
-            (_, Some((_, rest))) => without_number(rest).replace("/src/", "common/bpf/"),
-            _ => line.to_owned(),
-        };
-        normal += &format!("{line}\n");
-    }
-    // `[40]`, a type's number in the object, depends on the compiler.
-    let without_ids = |text: &str| -> String {
-        let pieces = text.split('[').map(|piece| match piece.split_once(']') {
-            Some((id, rest)) if id.chars().all(|c| c.is_ascii_digit()) => rest,
-            _ => piece,
-        });
-        pieces.collect()
-    };
-    // `this kernel (6.1.0-50-amd64)`: READMEs show the default kernel's.
-    let without_release = |text: &str| -> String {
-        let mut pieces = text.split("this kernel (");
-        let first = pieces.next().unwrap_or_default().to_owned();
-        pieces.fold(first, |text, piece| {
-            text + "this kernel" + piece.split_once(')').map_or(piece, |(_, rest)| rest)
-        })
-    };
-    let bare = |text: &str| without_release(&without_ids(text));
-    let normal = bare(&normal);
-    for line in lines {
-        ensure!(normal.contains(&bare(line)), "it does not say {line:?}, but:\n{normal}");
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::workspace;
-
-    #[test]
-    fn experiments_are_cumulative_until_they_are_undone() {
-        let readme = "# x\n```\nsed -i a f\nrun\n```\nthen\n```\nerror 1\n```\n```\nsed -i b \\\n  g\n```\n\
-                      ```\nerror 2\n```\n```\ngit restore f\n```\n```\nsed -i c h\n```\n```\nseen\n```\n";
-        let expected = [
-            ("sed -i a f\n", "error 1"),
-            ("sed -i a f\nsed -i b \\\n  g\n", "error 2"),
-            ("sed -i c h\n", "seen"),
-        ];
-        let found = of_readme("stage01_x", readme);
-        let found: Vec<_> = found.iter().map(|e| (e.edits.as_str(), e.promised.as_str())).collect();
-        assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn every_experiment_of_the_readmes_is_found() {
-        let experiments = experiments(&workspace()).unwrap();
-        assert!(experiments.len() >= 12, "{} experiments", experiments.len());
+/// The experiment that a claim is about.
+fn experiment(claim: &Claim) -> Result<&Experiment> {
+    match &claim.program {
+        Program::Mutant(experiment) => Ok(experiment),
+        _ => bail!("{}: this is no experiment", claim.what),
     }
 }

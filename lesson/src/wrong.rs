@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use host::cargo::{artifacts_for_guests, executable, metadata};
+use host::cargo::{Cargo, executable};
 use serde::Deserialize;
 
 use crate::exercise::Exercise;
@@ -70,9 +70,10 @@ pub struct Program {
 }
 
 /// All programs of the workshop, and the answers that are none. Needs no network.
-pub fn programs(root: &Path) -> Result<Vec<Program>> {
+pub fn programs(cargo: &Cargo) -> Result<Vec<Program>> {
+    let root = &cargo.workspace;
     let mut programs = Vec::new();
-    for package in metadata(root)?.workspace_packages() {
+    for package in cargo.metadata()?.workspace_packages() {
         let directory = package.manifest_path.parent().context("no directory")?.as_std_path();
         let directory = directory.strip_prefix(root)?.to_owned();
         if package.metadata.get("workshop").is_some() || directory.starts_with("exercises") {
@@ -145,14 +146,16 @@ const COPY: &str = "copy";
 
 /// A copy of the workshop, as a workspace of its own.
 pub struct Workshop {
-    root: PathBuf,
+    /// Cargo, as it builds the original for guests.
+    cargo: Cargo,
     /// The target directory of the workshop: what has been built there of other crates is used here.
     build: PathBuf,
 }
 
 impl Workshop {
     /// Copies what these programs are built from.
-    pub fn copy(root: &Path, programs: &[&Program]) -> Result<Workshop> {
+    pub fn copy(cargo: &Cargo, programs: &[&Program]) -> Result<Workshop> {
+        let root = &cargo.workspace;
         let place = root.join(PLACE);
         let mut manifest: toml::Table =
             toml::from_str(&fs::read_to_string(root.join("Cargo.toml"))?)?;
@@ -178,36 +181,34 @@ impl Workshop {
         }
         fs::write(place.join("Cargo.toml"), toml::to_string(&manifest)?)?;
         fs::copy(root.join("Cargo.lock"), place.join("Cargo.lock"))?;
-        Ok(Workshop { root: root.to_owned(), build: metadata(root)?.target_directory.into() })
+        let build = cargo.metadata()?.target_directory.into();
+        Ok(Workshop { cargo: cargo.clone(), build })
     }
 
     /// Builds a wrong program. Returns its file, which is called `name`.
     pub fn build(&self, program: &Program, wrong: &Wrong, name: &str) -> Result<PathBuf> {
-        let place = self.root.join(PLACE);
-        let mut groups = editable(&self.root, program)?;
+        let root = &self.cargo.workspace;
+        let place = root.join(PLACE);
+        let mut groups = editable(root, program)?;
         wrong.make(&mut groups)?;
         groups.iter().try_for_each(|group| write(&place, group))?;
         let path = |name: &str| place.join(name).display().to_string();
         let (manifest, target) = (path("Cargo.toml"), path("target"));
         let config = format!("build.build-dir={:?}", self.build);
-        let built = artifacts_for_guests(
-            &self.root,
-            &[
-                "build",
-                "--offline",
-                "--manifest-path",
-                &manifest,
-                "--target-dir",
-                &target,
-                "--config",
-                &config,
-                "--package",
-                &program.package,
-                "--bin",
-                &program.name,
-            ],
-            true,
-        )?;
+        let built = self.cargo.artifacts(&[
+            "build",
+            "--offline",
+            "--manifest-path",
+            &manifest,
+            "--target-dir",
+            &target,
+            "--config",
+            &config,
+            "--package",
+            &program.package,
+            "--bin",
+            &program.name,
+        ])?;
         // The next one of this program is built at the same place.
         let kept = place.join(name);
         fs::copy(executable(&built, &program.name)?, &kept)?;
@@ -243,7 +244,8 @@ mod tests {
     #[test]
     fn every_wrong_program_differs_from_the_right_one() {
         let root = workspace();
-        let (exercises, programs) = (Exercise::all(&root).unwrap(), programs(&root).unwrap());
+        let (exercises, programs) =
+            (Exercise::all(&root).unwrap(), programs(&Cargo::new(&root, true)).unwrap());
         let mut number: BTreeMap<String, usize> = BTreeMap::new();
         for wrong in mutants(&root).unwrap().wrong {
             let program = original(&wrong, &programs, &exercises).unwrap();

@@ -124,7 +124,7 @@ fn main() {
     for name in ONCE.iter().chain(EVERYWHERE) {
         assert!(tests.iter().any(|(test, _)| test == name), "no test {name}");
     }
-    let Judging { part, share, without_once, judges, .. } = run::judging();
+    let Judging { partition, share, without_once, judges, .. } = run::judging();
     let trial = |(name, test): Test| Trial::ignorable_test(name, move || verdict(test));
     let trials = match judges.is_empty() {
         false => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), judges),
@@ -132,7 +132,11 @@ fn main() {
             let tests = tests.into_iter().filter(|(name, _)| !without_once || !ONCE.contains(name));
             let own = |n: usize, name| n % share.of == share.number || EVERYWHERE.contains(&name);
             let tests = tests.enumerate().filter(|(number, (name, _))| own(*number, *name));
-            tests.skip(part.number).step_by(part.of).map(|(_, test)| trial(test)).collect()
+            tests
+                .skip(partition.number)
+                .step_by(partition.of)
+                .map(|(_, test)| trial(test))
+                .collect()
         }
     };
     if !arguments.list {

@@ -486,7 +486,7 @@ pub fn stage(name: &str, arguments: &[&str]) -> Result<Ended> {
     Running::spawn(Command::new(program(name)).args(arguments))?.end()
 }
 
-/// Whether [`shell`] prints its commands: `cargo vm truth --reproduce` shows them.
+/// Whether [`shell`] prints its commands: `cargo truth --reproduce` shows them.
 pub static SHOWN: AtomicBool = AtomicBool::new(false);
 
 /// Runs a command of the shell, sh, which starts in half of bash's time; fails where it fails, with

@@ -82,14 +82,14 @@ impl Beside {
     pub fn start(tools: &[Tool], copies: usize, plan: Option<&Plan>) -> Result<Beside> {
         let pid = std::process::id().to_string();
         let start = |tool: &Tool| {
-            let Some(root) = &tool.root else {
+            let Some(rootfs) = &tool.rootfs else {
                 let (name, arguments) = tool.argv.split_first().context("no program")?;
                 let arguments = arguments.iter().map(|argument| argument.replace("{pid}", &pid));
                 let running = Running::spawn(Command::new(program(name)).args(arguments))?;
                 return Ok((tool.clone(), Tracer::Ours(running)));
             };
             let plan = plan.context("a tool of others needs a plan")?;
-            let peer = Peer::start(tool, &plan.roots[root], plan.headers.as_deref())?;
+            let peer = Peer::start(tool, &plan.rootfs[rootfs], plan.headers.as_deref())?;
             Ok((tool.clone(), Tracer::Peer(peer)))
         };
         let all = tools.iter().flat_map(|tool| vec![tool; copies]);

@@ -1,4 +1,4 @@
-//! Storage tracers beside outside judges, for `cargo vm truth`: each case runs a load beside a tool, and the
+//! Storage tracers beside outside judges, for `cargo truth`: each case runs a load beside a tool, and the
 //! kernel's counters, fio, a timer or mincore() say what is true.
 
 use std::{env, sync::atomic::Ordering::Relaxed, time::Instant};
@@ -55,7 +55,7 @@ fn skipped() -> Result<u64> {
     Ok(programs.iter().filter_map(|program| program["recursion_misses"].as_u64()).sum())
 }
 
-/// The cells that `cargo vm truth` wants, if it is what runs us: prints each as a line of JSON.
+/// The cells that `cargo truth` wants, if it is what runs us: prints each as a line of JSON.
 pub fn cells(prepare: fn()) -> Option<Result<()>> {
     let plan = env::var(PLAN).ok()?;
     prepare();

@@ -100,8 +100,8 @@ pub struct Tool {
     pub family: Family,
     /// The program and its arguments.
     pub argv: Vec<String>,
-    /// The root in which it runs, `vm/root-NAME.toml`; ours need none.
-    pub root: Option<String>,
+    /// The root file system in which it runs, `truth/rootfs-NAME.toml`; ours need none.
+    pub rootfs: Option<String>,
     /// The package there that it is of.
     pub package: Option<String>,
     /// What it prints once it is ready; others are ready when their programs are attached.
@@ -140,21 +140,7 @@ impl Family {
     }
 }
 
-/// The roots of others' tools, by name: their pinned packages.
-const ROOTS: [(&str, &str); 2] = [
-    ("sid", include_str!("../../vm/root-sid.toml")),
-    ("bookworm", include_str!("../../vm/root-bookworm.toml")),
-];
-
 impl Tool {
-    /// The version of its package, as pinned. None for ours.
-    pub fn version(&self) -> Option<&'static str> {
-        let (_, pinned) = ROOTS.iter().find(|(root, _)| self.root.as_deref() == Some(*root))?;
-        let start = format!("/{}_", self.package.as_deref()?);
-        // `… pool/main/b/bpftrace/bpftrace_0.27.1-1_amd64.deb`
-        pinned.lines().find_map(|line| line.split_once(&start)?.1.split('_').next())
-    }
-
     /// Whether it answers one of a case's questions.
     pub fn is_asked(&self, case: &Case) -> bool {
         case.asks.iter().any(|question| self.answers.contains_key(question))
@@ -171,9 +157,9 @@ pub struct Plan {
     pub cells: Vec<(String, String)>,
     /// How often each cell is judged.
     pub runs: u32,
-    /// Where the roots are, by name.
-    pub roots: BTreeMap<String, PathBuf>,
-    /// A root with the kernel's headers.
+    /// Where the root file systems are, by name.
+    pub rootfs: BTreeMap<String, PathBuf>,
+    /// A directory with the kernel's headers.
     pub headers: Option<PathBuf>,
     /// Print the commands of the load and what the tool prints.
     pub shows: bool,
@@ -284,7 +270,8 @@ mod tests {
             }
             assert!(!tool.answers.is_empty(), "{} answers nothing", tool.name);
             let is_ours = tool.family <= Family::Lessons;
-            assert_eq!(tool.version().is_none(), is_ours, "{} is of which package?", tool.name);
+            assert_eq!(tool.package.is_none(), is_ours, "{} is of which package?", tool.name);
+            assert_eq!(tool.rootfs.is_none(), is_ours, "{} runs where?", tool.name);
         }
         let unique: std::collections::BTreeSet<_> = tools.iter().map(|tool| &tool.name).collect();
         assert_eq!(unique.len(), tools.len());

@@ -42,12 +42,12 @@ impl Report {
 
     /// Notes what the cells are judged on. Those of another release or another version are dropped:
     /// the page never mixes them.
-    pub fn judged_on(&mut self, kernel: &str, release: &str, tool: &Tool) {
+    pub fn judged_on(&mut self, kernel: &str, release: &str, tool: &Tool, version: Option<&str>) {
         let before = self.releases.insert(kernel.to_owned(), release.to_owned());
         if before.is_some_and(|before| before != release) {
             self.kernels.remove(kernel);
         }
-        let Some(version) = tool.version() else { return };
+        let Some(version) = version else { return };
         let before = self.versions.insert(tool.name.clone(), version.to_owned());
         if before.is_some_and(|before| before != version) {
             for cells in self.kernels.values_mut() {
@@ -134,14 +134,14 @@ impl Report {
         text.push_str("\n## The cases\n");
         for Case { name, load, judge, .. } in &cases {
             writeln!(text, "\n### {name}\n\n- Load: {load}\n- Judge: {judge}")?;
-            writeln!(text, "- A cell: `cargo vm truth --reproduce \"{name}/TOOL\"`")?;
+            writeln!(text, "- A cell: `cargo truth --reproduce \"{name}/TOOL\"`")?;
         }
         text.push_str("\n## The tools\n");
         for tool in &tools {
             writeln!(text, "\n### {}\n\n- Command: `{}`", tool.name, tool.argv.join(" "))?;
-            if let (Some(package), Some(root)) = (&tool.package, &tool.root) {
+            if let (Some(package), Some(rootfs)) = (&tool.package, &tool.rootfs) {
                 let version = self.versions.get(&tool.name).map_or("", |version| version.as_str());
-                let suite = if root == "bookworm" { "12" } else { root };
+                let suite = if rootfs == "bookworm" { "12" } else { rootfs };
                 writeln!(text, "- Package: {package} {version}, of Debian {suite}")?;
             }
         }
@@ -436,16 +436,15 @@ mod tests {
         let mut report = Report::default();
         let tools = tools().unwrap();
         let tool = |name: &str| tools.iter().find(|tool| tool.name == name).unwrap();
-        report.judged_on("7.2", "7.2.13", tool("biolatency"));
+        report.judged_on("7.2", "7.2.13", tool("biolatency"), Some("0.2"));
         report.add("7.2", cell("threads_16", "biolatency", Verdict::Right));
         report.add("7.2", cell("threads_16", "bitehist", Verdict::Right));
-        report.judged_on("7.2", "7.2.13", tool("bitehist"));
-        report.judged_on("6.1", "6.1.1", tool("biolatency"));
+        report.judged_on("7.2", "7.2.13", tool("bitehist"), None);
+        report.judged_on("6.1", "6.1.1", tool("biolatency"), Some("0.2"));
         assert_eq!(report.kernels["7.2"].len(), 2);
-        report.versions.insert("biolatency".into(), "0.1".into());
-        report.judged_on("7.2", "7.2.13", tool("biolatency"));
+        report.judged_on("7.2", "7.2.13", tool("biolatency"), Some("0.3"));
         assert_eq!(report.kernels["7.2"].len(), 1);
-        report.judged_on("7.2", "7.2.14", tool("bitehist"));
+        report.judged_on("7.2", "7.2.14", tool("bitehist"), None);
         assert!(report.kernels.is_empty());
     }
 
@@ -473,14 +472,14 @@ mod tests {
         assert!(is_known("bitehist", Verdict::Right, 3, Some(0)));
     }
 
-    /// Nobody has edited a figure by hand: `cargo vm truth --render` writes these files.
+    /// Nobody has edited a figure by hand: `cargo truth --render` writes these files.
     #[test]
     fn the_page_and_the_picture_are_those_of_the_cells() {
         let file = |name: &str| {
             std::fs::read_to_string(format!("{}/../bench/{name}", env!("CARGO_MANIFEST_DIR")))
         };
         let report: Report = serde_json::from_str(&file("truth.json").unwrap()).unwrap();
-        let old = "is not what the cells say: `cargo vm truth --render` writes it";
+        let old = "is not what the cells say: `cargo truth --render` writes it";
         assert!(file("TRUTH.md").unwrap().ends_with(&report.markdown().unwrap()), "TRUTH.md {old}");
         assert!(file("truth.svg").unwrap() == report.picture().unwrap(), "truth.svg {old}");
         // And it is whole.

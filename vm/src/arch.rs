@@ -1,13 +1,29 @@
 //! What differs between the architectures of guests. Nothing else asks for one.
 
 use std::env::consts;
-use std::sync::OnceLock;
+use std::fmt;
 
 use anyhow::Result;
 use clap::ValueEnum;
 use host::fail::{MACHINE, fail};
 
-use crate::guest::qemu::Accel;
+/// How a guest's code runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accel {
+    /// On the processor.
+    Kvm,
+    /// Translated by QEMU, several times slower.
+    Tcg,
+}
+
+impl fmt::Display for Accel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Accel::Kvm => "KVM",
+            Accel::Tcg => "TCG",
+        })
+    }
+}
 
 /// An architecture that guests can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -18,14 +34,6 @@ pub enum Arch {
     /// Arm's 64 bit processors.
     #[value(name = "arm64", alias = "aarch64")]
     Arm64,
-}
-
-/// The guest's, where it is not this machine's own.
-static GUEST: OnceLock<Arch> = OnceLock::new();
-
-/// Makes guests have this architecture.
-pub fn set(arch: Arch) {
-    GUEST.get_or_init(|| arch);
 }
 
 /// Rust's name of the machines like this one: what cargo builds for unless it is told otherwise.
@@ -42,28 +50,31 @@ fn own() -> Option<Arch> {
     }
 }
 
-/// The guest's architecture: the one that was set, else this machine's own.
-pub fn guest() -> Arch {
-    GUEST.get().copied().or(own()).unwrap_or(Arch::X86_64)
-}
-
-/// An error where this machine runs no guest of that architecture.
-pub fn check() -> Result<()> {
-    let why = match (own(), GUEST.get()) {
-        (None, _) => format!("a guest is x86-64 or arm64, and this machine is {}", consts::ARCH),
-        (Some(Arch::Arm64), Some(Arch::X86_64)) => "on an arm64 machine, a guest is arm64".into(),
-        _ => return Ok(()),
-    };
-    let otherwise = "with VM=0, `cargo run` runs a stage on this machine's own kernel";
-    Err(fail(MACHINE, format!("{why}; {otherwise}")))
-}
-
-/// Whether a guest has another architecture than this machine: its programs do not run here.
-pub fn is_foreign() -> bool {
-    own() != Some(guest())
-}
-
 impl Arch {
+    /// All of them.
+    pub const ALL: [Arch; 2] = [Arch::X86_64, Arch::Arm64];
+
+    /// The guest's: the one that the user names, else this machine's own. An error where this machine runs
+    /// no such guest.
+    pub fn of_guest(named: Option<Arch>) -> Result<Arch> {
+        let why = match (own(), named) {
+            (None, _) => {
+                format!("a guest is x86-64 or arm64, and this machine is {}", consts::ARCH)
+            }
+            (Some(Arch::Arm64), Some(Arch::X86_64)) => {
+                "on an arm64 machine, a guest is arm64".to_owned()
+            }
+            (Some(own), named) => return Ok(named.unwrap_or(own)),
+        };
+        let otherwise = "with VM=0, `cargo run` runs a stage on this machine's own kernel";
+        Err(fail(MACHINE, format!("{why}; {otherwise}")))
+    }
+
+    /// Whether it is another one than this machine's: its programs do not run here.
+    pub fn is_foreign(self) -> bool {
+        own() != Some(self)
+    }
+
     /// As it is named on the command line, and shown.
     pub fn name(self) -> &'static str {
         match self {
@@ -77,7 +88,7 @@ impl Arch {
         self == Arch::X86_64
     }
 
-    /// Whether the tools that `cargo vm truth` compares are pinned for it, and `bench/TRUTH.md` is about it.
+    /// Whether `cargo truth` compares tools for it, and `bench/TRUTH.md` is about it.
     pub fn has_peers(self) -> bool {
         self == Arch::X86_64
     }

@@ -20,18 +20,10 @@ use std::thread::{JoinHandle, spawn};
 
 use rustix::process::{Resource, Rlimit, getpid, set_child_subreaper, setrlimit};
 
-#[allow(dead_code)] // what is for a real guest only
-#[path = "../../src/guest"]
-mod guest {
-    pub mod agent;
-    pub mod proto;
-    /// Below the working directory.
-    pub const GROUPS: &str = "groups";
-}
-#[allow(dead_code)]
-#[path = "../../src/processes.rs"]
-mod processes;
+use vm::session::{guest, processes};
 
+/// Where the guest has its control groups, below the working directory.
+const GROUPS: &str = "groups";
 /// The largest stack of a guest's program. Its arguments may take a quarter of that.
 const STACK: Option<u64> = Some(8 << 20);
 
@@ -88,7 +80,7 @@ fn run_guest(options: &[String]) {
     setrlimit(Resource::Stack, Rlimit { current: STACK, maximum: STACK }).unwrap();
     let ports = ports(options).into_iter().map(|(number, path)| {
         // No control groups: what a program leaves runs until the guest ends.
-        let group = Path::new(guest::GROUPS).join(format!("session{number}"));
+        let group = Path::new(GROUPS).join(format!("session{number}"));
         fs::create_dir_all(&group).unwrap();
         symlink("/dev/null", group.join("cgroup.procs")).unwrap();
         let port = UnixListener::bind(inside(&path)).unwrap();
@@ -97,13 +89,13 @@ fn run_guest(options: &[String]) {
     let ports = ports.collect();
     fs::write(path(options, "file,id=console,").unwrap(), "no kernel boots here\n").unwrap();
     fs::write(path(options, "mount_tag=ctl,").unwrap().join("up"), "1.00\n").unwrap();
-    guest::agent::serve(ports).unwrap();
+    guest::serve(ports, Path::new(GROUPS)).unwrap();
     power_off();
 }
 
 /// Ends what the programs have left.
 fn power_off() {
-    processes::end_descendants(None);
+    processes::end_descendants();
     exit(0);
 }
 

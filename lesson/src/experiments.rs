@@ -1,0 +1,157 @@
+//! The experiments of the READMEs ("Break it"): edits of a program, and what the README says that there is
+//! to see then.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use host::{stages, tools};
+
+/// An experiment of a README.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Experiment {
+    /// The directory of the stage or tool.
+    pub stage: String,
+    /// The commands, with those of earlier experiments that are not undone yet.
+    pub edits: String,
+    /// The block that comes next: what the README says that there is to see.
+    pub promised: String,
+}
+
+impl Experiment {
+    /// The package of the stage or tool.
+    pub fn package(&self) -> Result<String> {
+        host::package_in(&self.stage).map(str::to_owned).context("odd stage")
+    }
+
+    /// A copy of its sources, edited. An edited header lies beside the program, where the compiler looks
+    /// first.
+    pub fn copy(&self, root: &Path) -> Result<tempfile::TempDir> {
+        let Experiment { stage, edits, .. } = self;
+        let copy = tempfile::tempdir()?;
+        let script = format!(
+            "set -e; cp -r --parents common/bpf tools/bpf {stage} {0}; cd {0}\n{edits}\n\
+             for headers in common/bpf tools/bpf\n\
+             do diff -qr {1}/$headers $headers || cp $headers/*.h {stage}/src; done",
+            copy.path().display(),
+            root.display()
+        );
+        let edit = Command::new("bash").args(["-c", &script]).current_dir(root).output()?;
+        let said = String::from_utf8_lossy(&edit.stderr);
+        ensure!(edit.status.success(), "{stage}: {edits}: {said}");
+        Ok(copy)
+    }
+
+    /// Whether a program's message has these lines of a README, in which it is a stage.
+    pub fn is_shown(&self, said: &str, lines: &[String]) -> Result<()> {
+        let stage = &self.stage;
+        let name = self.package()?;
+        let mut normal = String::new();
+        let without_number =
+            |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
+        for line in said.lines() {
+            // mine-proof17: … and .lesson/proof/proof17/src/trace.bpf.c:9, or bio.h:9 beside it
+            let line = line.trim();
+            let line =
+                match (line.strip_prefix("mine-proof"), line.split_once(".lesson/proof/proof")) {
+                    (Some(rest), _) => name.clone() + &without_number(rest),
+                    (_, Some((_, rest))) if rest.contains(".bpf.c") => {
+                        stage.clone() + &without_number(rest)
+                    }
+                    (_, Some((_, rest))) => without_number(rest).replace("/src/", "common/bpf/"),
+                    _ => line.to_owned(),
+                };
+            normal += &format!("{line}\n");
+        }
+        // `[40]`, a type's number in the object, depends on the compiler.
+        let without_ids = |text: &str| -> String {
+            let pieces = text.split('[').map(|piece| match piece.split_once(']') {
+                Some((id, rest)) if id.chars().all(|c| c.is_ascii_digit()) => rest,
+                _ => piece,
+            });
+            pieces.collect()
+        };
+        // `this kernel (6.1.0-50-amd64)`: READMEs show the default kernel's.
+        let without_release = |text: &str| -> String {
+            let mut pieces = text.split("this kernel (");
+            let first = pieces.next().unwrap_or_default().to_owned();
+            pieces.fold(first, |text, piece| {
+                text + "this kernel" + piece.split_once(')').map_or(piece, |(_, rest)| rest)
+            })
+        };
+        let bare = |text: &str| without_release(&without_ids(text));
+        let normal = bare(&normal);
+        for line in lines {
+            ensure!(normal.contains(&bare(line)), "it does not say {line:?}, but:\n{normal}");
+        }
+        Ok(())
+    }
+}
+
+/// The experiments of all READMEs, in order.
+pub fn experiments(root: &Path) -> Result<Vec<Experiment>> {
+    let mut experiments = Vec::new();
+    for stage in stages(root)?.into_iter().chain(tools(root)?) {
+        let readme = fs::read_to_string(root.join(&stage).join("README.md"))?;
+        experiments.extend(of_readme(&stage, &readme));
+    }
+    Ok(experiments)
+}
+
+fn of_readme(stage: &str, readme: &str) -> Vec<Experiment> {
+    let mut experiments: Vec<Experiment> = Vec::new();
+    let mut edits = String::new();
+    // Every second piece is a block of code.
+    for block in readme.split("\n```").skip(1).step_by(2) {
+        let block = block.split_once('\n').map_or("", |(_, block)| block);
+        let commands = commands(block);
+        if block.contains("git restore") {
+            edits.clear();
+        } else if !commands.is_empty() {
+            edits += &commands;
+            let (stage, edits) = (stage.to_owned(), edits.clone());
+            experiments.push(Experiment { stage, edits, promised: String::new() });
+        } else if let Some(last) = experiments.last_mut().filter(|last| last.promised.is_empty()) {
+            last.promised = block.to_owned();
+        }
+    }
+    experiments
+}
+
+/// The `sed` commands of a block, with their continuation lines.
+fn commands(block: &str) -> String {
+    let mut commands = String::new();
+    let mut continues = false;
+    for line in block.lines() {
+        if continues || line.starts_with("sed -i") {
+            commands += &format!("{line}\n");
+            continues = line.ends_with('\\');
+        }
+    }
+    commands
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace;
+
+    #[test]
+    fn experiments_are_cumulative_until_they_are_undone() {
+        let readme = "# x\n```\nsed -i a f\nrun\n```\nthen\n```\nerror 1\n```\n```\nsed -i b \\\n  g\n```\n\
+                      ```\nerror 2\n```\n```\ngit restore f\n```\n```\nsed -i c h\n```\n```\nseen\n```\n";
+        let expected = [
+            ("sed -i a f\n", "error 1"),
+            ("sed -i a f\nsed -i b \\\n  g\n", "error 2"),
+            ("sed -i c h\n", "seen"),
+        ];
+        let found = of_readme("stage01_x", readme);
+        let found: Vec<_> = found.iter().map(|e| (e.edits.as_str(), e.promised.as_str())).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_experiment_of_the_readmes_is_found() {
+        let experiments = experiments(&workspace()).unwrap();
+        assert!(experiments.len() >= 12, "{} experiments", experiments.len());
+    }
+}

@@ -1,0 +1,76 @@
+//! The BPF programs, prepared for clangd, the language server of editors.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use cargo_metadata::MetadataCommand;
+
+use crate::arch::{self, Arch};
+
+/// The first line of `.clangd`.
+const WRITTEN: &str = "# Written by `cargo vm setup`.";
+
+/// Prepares the BPF programs for clangd, the language server of editors: copies libbpf's headers below
+/// the target directory, from the sources of the crate libbpf-sys, which cargo has fetched, and writes
+/// clangd's flags to `.clangd`. Builds use headers of their own.
+pub fn prepare(workspace: &Path, arch: Arch) -> Result<()> {
+    let mut command = MetadataCommand::new();
+    // Of the other platforms' crates, a build has fetched none.
+    let platform = arch::host_target();
+    let options = ["--offline".to_owned(), "--filter-platform".to_owned(), platform];
+    command.current_dir(workspace).other_options(options);
+    let metadata = command.exec().context("cargo metadata failed")?;
+    let sys = metadata.packages.iter().find(|package| package.name == "libbpf-sys");
+    let manifest = &sys.context("no crate libbpf-sys among the dependencies")?.manifest_path;
+    let source = manifest.with_file_name("libbpf").join("src");
+    let include = metadata.target_directory.as_std_path().join("bpf/include");
+    let target = include.join("bpf");
+    fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
+    for entry in fs::read_dir(&source).with_context(|| source.to_string())? {
+        let name = entry?.file_name();
+        let text = name.to_string_lossy();
+        if text.starts_with("bpf_") && text.ends_with(".h") {
+            fs::copy(source.as_std_path().join(&name), target.join(&name))
+                .with_context(|| format!("cannot copy {text} to {}", target.display()))?;
+        }
+    }
+    // A list of texts in JSON is one in YAML.
+    let flags = serde_json::to_string(&clang_flags(workspace, &include, arch))?;
+    let file = workspace.join(".clangd");
+    if fs::read_to_string(&file).is_ok_and(|old| !old.starts_with(WRITTEN)) {
+        return Ok(()); // the user's own
+    }
+    fs::write(file, format!("{WRITTEN}\nCompileFlags:\n  Add: {flags}\n")).context(".clangd")
+}
+
+/// The flags that the BPF programs are compiled with, where libbpf's headers are in `include`.
+fn clang_flags(workspace: &Path, include: &Path, arch: Arch) -> Vec<String> {
+    let arch = arch.bpf();
+    let mut flags: Vec<String> =
+        ["-xc", "-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall"].map(str::to_owned).into();
+    flags.push(format!("-D__TARGET_ARCH_{arch}"));
+    let places = [&workspace.join("common/bpf"), &workspace.join("tools/bpf"), include];
+    flags.extend(places.map(|place| format!("-I{}", place.display())));
+    flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cargo::workspace;
+    use std::process::Command;
+
+    #[test]
+    fn clangd_finds_the_headers() {
+        let root = workspace().unwrap();
+        prepare(&root, Arch::of_guest(None).unwrap()).unwrap();
+        let text = fs::read_to_string(root.join(".clangd")).unwrap();
+        let (_, flags) = text.split_once("CompileFlags:\n  Add: ").unwrap();
+        let flags: Vec<String> = serde_json::from_str(flags).unwrap();
+        let mut clang = Command::new("clang");
+        clang.args(flags).arg("-fsyntax-only").arg(root.join("stage06_stacktrace/src/trace.bpf.c"));
+        let output = clang.current_dir("/").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}

@@ -1,0 +1,211 @@
+//! The programs of the workshop, and the learner's attempts at exercises.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use cargo_metadata::Metadata;
+use host::cargo::Cargo;
+use host::room::{Built, Room};
+use host::say;
+use serde::Deserialize;
+
+use crate::cargo::{announced, build};
+
+/// A program of the workshop: a `bin` target of a package with `[package.metadata.workshop]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The target's name, which is also the name that `cargo vm run` takes.
+    pub name: String,
+    /// The package that builds it.
+    pub package: String,
+    /// Whether the package's name stands for it, too: `default-run` in Cargo.toml.
+    pub is_default: bool,
+    /// Whether it reads keys on a terminal: `reads_keys`.
+    pub reads_keys: bool,
+    /// How `cargo vm bench` measures it.
+    pub bench: BenchForms,
+    /// Whether it is the learner's attempt at an exercise, in the workspace `mine/`.
+    pub is_attempt: bool,
+}
+
+impl Program {
+    /// Whether `cargo vm run NAME` means this program.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.is_default && self.package == name
+    }
+
+    /// Builds it. Returns the executable.
+    pub fn build(&self, cargo: &Cargo) -> Result<PathBuf> {
+        if !self.is_attempt {
+            let built = ["build", "--package", &self.package, "--bin", &self.name];
+            return build(cargo, &built, &self.name);
+        }
+        let room = Room::mine(cargo).prepare(Some(&self.package))?;
+        for directory in &room.left_out {
+            say!("{} is left out: cargo cannot read its Cargo.toml", directory.display());
+        }
+        let what = format!("building: cargo build --package {}", self.package);
+        match announced(cargo, what, || room.build(&self.package, true))? {
+            Built::Program(file) => Ok(file),
+            Built::Failed(_) => bail!("cargo build --package {} failed, see above", self.package),
+        }
+    }
+}
+
+/// `bench` in `[package.metadata.workshop]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BenchForms {
+    /// Measure with reads from the page cache instead of direct ones.
+    pub cached: bool,
+    /// The arguments, a form each. Default: `--quiet` where the program has that option, and none.
+    pub forms: Option<Vec<String>>,
+    /// At most so many reads a run: the program keeps all that it sees.
+    pub most_reads: Option<u32>,
+}
+
+/// The programs of the workshop, sorted by name. Needs no network.
+pub fn programs(cargo: &Cargo) -> Result<Vec<Program>> {
+    programs_of(&cargo.metadata()?)
+}
+
+/// The learner's attempts at exercises. They are no part of the workspace.
+pub fn attempts(cargo: &Cargo) -> Vec<Program> {
+    let attempts = Room::mine(cargo).attempts().into_iter().map(|attempt| Program {
+        name: attempt.package.clone(),
+        package: attempt.package,
+        is_default: false,
+        reads_keys: attempt
+            .workshop
+            .get("reads_keys")
+            .is_some_and(|keys| keys.as_bool() == Some(true)),
+        bench: BenchForms::default(),
+        is_attempt: true,
+    });
+    attempts.collect()
+}
+
+/// The programs whose names stand in a command's arguments as whole words, each once. A shell's
+/// script is such an argument: `bash -c 'stage05 | head'`.
+pub fn named_in<'p>(programs: &'p [Program], args: &[OsString]) -> Vec<&'p Program> {
+    let mut named: Vec<&Program> = Vec::new();
+    for arg in args {
+        let text = arg.to_string_lossy();
+        let in_a_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
+        for word in text.split(|c| !in_a_name(c)) {
+            let program = programs.iter().find(|program| program.is_called(word));
+            named.extend(program.filter(|program| !named.contains(program)));
+        }
+    }
+    named
+}
+
+fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
+    let mut programs = Vec::new();
+    for package in metadata.workspace_packages() {
+        let Some(workshop) = package.metadata.get("workshop") else { continue };
+        let reads_keys = workshop.get("reads_keys").and_then(serde_json::Value::as_bool);
+        let bench = workshop.get("bench").cloned().map(serde_json::from_value::<BenchForms>);
+        let bench = bench.transpose();
+        let bench = bench.with_context(|| format!("{}: `bench`", package.manifest_path))?;
+        for bin in package.targets.iter().filter(|target| target.is_bin()) {
+            programs.push(Program {
+                name: bin.name.clone(),
+                package: package.name.clone(),
+                is_default: package.default_run.as_ref() == Some(&bin.name),
+                reads_keys: reads_keys.unwrap_or(false),
+                bench: bench.clone().unwrap_or_default(),
+                is_attempt: false,
+            });
+        }
+    }
+    programs.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cargo::workspace;
+    use std::{fs, path::Path};
+
+    #[test]
+    fn programs_are_found_in_a_commands_arguments() {
+        let program = |package: &str, name: &str, is_default, is_attempt| Program {
+            name: name.to_owned(),
+            package: package.to_owned(),
+            is_default,
+            reads_keys: false,
+            bench: BenchForms::default(),
+            is_attempt,
+        };
+        let programs = [
+            program("by_hand", "syscall_profiler", true, false),
+            program("stage04", "stage04", false, false),
+            program("stage05", "stage05", false, false),
+            program("mine-04", "mine-04", false, true),
+        ];
+        let names = |args: &[&str]| -> Vec<&str> {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            named_in(&programs, &args).into_iter().map(|program| &*program.name).collect()
+        };
+        let script =
+            "\n  stage05 --quiet 2> /run/log & until grep -qs tracing /run/log; do sleep 1; done\n";
+        assert_eq!(names(&["-c", script]), ["stage05"]);
+        assert_eq!(names(&["-c", "(stage04&stage05;stage04)|tail"]), ["stage04", "stage05"]);
+        assert_eq!(names(&["-c", "n=$(mine-04 --quiet)"]), ["mine-04"]);
+        assert_eq!(names(&["-p", "stage05", "mine-04"]), ["stage05", "mine-04"]);
+        assert_eq!(names(&["target/debug/stage05", "-v"]), ["stage05"]);
+        assert_eq!(names(&["-c", "by_hand"]), ["syscall_profiler"]);
+        for other in
+            ["ls stage05_sector", "cat /tmp/stage05.log", "mine-04b", "xstage05", "-stage05"]
+        {
+            assert_eq!(names(&[other]), <[&str; 0]>::default(), "{other}");
+        }
+    }
+
+    #[test]
+    fn an_attempt_is_a_program_though_its_manifest_is_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let cargo = Cargo::new(dir.path(), true);
+        assert_eq!(attempts(&cargo), []);
+        for (name, text) in [
+            (
+                "04",
+                "[package]\nname = \"mine-04\"\n[package.metadata.workshop]\nreads_keys = true\n",
+            ),
+            ("05", "[package\n"),
+        ] {
+            fs::create_dir_all(dir.path().join("mine").join(name)).unwrap();
+            fs::write(dir.path().join("mine").join(name).join("Cargo.toml"), text).unwrap();
+        }
+        let attempts = attempts(&cargo);
+        let seen: Vec<_> =
+            attempts.iter().map(|p| (&*p.name, p.reads_keys, p.is_attempt)).collect();
+        assert_eq!(seen, [("mine-04", true, true), ("mine-05", false, true)]);
+    }
+
+    #[test]
+    fn every_stage_is_a_program() {
+        let root = workspace().unwrap();
+        let programs = programs(&Cargo::new(&root, true)).unwrap();
+        let packages: Vec<&str> = programs.iter().map(|p| p.package.as_str()).collect();
+        let names = |directory: &Path| {
+            let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
+            let directories = entries.filter(|entry| entry.path().is_dir());
+            let names = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            names.collect::<Vec<String>>()
+        };
+        for name in names(&root).iter().filter(|name| name.starts_with("stage")) {
+            let stage = name.split('_').next().unwrap();
+            assert!(packages.contains(&stage), "{stage}: {programs:?}");
+        }
+        for name in ["tools", "appendix"].into_iter().flat_map(|place| names(&root.join(place))) {
+            assert!(packages.contains(&name.as_str()), "{name}: {programs:?}");
+        }
+        assert!(!packages.contains(&"vm"));
+        let default = programs.iter().find(|p| p.package == "by_hand" && p.is_default).unwrap();
+        assert_eq!(default.name, "syscall_profiler");
+    }
+}

@@ -1,0 +1,281 @@
+//! `cargo vm bench`: what each program adds to a read, what it takes to start, and how bpftrace and
+//! bcc compare.
+//!
+//! The guest has one CPU, and its clock advances by 1 ns for each instruction: a time is a number of
+//! instructions, and the same in every run. The package `bench-measure` measures there, row by row.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bench::budgets::{self, BUDGETS};
+use bench::plan::{CACHED, DIRECT, EMPTY, Load, Outcome, Plan, Row};
+use bench::report::{self, RESULTS, Results};
+use clap::Args;
+use host::fail::{MACHINE, fail};
+use host::say;
+
+use crate::cargo::artifacts;
+use crate::cargo::follow::follow;
+use crate::run::{Run, named};
+use crate::session::cleanup::OWN_FILE;
+
+/// A picture of them.
+const CHART: &str = "bench/added.svg";
+/// How long a row may take.
+const ROW_LIMIT: Duration = Duration::from_secs(1800);
+
+/// What to measure, and what to do with it.
+#[derive(Args)]
+pub struct Options {
+    /// Kernel line, or a directory with an unpacked kernel [default: 6.1; arm64: 6.12]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
+    kernel: Option<String>,
+    /// Print one line of JSON for each row instead of the tables
+    #[arg(long)]
+    json: bool,
+    /// Reads in a run
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1000..))]
+    ios: u32,
+    /// Let fio do the direct reads
+    #[arg(long)]
+    fio: bool,
+    /// Only check the budgets, with few reads, as cargo vm test does
+    #[arg(long, conflicts_with_all = ["bless", "native", "fio", "from", "json"])]
+    check: bool,
+    /// Write bench/budgets.toml: what was measured becomes the budget
+    #[arg(long)]
+    bless: bool,
+    /// Take the results from a file that --json has written, and measure nothing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["native", "fio"])]
+    from: Option<PathBuf>,
+    /// Measure wall time on this machine's own kernel (as root)
+    #[arg(long, requires = "loads_here", conflicts_with_all = ["bless", "kernel"])]
+    native: bool,
+    /// Confirm that --native may load BPF programs into this machine's kernel
+    #[arg(long = "yes-load-bpf-here", requires = "native")]
+    loads_here: bool,
+    /// Measure only the rows whose names contain this (and `nothing`)
+    filter: Option<String>,
+}
+
+/// Runs the command. Returns the exit code: 1 where a budget is exceeded.
+pub fn main(run: &Run, options: &Options) -> Result<i32> {
+    let default = run.default_kernel();
+    let kernel = named(options.kernel.as_deref()).unwrap_or(&default);
+    if options.native && !rustix::process::geteuid().is_root() {
+        let message =
+            "only root may load BPF programs and null_blk: start cargo vm bench with sudo";
+        return Err(fail(MACHINE, message));
+    }
+    run.need_packages(true)?;
+    let workspace = run.workspace();
+    let has_budgets = run.arch.has_budgets();
+    if !has_budgets && !options.native {
+        say!("{BUDGETS} is for x86-64: nothing is compared, and {RESULTS} stays");
+    }
+    if options.check && !has_budgets {
+        return Ok(0);
+    }
+    if options.check {
+        let exceeded = short(run, kernel)?;
+        exceeded.iter().for_each(|line| say!("{line}"));
+        return Ok(i32::from(!exceeded.is_empty()));
+    }
+    let outcomes = match &options.from {
+        Some(file) => {
+            let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+            let lines = text.lines().filter(|line| line.starts_with('{'));
+            lines.map(serde_json::from_str).collect::<Result<Vec<Outcome>, _>>()?
+        }
+        None => {
+            let (rows, bench) = rows(run)?;
+            let wanted = |row: &Row| {
+                options.filter.as_ref().is_none_or(|part| row.name.contains(part))
+                    || row.argv.is_empty()
+            };
+            let rows = rows.into_iter().filter(wanted).collect();
+            let runs = if options.native { 11 } else { 2 };
+            let plan = Plan { rows, ios: options.ios, runs, warm: true, fio: options.fio };
+            let place = if options.native { Place::Here } else { Place::Guest(kernel) };
+            measure(run, &bench, &plan, &place, |line, outcome| {
+                if options.json {
+                    println!("{line}");
+                } else {
+                    say!("{}", outcome.name);
+                }
+            })?
+        }
+    };
+    let results = Results::new(&outcomes, options.native)?;
+    if !options.json {
+        println!("{}", results.tables());
+    }
+    if options.native || options.fio {
+        return Ok(0);
+    }
+    let all = options.filter.is_none() && kernel == default && has_budgets;
+    if all {
+        report::write(&workspace.join(RESULTS), &results.tables())?;
+        fs::write(workspace.join(CHART), results.chart()).context(CHART)?;
+        say!("{RESULTS} and {CHART} are written");
+    }
+    if options.bless {
+        ensure!(
+            all,
+            "--bless needs all rows, on the default kernel of x86-64: leave out the filter and --kernel"
+        );
+        let programs = run.programs()?;
+        let is_ours = |row: &str| programs.iter().any(|p| row.split(' ').next() == Some(&p.name));
+        fs::write(workspace.join(BUDGETS), budgets::write(&results, is_ours)?).context(BUDGETS)?;
+        say!("{BUDGETS} is written");
+        return Ok(0);
+    }
+    if kernel != default || !has_budgets {
+        return Ok(0);
+    }
+    let exceeded = budgets::exceeded(&results, &budgets::read(workspace)?);
+    exceeded.iter().for_each(|line| say!("{line}"));
+    Ok(i32::from(!exceeded.is_empty()))
+}
+
+/// The short form, for `cargo vm test`: few reads beside the first form of each program. Returns
+/// the budgets that are exceeded.
+pub fn short(run: &Run, kernel: &str) -> Result<Vec<String>> {
+    let budgets = budgets::read(run.workspace())?;
+    let (mut rows, bench) = rows(run)?;
+    rows.retain(|row| row.name == "nothing" || budgets.contains_key(&row.name));
+    let mut programs = Vec::new();
+    rows.retain(|row| {
+        let program = row.argv.first().cloned();
+        let first = !programs.contains(&program);
+        programs.push(program);
+        first
+    });
+    rows.iter_mut().for_each(|row| row.loads.retain(|&load| load != Load::Cached1m));
+    let plan = Plan { rows, ios: 4000, runs: 2, warm: false, fio: false };
+    let outcomes = measure(run, &bench, &plan, &Place::Guest(kernel), |_, _| ())?;
+    ensure!(
+        outcomes.len() == plan.rows.len(),
+        "only {} of {} rows were measured",
+        outcomes.len(),
+        plan.rows.len()
+    );
+    if let Some(broken) = outcomes.iter().find(|outcome| outcome.note.is_some()) {
+        let note = broken.note.as_deref().unwrap_or_default();
+        return Ok(vec![format!("{}: {note}", broken.name)]);
+    }
+    Ok(budgets::exceeded(&Results::new(&outcomes, false)?, &budgets))
+}
+
+/// Where to measure.
+enum Place<'a> {
+    Guest(&'a str),
+    Here,
+}
+
+/// Measures, and hands over each row as soon as it is there.
+fn measure(
+    run: &Run,
+    bench: &Path,
+    plan: &Plan,
+    place: &Place<'_>,
+    mut on_row: impl FnMut(&str, &Outcome),
+) -> Result<Vec<Outcome>> {
+    let json = serde_json::to_string(plan)?;
+    let mut command = match place {
+        Place::Here => Command::new(bench),
+        Place::Guest(kernel) => {
+            let mut command = Command::new(OWN_FILE);
+            command
+                .args(["run", "--arch", run.arch.name(), "--icount", "--idle"])
+                .args(["--kernel", kernel, "--memory", "1G"])
+                .arg(bench);
+            command
+        }
+    };
+    command.arg(json).current_dir(run.workspace());
+    let mut outcomes = Vec::new();
+    let (success, how) = follow(command, ROW_LIMIT, |line| {
+        if let Ok(outcome) = serde_json::from_str::<Outcome>(line) {
+            on_row(line, &outcome);
+            outcomes.push(outcome);
+        }
+        ROW_LIMIT
+    })?;
+    ensure!(success, "the measurement ended with {how}, after {} rows", outcomes.len());
+    Ok(outcomes)
+}
+
+/// All rows, and the file of the program that measures them.
+fn rows(run: &Run) -> Result<(Vec<Row>, PathBuf)> {
+    let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
+    let build = ["build", "--workspace"];
+    for artifact in artifacts(run.guests()?, &build)? {
+        if let Some(file) = artifact.executable {
+            files.insert(artifact.target.name, file.into());
+        }
+    }
+    // Their help is asked for here.
+    let mut here = files.clone();
+    if run.arch.is_foreign() {
+        for artifact in artifacts(&run.cargo, &build)? {
+            let executable = artifact.executable.map(PathBuf::from);
+            here.extend(executable.map(|file| (artifact.target.name, file)));
+        }
+    }
+    let file =
+        |name: &str| files.get(name).cloned().with_context(|| format!("cargo built no {name}"));
+    let measure = file("measure")?;
+    let every = [Load::Direct, Load::Cached4k, Load::Cached1m];
+    let mut rows = vec![Row { name: "nothing".into(), loads: every.into(), ..Row::default() }];
+    for (kind, name, loads) in EMPTY {
+        let argv = vec![measure.display().to_string(), "--floor".into(), kind.into()];
+        rows.push(Row { name: name.into(), argv, loads: loads.into(), ..Row::default() });
+    }
+    for program in run.programs()?.iter().filter(|program| !program.is_attempt) {
+        let file = file(&program.name)?;
+        let help = Command::new(here.get(&program.name).unwrap_or(&file)).arg("--help").output();
+        let help = help.with_context(|| format!("cannot start {}", file.display()))?;
+        let has_quiet = String::from_utf8_lossy(&help.stdout).contains("--quiet");
+        let forms = program.bench.forms.clone();
+        let forms = forms.unwrap_or_else(|| {
+            if has_quiet { vec!["--quiet".into(), String::new()] } else { vec![String::new()] }
+        });
+        let loads = if program.bench.cached { CACHED } else { DIRECT };
+        for form in forms {
+            let mut argv = vec![file.display().to_string()];
+            argv.extend(form.split_whitespace().map(str::to_owned));
+            rows.push(Row {
+                name: row_name(&program.name, &form),
+                argv,
+                loads: loads.into(),
+                most: program.bench.most_reads,
+                ..Row::default()
+            });
+        }
+    }
+    rows.extend(bench::plan::peers()?);
+    Ok((rows, measure))
+}
+
+/// `stage04 quiet` for `stage04 --quiet`: two hyphens may not stand in a comment of a README.
+fn row_name(program: &str, form: &str) -> String {
+    let words =
+        form.split_whitespace().map(|word| word.trim_start_matches('-').trim_matches(['{', '}']));
+    std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_rows() {
+        assert_eq!(row_name("stage09", "--quiet {other}"), "stage09 quiet other");
+        assert_eq!(row_name("stage03", ""), "stage03");
+    }
+}

@@ -1,0 +1,121 @@
+//! `cargo vm doctor`: what is here, what is missing, what to do about it.
+
+use std::io::Write;
+
+use anyhow::Result;
+use host::fail::MACHINE;
+
+use crate::cargo::has_rust_target;
+use crate::commands::launch::{self, Program};
+use crate::fetch::packages;
+use crate::fetch::rootfs::Rootfs;
+use crate::machine::kvm;
+use crate::run::{GuestOptions, Run};
+
+/// Looks, boots once per kernel, and prints what it found. Returns the exit code.
+pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
+    let mut status = 0;
+    // Where nobody reads any more, the exit code still tells.
+    let report = |topic: &str, text: String| {
+        let _ = writeln!(std::io::stdout(), "{topic:<10} {text}");
+    };
+
+    let Run { cache, arch, table, source, .. } = run;
+    let names = run.kernel_names(options.kernel())?;
+    let missing = packages::missing(*arch, source, false)?;
+    let for_tests = packages::missing(*arch, source, true)?;
+    if for_tests.is_empty() {
+        report("packages", "all here".into());
+    } else {
+        report(
+            "packages",
+            format!("missing: {} (`cargo vm setup` installs them with apt)", for_tests.join(" ")),
+        );
+    }
+    report("cache", cache.describe());
+
+    for line in &table.lines {
+        report("kernel", format!("{:<6} {}", line.name, line.describe(cache)));
+    }
+    if arch.is_foreign() {
+        let place = Rootfs::arm64()?.place(cache);
+        let state = if place.is_dir() { "here" } else { "not fetched (cargo vm setup does)" };
+        report("rootfs", format!("{} {state}", place.display()));
+        let rust = match has_rust_target(&run.cargo, *arch) {
+            true => "here",
+            false => "missing (cargo vm setup adds it by rustup)",
+        };
+        report("rust", format!("library for {}: {rust}", arch.rust_target()));
+    }
+    let disks = packages::disks_to_make(cache);
+    report(
+        "disks",
+        match disks.as_slice() {
+            [] => "here, intact".into(),
+            names => format!("missing or changed: {} (the next run makes them)", names.join(", ")),
+        },
+    );
+    match source.archives() {
+        Ok(archives) => {
+            for archive in archives {
+                let state = table.line(&table.default).and_then(|line| line.reach(&archive));
+                report(
+                    "archive",
+                    match state {
+                        Ok(()) => format!("{archive} answers"),
+                        Err(why) => format!("{archive} {why:#} (needed for fetching kernels only)"),
+                    },
+                );
+            }
+        }
+        Err(why) => report("archive", format!("{why:#}")),
+    }
+    report("kvm", kvm(run));
+    if !missing.is_empty() {
+        return Ok(MACHINE);
+    }
+
+    for name in names {
+        let options = GuestOptions { kernel: Some(name.clone()), ..options.clone() };
+        let program = Program::other(vec!["true".into()]);
+        let outcome = run.guest(&options).and_then(|guest| launch::run(run, &guest, &program));
+        match outcome {
+            Ok(outcome) => {
+                let (seconds, accel) = (outcome.boot.as_secs_f64(), outcome.accel);
+                report("boot", format!("{name:<6} {seconds:.1} s with {accel}"));
+            }
+            Err(why) => {
+                crate::session::cleanup::clean_up();
+                report("boot", format!("{name:<6} failed: {why:#}"));
+                status = 1;
+            }
+        }
+    }
+    Ok(status)
+}
+
+/// What is known of KVM.
+fn kvm(run: &Run) -> String {
+    if run.arch.is_foreign() {
+        return "not for guests of another architecture: they run without it (TCG)".into();
+    }
+    if !std::path::Path::new("/dev/kvm").exists() {
+        return "absent: guests run without it (TCG), several times slower".into();
+    }
+    if !kvm::is_accessible() {
+        return "/dev/kvm is not open to this user: as a member of the group kvm it would be faster".into();
+    }
+    match kvm::known(run.arch, &run.cache) {
+        Err(why) => format!("{why:#}"),
+        Ok((None, _)) => "accessible; whether guests boot under it is not known yet".into(),
+        Ok((Some(note), _)) if note.works => "works".into(),
+        Ok(_) => {
+            let forget = run.cache.path("kvm.json");
+            format!(
+                "accessible, but no guest boots under it: TCG is used until this machine restarts \
+                 (removing {} makes it try again)",
+                forget.display()
+            )
+        }
+    }
+}

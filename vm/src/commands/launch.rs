@@ -1,0 +1,370 @@
+//! The way from a guest's description to a program that runs in it.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{IsTerminal, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use host::cargo::is_cargos;
+use host::fail::{GUEST_DIED, USAGE, fail};
+use host::say;
+use rustix::fs::{FlockOperation, flock};
+
+use crate::arch::{Accel, Arch};
+use crate::cargo::{build, programs, programs_of_guests};
+use crate::fetch::packages;
+use crate::machine::qemu::Machine;
+use crate::machine::{initramfs, kvm};
+use crate::run::{DATA, Guest, Run};
+use crate::session::cleanup;
+use crate::session::death::{death, tail};
+use crate::session::host::{self as session, Terminals};
+use crate::session::rundir::{self, Info, RunDir};
+use crate::session::wire::{Exit, Request};
+
+/// How long a stage runs where no duration is given and there is no terminal for a Ctrl-C.
+const STAGE_DURATION: &str = "10s";
+
+/// The variable with which a program of the workshop only checks its command line: it exits with 0
+/// where that is right, else with its usual message and status.
+const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
+
+/// How often it is looked whether a guest that stays is in use.
+const STEP: Duration = Duration::from_millis(200);
+
+/// Free megabytes that a guest's disks usually need.
+const DISKS_MB: u64 = 256;
+
+/// What to run in the guest.
+pub struct Program {
+    /// Program and arguments.
+    pub argv: Vec<OsString>,
+    /// Whether it is a stage: it gets a duration where it has none, and no standard input, which it
+    /// would not read.
+    pub stage: bool,
+    /// Whether, on a terminal, it gets keys all the same.
+    pub reads_keys: bool,
+    /// Whether the workload runs beside it.
+    pub workload: bool,
+    /// Variables, in addition to those of this process.
+    pub env: Vec<(&'static str, String)>,
+}
+
+impl Program {
+    /// Any program of the guest.
+    pub fn other(argv: Vec<OsString>) -> Program {
+        Program { argv, stage: false, reads_keys: false, workload: false, env: Vec::new() }
+    }
+
+    /// A program that was built in the workspace, from its file. `known`: it is one of the
+    /// workshop's.
+    pub fn built(file: PathBuf, args: Vec<OsString>, known: Option<&programs::Program>) -> Program {
+        let stage = known.is_some();
+        let mut argv = vec![file.into_os_string()];
+        argv.extend(args);
+        if stage && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
+            argv.extend(["--duration".into(), STAGE_DURATION.into()]);
+        }
+        let reads_keys = known.is_some_and(|known| known.reads_keys);
+        Program { stage, reads_keys, ..Program::other(argv) }
+    }
+}
+
+/// Lets a program of the workshop check its command line, on the host: wrong usage needs no guest.
+/// Returns the status to exit with where something is wrong.
+/// Where the program is not one for this machine, it checks that in the guest.
+pub fn check_usage(program: &Program, arch: Arch) -> Result<Option<i32>> {
+    let (file, args) = program.argv.split_first().context("no program")?;
+    if arch.is_foreign() || !knows_parse_only(Path::new(file))? {
+        return Ok(None);
+    }
+    let status = Command::new(file)
+        .args(args)
+        .env(PARSE_ONLY, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .with_context(|| format!("cannot start {}", file.display()))?;
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Ok((code != 0).then_some(code))
+}
+
+/// Whether a program contains the variable's name. One that does not would start its work here.
+fn knows_parse_only(file: &Path) -> Result<bool> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(bytes.windows(PARSE_ONLY.len()).any(|window| window == PARSE_ONLY.as_bytes()))
+}
+
+/// Whether the arguments only ask for help or the version.
+pub fn asks_for_help(args: &[OsString]) -> bool {
+    args.iter().any(|arg| ["--help", "-h", "--version", "-V"].iter().any(|help| arg == help))
+}
+
+fn says_how_long(args: &[OsString]) -> bool {
+    asks_for_help(args)
+        || args.iter().any(|arg| {
+            let arg = arg.to_string_lossy();
+            arg == "--duration" || arg.starts_with("--duration=")
+        })
+}
+
+/// How a launch went.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// Exit code of the program.
+    pub status: i32,
+    /// What the guest ran on.
+    pub accel: Accel,
+    /// From QEMU's start to the agent's first message.
+    pub boot: Duration,
+}
+
+/// Boots a guest, runs the program there, and takes the guest down.
+pub fn run(run: &Run, guest: &Guest, program: &Program) -> Result<Outcome> {
+    let booted = Booted::new(run, guest)?;
+    let workload = program.workload.then(|| run.workspace().join("vm/workload.sh"));
+    if workload.is_some() {
+        say!("running vm/workload.sh on {DATA} as the workload (--idle: none)");
+    }
+    let request = request(run.arch, program, workload)?;
+    let stdin = !program.stage || request.stdin_tty;
+    let exit = session::talk(booted.stream, request, stdin)?;
+    let exit = exit.ok_or_else(|| fail(GUEST_DIED, death(&booted.dir)))?;
+    if exit.others > 0 {
+        let (n, s) = (exit.others, if exit.others == 1 { "" } else { "s" });
+        say!(
+            "the guest keeps running for {n} other terminal{s} and stops with the last one; press \
+             Ctrl-C to stop it now"
+        );
+        while cleanup::qemu_ended().is_none() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    cleanup::clean_up();
+    Ok(Outcome { status: exit.status, accel: booted.accel, boot: booted.took })
+}
+
+/// Boots a guest and keeps it for others, until it has run nothing for `idle`.
+pub fn keep(run: &Run, guest: &Guest, idle: Duration) -> Result<()> {
+    let booted = Booted::new(run, guest)?;
+    let _in_use = stay(&booted.dir, idle)?;
+    cleanup::clean_up();
+    Ok(())
+}
+
+/// A guest that has booted.
+struct Booted {
+    dir: PathBuf,
+    _run_dir: RunDir,
+    stream: UnixStream,
+    _port: File,
+    accel: Accel,
+    took: Duration,
+}
+
+impl Booted {
+    fn new(run: &Run, guest: &Guest) -> Result<Booted> {
+        let machine = machine(run, guest)?;
+        let info = Info {
+            workspace: run.workspace().to_owned(),
+            arch: run.arch.name().to_owned(),
+            kernel: guest.name.clone(),
+            name: guest.joined_by.clone(),
+            pid: std::process::id(),
+        };
+        let run_dir = RunDir::create(&info)?;
+        let dir = run_dir.dir().to_owned();
+        cleanup::own_run_dir(&dir);
+        if let Some(share) = machine.shares.iter().find(|share| dir.starts_with(share)) {
+            let (dir, share) = (dir.display(), share.display());
+            let message = format!(
+                "{dir}, the directory for the launcher's own files, lies in {share}, which the guest \
+                 can write to; set TMPDIR to a directory elsewhere"
+            );
+            return Err(fail(USAGE, message));
+        }
+        if let Some(limit) = guest.timeout {
+            let dir = dir.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(limit);
+                let limit = humantime::format_duration(limit);
+                let message = format!(
+                    "the program has not ended within {limit} (--timeout): stopping the guest{}",
+                    tail(&dir)
+                );
+                cleanup::exit(GUEST_DIED, Some(&message));
+            });
+        }
+        let start = Instant::now();
+        let (socket, port) = rundir::next_port(&dir)?;
+        let accel = kvm::boot(&machine, &run.cache, &dir)?;
+        let stream = session::open(&socket, &dir)?;
+        let stream = stream.ok_or_else(|| fail(GUEST_DIED, death(&dir)))?;
+        let took = start.elapsed();
+        machine.remember_boot(accel, took, &run.cache);
+        fs::write(dir.join("ready"), "").context("cannot write to the run directory")?;
+        Ok(Booted { dir, _run_dir: run_dir, stream, _port: port, accel, took })
+    }
+}
+
+/// Keeps the guest until it has run nothing for `idle`. Returns the lock, without which no program
+/// starts in it.
+fn stay(dir: &Path, idle: Duration) -> Result<File> {
+    // Whoever started this may have been interrupted, and read nothing more.
+    let _ = writeln!(std::io::stdout(), "ready");
+    let in_use = rundir::in_use(dir)?;
+    let mut used = Instant::now();
+    while cleanup::qemu_ended().is_none() {
+        match flock(&in_use, FlockOperation::NonBlockingLockShared) {
+            Err(_) => used = Instant::now(),
+            Ok(()) if used.elapsed() > idle => return Ok(in_use),
+            Ok(()) => flock(&in_use, FlockOperation::Unlock)?,
+        }
+        std::thread::sleep(STEP);
+    }
+    Err(fail(GUEST_DIED, death(dir)))
+}
+
+/// Connects to the running guest of this directory for one session, which `talk` holds. `patience`: how
+/// long its next output may take, or else the guest counts as dead. `None`: the guest has died.
+pub fn enter(
+    dir: &Path,
+    request: Request,
+    patience: Option<Duration>,
+    talk: impl FnOnce(UnixStream, Request) -> Result<Option<Exit>>,
+) -> Result<Option<Exit>> {
+    while !dir.join("ready").exists() {
+        if !dir.exists() {
+            return Err(fail(GUEST_DIED, "the guest ended before it was ready"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let (socket, _port) = rundir::next_port(dir)?;
+    let Some(stream) = session::open(&socket, dir)? else { return Ok(None) };
+    stream.set_read_timeout(patience)?;
+    talk(stream, request)
+}
+
+/// Gets everything ready that the guest consists of.
+fn machine(run: &Run, guest: &Guest) -> Result<Machine> {
+    let cache = &run.cache;
+    cache.need_space(DISKS_MB, "what the guest writes to its disks")?;
+    let own = run.rootfs()?;
+    let agent = match own {
+        None => cleanup::OWN_FILE.into(),
+        Some(_) => build(run.guests()?, &["build", "--package", "vm", "--bin", "vm"], "vm")?,
+    };
+    let initramfs = initramfs::get(&guest.kernel, own, cache)?;
+    Ok(Machine {
+        name: guest.name.clone(),
+        kernel: guest.kernel.clone(),
+        initramfs: initramfs.file,
+        data: packages::data_disk(cache)?,
+        blank: packages::blank_disk(cache)?,
+        cpus: if guest.icount { 1 } else { guest.options.cpus },
+        memory: guest.options.memory.clone(),
+        disks: guest.options.disks.clone(),
+        shares: guest.shares.clone(),
+        icount: guest.icount,
+        has_9p: initramfs.has_9p,
+        rootfs: guest.rootfs.clone().or(own.map(Path::to_owned)),
+        agent,
+        arch: run.arch,
+        accel: run.accel,
+    })
+}
+
+/// Variables that only make sense on the host.
+const HOST_ONLY: [&str; 9] = [
+    "DBUS_SESSION_BUS_ADDRESS",
+    "DISPLAY",
+    "LD_LIBRARY_PATH",
+    "SSH_AUTH_SOCK",
+    "STY",
+    "TMUX",
+    "WAYLAND_DISPLAY",
+    "XAUTHORITY",
+    "XDG_RUNTIME_DIR",
+];
+
+/// What the agent is asked to run.
+pub fn request(arch: Arch, program: &Program, workload: Option<PathBuf>) -> Result<Request> {
+    let mut env: Vec<(OsString, OsString)> = std::env::vars_os()
+        .filter(|(name, _)| !is_cargos(name) && !HOST_ONLY.iter().any(|only| name == only))
+        .filter(|(name, _)| name != "PATH")
+        .collect();
+    env.push(("PATH".into(), path(std::env::var_os("PATH"), programs_of_guests(arch))));
+    env.extend(program.env.iter().map(|(name, value)| (OsString::from(name), value.into())));
+    let terminals = Terminals::look();
+    Ok(Request {
+        argv: program.argv.clone(),
+        env,
+        cwd: std::env::current_dir().context("cannot determine the working directory")?.into(),
+        stdin_tty: terminals.raw && (!program.stage || program.reads_keys),
+        stdout_tty: terminals.stdout,
+        stderr_tty: terminals.stderr,
+        size: terminals.size,
+        workload: workload.map(PathBuf::into_os_string),
+    })
+}
+
+/// The PATH for root in the guest: the host's, the sbin directories that it may lack, and `more`.
+fn path(host: Option<OsString>, more: Option<PathBuf>) -> OsString {
+    let mut dirs: Vec<PathBuf> = std::env::split_paths(&host.unwrap_or_default()).collect();
+    for dir in ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"] {
+        if !dirs.iter().any(|d| d == Path::new(dir)) {
+            dirs.push(dir.into());
+        }
+    }
+    dirs.extend(more);
+    std::env::join_paths(dirs).unwrap_or_else(|_| "/usr/sbin:/usr/bin:/sbin:/bin".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(text: &str) -> Vec<OsString> {
+        text.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn a_stage_that_is_told_how_long_keeps_it() {
+        for told in ["--duration 3s", "-v --duration=3s", "--help", "-V"] {
+            assert!(says_how_long(&args(told)), "{told}");
+        }
+        assert!(!says_how_long(&args("-v --durations")));
+    }
+
+    #[test]
+    fn only_a_program_that_knows_the_variable_checks_its_usage_here() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let program = |text: &str| {
+            let file = dir.path().join("program");
+            fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+            Program { stage: true, ..Program::other(vec![file.into(), "a b".into()]) }
+        };
+        let arch = Arch::of_guest(None).unwrap();
+        let status = |text: &str| check_usage(&program(text), arch).unwrap();
+        assert_eq!(status("exit 5"), None);
+        assert_eq!(status("[ $WORKSHOP_PARSE_ONLY = 1 ] && [ \"$*\" = 'a b' ]"), None);
+        assert_eq!(status("[ -z $WORKSHOP_PARSE_ONLY ] || exit 2"), Some(2));
+        assert_eq!(status("kill -9 $$ # WORKSHOP_PARSE_ONLY"), Some(137));
+    }
+
+    #[test]
+    fn the_guests_path_has_sbin_once() {
+        let path = path(Some("/usr/sbin:/x".into()), Some("/w/debug".into()));
+        assert_eq!(
+            path,
+            "/usr/sbin:/x:/usr/local/sbin:/usr/local/bin:/usr/bin:/sbin:/bin:/w/debug"
+        );
+    }
+}

@@ -1,0 +1,51 @@
+//! `cargo vm setup`: everything that the other commands need.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use host::say;
+
+use crate::cargo::clangd;
+use crate::commands::bundle;
+use crate::fetch::packages;
+use crate::machine::initramfs;
+use crate::run::{Run, named};
+
+/// The kernels, and where they come from.
+#[derive(Args)]
+pub struct Options {
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE|all|DIR", help = super::LINES)]
+    kernel: Option<String>,
+    /// Take the kernels from a file of `cargo vm bundle` instead of the network
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn main(run: &Run, options: &Options) -> Result<()> {
+    run.need_packages(true)?;
+    let names = match &options.from {
+        Some(file) => bundle::install(run, file)?,
+        None => run.kernel_names(named(options.kernel.as_deref()))?,
+    };
+    prepare(run, &names)?;
+    packages::blank_disk(&run.cache)?;
+    let fetched = run.cargo.command().arg("fetch").status().context("cannot start cargo")?;
+    ensure!(fetched.success(), "cargo could not fetch the crates; its message is above");
+    clangd::prepare(run.workspace(), run.arch)
+        .context("libbpf's headers could not be copied for clangd")?;
+    say!("everything is ready: no command but `cargo truth` needs a network now");
+    Ok(())
+}
+
+/// Prepares guests with these kernels.
+pub fn prepare(run: &Run, kernels: &[String]) -> Result<()> {
+    for name in kernels {
+        let kernel = run.kernel(name)?;
+        initramfs::get(&kernel, run.rootfs()?, &run.cache)?;
+        say!("kernel {name}: {} is ready", kernel.release);
+    }
+    run.guests()?;
+    packages::data_disk(&run.cache).map(|_| ())
+}

@@ -1,0 +1,378 @@
+//! What test programs reported: a line for each test, and the sum.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::Duration;
+
+use host::events::{Cost, Ended, NOT_RUN, Reader, Said, Verdict};
+
+use crate::commands::test::timings::Timings;
+use crate::fetch::table::Passed;
+
+/// How many lines of a failure the end of a run repeats: a log of CI may hold no more than its end.
+const SHOWN: usize = 20;
+
+/// What stands in the table for a program without tests.
+pub const NOT_TESTED: &str = "not tested";
+
+/// What a program of the workshop did on a kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Cell {
+    passed: u32,
+    /// The first of its tests that failed.
+    failed: Option<String>,
+    /// Its tests that this kernel cannot judge.
+    not_judged: Vec<String>,
+    /// Why it cannot run there.
+    unsupported: Option<String>,
+}
+
+/// What test programs reported.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Where they run: a kernel, or the host.
+    place: String,
+    /// Stands before the lines that they print, unless they run alone: with the part of the tests.
+    pub label: String,
+    alone: bool,
+    /// The programs of the workshop.
+    known: Vec<String>,
+    reader: Reader,
+    passed: u32,
+    /// The tests that failed, and what failed beside.
+    pub failed: Vec<String>,
+    /// The tests that could not be judged there, with the reasons.
+    skipped: Vec<String>,
+    /// By place, the tests that could have seen less there than elsewhere.
+    weak: BTreeMap<String, Vec<String>>,
+    /// The release of the kernel that they ran on: `6.1.0-50-amd64`.
+    release: Option<String>,
+    programs: BTreeMap<String, Cell>,
+    /// To be printed.
+    lines: Vec<String>,
+    /// How many tests the guest has not begun, once it has said how many there are.
+    to_come: Option<u32>,
+    running: Option<String>,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+impl Report {
+    /// `part` is shown behind the place; `known` are the programs of the workshop.
+    pub fn new(place: &str, part: &str, alone: bool, known: &[String]) -> Report {
+        let label = format!("{place}{part}");
+        let (place, known) = (place.to_owned(), known.to_vec());
+        Report { place, label, alone, known, ..Report::default() }
+    }
+
+    /// Prints the lines that have accumulated. Where nobody reads them any more, the tests
+    /// continue: the exit code remains.
+    pub fn flush(&mut self) {
+        let prefix = if self.alone { String::new() } else { format!("{}: ", self.label) };
+        for line in self.lines.drain(..) {
+            let _ = writeln!(std::io::stdout(), "{prefix}{line}");
+        }
+    }
+
+    /// Takes in a line of a guest test program, and prints what it means. True where the tests
+    /// begin.
+    pub fn guest_line(&mut self, line: &str) -> bool {
+        match self.reader.read(line) {
+            Said::Begins(tests) => {
+                self.to_come = Some(tests);
+                return true;
+            }
+            Said::Started(name) => {
+                self.to_come = self.to_come.map(|n| n.saturating_sub(1));
+                self.running = Some(name);
+            }
+            Said::Ended(ended) => {
+                self.running = None;
+                self.ended(ended);
+            }
+            Said::Kernel(release) => {
+                self.release = Some(release);
+                self.lines.push(line.to_owned());
+            }
+            Said::Unsupported(program, why) => {
+                self.programs.entry(program).or_default().unsupported = Some(why);
+                self.lines.push(line.to_owned());
+            }
+            Said::Text if !line.is_empty() => self.lines.push(line.to_owned()),
+            Said::Text | Said::Noted => {}
+        }
+        false
+    }
+
+    /// Takes in a line of libtest's, and prints it unless it says nothing. `took` is the time since the
+    /// last one, where the tests run one after the other.
+    pub fn host_line(&mut self, line: &str, took: Option<Duration>) {
+        if let Some((name, result)) =
+            line.strip_prefix("test ").and_then(|test| test.rsplit_once(" ... "))
+        {
+            let verdict = match result {
+                "ok" => Verdict::Passed,
+                "FAILED" => Verdict::Failed(String::new()),
+                other => Verdict::NotJudged(other.to_owned()),
+            };
+            let took = took.map(|took| took.as_millis() as u64);
+            let cost = took.map(|took| Cost { took, ..Cost::default() });
+            return self.ended(Ended { cost, ..ended(name.trim(), verdict) });
+        }
+        let empty = ["", "successes:", "failures:"].contains(&line.trim())
+            || line.starts_with("running ")
+            || line.starts_with("test result: ");
+        if !empty {
+            self.lines.push(line.to_owned());
+        }
+    }
+
+    /// Counts a test and prints what came out.
+    pub fn result(&mut self, name: &str, verdict: Verdict) {
+        self.ended(ended(name, verdict));
+    }
+
+    fn ended(&mut self, Ended { name, verdict, weakly, cost, .. }: Ended) {
+        if let Some(cost) = cost {
+            self.timings.test(&self.place, &name, cost);
+        }
+        let program = self.known.iter().filter(|program| is_of(&name, program));
+        let program = program.max_by_key(|program| program.len()).cloned();
+        let mut unknown = Cell::default();
+        let cell =
+            program.map_or(&mut unknown, |program| self.programs.entry(program).or_default());
+        match verdict {
+            Verdict::Passed => {
+                self.passed += 1;
+                cell.passed += 1;
+                let weakly = weakly.map(|why| {
+                    self.weak.entry(self.place.clone()).or_default().push(name.clone());
+                    format!(" (judged weakly: {why})")
+                });
+                self.lines.push(format!("test {name} ... ok{}", weakly.unwrap_or_default()));
+            }
+            Verdict::NotJudged(why) => {
+                cell.not_judged.push(name.clone());
+                self.lines.push(format!("test {name} ... not judged: {why}"));
+                self.skipped.push(format!("not judged on {}: {name}: {why}", self.place));
+            }
+            Verdict::Failed(_) | Verdict::NotRun => {
+                cell.failed.get_or_insert_with(|| name.clone());
+                let reason = if let Verdict::Failed(why) = verdict { why } else { NOT_RUN.into() };
+                self.lines.push(format!("test {name} ... FAILED"));
+                self.lines.extend(reason.lines().map(|line| format!("    {line}")));
+                let colon = if reason.is_empty() { "" } else { ": " };
+                let shown: Vec<&str> = reason.lines().take(SHOWN).collect();
+                self.broken(format!("{name}{colon}{}", shown.join("\n")));
+            }
+        }
+    }
+
+    /// The guest has ended, whose first test began `boot` after its start.
+    pub fn guest_took(&mut self, boot: Duration, took: Duration) {
+        self.timings.guest(&self.place, &self.label, boot, took);
+    }
+
+    /// The guest has ended: what did not run is a failure.
+    pub fn end_of_guest(&mut self, how: &str, success: bool) {
+        match (self.running.take(), self.to_come.take()) {
+            (_, None) => self.broken(format!("the guest tests did not begin ({how})")),
+            (Some(test), Some(n)) => {
+                self.broken(format!("{test}: the guest ended while it ran ({how})"));
+                if n > 0 {
+                    self.broken(format!("{n} more tests did not run"));
+                }
+            }
+            (None, Some(n)) if n > 0 => {
+                self.broken(format!("{n} tests did not run: the guest ended before ({how})"));
+            }
+            _ if !success && self.failed.is_empty() => {
+                self.broken(format!("the guest tests ended with {how}"));
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes a failure, with the place.
+    pub fn broken(&mut self, what: String) {
+        let place = if self.label.is_empty() { String::new() } else { format!("{}: ", self.label) };
+        self.failed.push(place + &what);
+    }
+
+    /// What it says of a kernel, for the table in docs/kernels.md.
+    pub fn passed(&self) -> Passed {
+        let cell = |program: &String| match self.programs.get(program) {
+            Some(Cell { unsupported: Some(why), .. }) => why.clone(),
+            Some(Cell { failed: Some(test), .. }) => test.clone(),
+            Some(Cell { passed, not_judged, .. }) if !not_judged.is_empty() => {
+                let mark = if *passed > 0 { "✓, " } else { "" };
+                let mut not_judged = not_judged.clone();
+                not_judged.sort();
+                format!("{mark}not judged: {}", not_judged.join(", "))
+            }
+            Some(Cell { passed: 1.., .. }) => "✓".to_owned(),
+            _ => NOT_TESTED.to_owned(),
+        };
+        let programs = self.known.iter().map(|program| (program.clone(), cell(program)));
+        let release = self.release.clone().unwrap_or_default();
+        Passed { release, programs: programs.collect() }
+    }
+
+    /// Adds what another one has counted.
+    pub fn add(&mut self, other: &Report) {
+        self.timings.add(&other.timings);
+        self.passed += other.passed;
+        self.failed.extend_from_slice(&other.failed);
+        self.skipped.extend_from_slice(&other.skipped);
+        for (place, tests) in &other.weak {
+            self.weak.entry(place.clone()).or_default().extend_from_slice(tests);
+        }
+        self.release = self.release.take().or_else(|| other.release.clone());
+        if self.known.is_empty() {
+            self.known.clone_from(&other.known);
+        }
+        for (program, cell) in &other.programs {
+            let sum = self.programs.entry(program.clone()).or_default();
+            sum.passed += cell.passed;
+            sum.failed = sum.failed.take().or_else(|| cell.failed.clone());
+            sum.not_judged.extend_from_slice(&cell.not_judged);
+            sum.unsupported = sum.unsupported.take().or_else(|| cell.unsupported.clone());
+        }
+    }
+
+    /// What to print at the end: what took long, what failed, what could not be judged, and the sum.
+    pub fn closing(&self) -> String {
+        let mut text = self.timings.closing();
+        if !self.failed.is_empty() {
+            text += "\nfailed:\n";
+            for line in self.failed.iter().flat_map(|failure| failure.lines()) {
+                text += &format!("    {line}\n");
+            }
+        }
+        for line in &self.skipped {
+            text += &format!("{line}\n");
+        }
+        for (place, tests) in &self.weak {
+            let s = if tests.len() == 1 { "" } else { "s" };
+            text +=
+                &format!("{place}: {} test{s} judged weakly: {}\n", tests.len(), tests.join(", "));
+        }
+        let (failed, skipped) = (self.failed.len(), self.skipped.len());
+        text + &format!("{} passed, {failed} failed, {skipped} skipped", self.passed)
+    }
+}
+
+fn ended(name: &str, verdict: Verdict) -> Ended {
+    Ended { name: name.to_owned(), verdict, compared: Vec::new(), weakly: None, cost: None }
+}
+
+/// Whether a test is one of a program's: `stage08_threads` is one of stage08's.
+fn is_of(test: &str, program: &str) -> bool {
+    let rest = test.strip_prefix(&program.replace('-', "_"));
+    rest.is_some_and(|rest| rest.starts_with('_'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report::new("6.1", "", true, &["stage08", "stage09", "bio-life"].map(str::to_owned))
+    }
+
+    fn of_guest(lines: &[&str]) -> Report {
+        let mut report = report();
+        lines.iter().for_each(|line| {
+            report.guest_line(line);
+        });
+        report
+    }
+
+    const START: &str = r#"{ "type": "suite", "event": "started", "test_count": 4 }"#;
+    const A: &str = r#"{ "type": "test", "event": "started", "name": "stage08_a" }"#;
+    const A_OK: &str = r#"{ "type": "test", "name": "stage08_a", "event": "ok" }"#;
+    const B: &str = r#"{ "type": "test", "event": "started", "name": "stage08_b" }"#;
+    const B_FAILED: &str = r#"{ "type": "test", "name": "stage08_b", "event": "failed", "stdout": "Error: \"one\ntwo\"\n" }"#;
+
+    #[test]
+    fn failures_are_named_with_their_reasons() {
+        let mut report = of_guest(&["kernel 6.1.0-50-amd64", START, A, A_OK, B, B_FAILED]);
+        assert_eq!(report.release.as_deref(), Some("6.1.0-50-amd64"));
+        assert_eq!(report.passed, 1);
+        assert_eq!(report.failed, ["6.1: stage08_b: one\ntwo"]);
+        let shown = ["test stage08_b ... FAILED", "    one", "    two"];
+        assert_eq!(report.lines[2..], shown);
+        report.end_of_guest("exit status: 1", false);
+        assert_eq!(
+            report.failed[1],
+            "6.1: 2 tests did not run: the guest ended before (exit status: 1)"
+        );
+    }
+
+    #[test]
+    fn a_guest_that_dies_loses_no_result() {
+        let mut report = of_guest(&[START, A, A_OK, B]);
+        report.end_of_guest("exit status: 125", false);
+        assert_eq!(report.passed, 1);
+        let lost = "6.1: stage08_b: the guest ended while it ran (exit status: 125)";
+        assert_eq!(report.failed, [lost, "6.1: 2 more tests did not run"]);
+
+        let mut report = of_guest(&[]);
+        report.end_of_guest("exit status: 125", false);
+        assert_eq!(report.failed, ["6.1: the guest tests did not begin (exit status: 125)"]);
+    }
+
+    #[test]
+    fn the_hosts_tests_are_counted_by_their_lines() {
+        let mut report = report();
+        for line in [
+            "running 3 tests",
+            "test a::b ... ok",
+            "test c ... FAILED",
+            "test d - should panic ... FAILED",
+            "test e ... ignored, why",
+            "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
+        ] {
+            report.host_line(line, None);
+        }
+        assert_eq!(report.passed, 1);
+        assert_eq!(report.failed, ["6.1: c", "6.1: d - should panic"]);
+        assert_eq!(report.skipped, ["not judged on 6.1: e: ignored, why"]);
+    }
+
+    #[test]
+    fn what_was_not_judged_is_told_apart() {
+        let ignored = A_OK.replace("ok", "ignored");
+        let mut report = of_guest(&[START, A, "not judged: no fentry: here", &ignored]);
+        let weak = ["judged weakly: skips", &A_OK.replace("08_a", "09_b"), B_FAILED];
+        report.add(&of_guest(&weak));
+        report.add(&Report { place: "7.2".into(), ..of_guest(&[A_OK]) });
+        let expected = "\
+\nfailed:
+    6.1: stage08_b: one
+    two
+not judged on 6.1: stage08_a: no fentry: here
+6.1: 1 test judged weakly: stage09_b
+2 passed, 1 failed, 1 skipped";
+        assert_eq!(report.closing(), expected);
+    }
+
+    #[test]
+    fn the_table_says_what_the_tests_said() {
+        let unsupported = "unsupported bio-life: no fentry on this kernel";
+        let ignored = B_FAILED.replace("failed", "ignored");
+        for (lines, stage08, bio_life) in [
+            (&[A_OK, unsupported][..], "✓", "no fentry on this kernel"),
+            (&[A_OK, &A_OK.replace("stage08_a", "bio_life_x")], "✓", "✓"),
+            (&[A_OK, B_FAILED], "stage08_b", NOT_TESTED),
+            (&[A_OK, &ignored], "✓, not judged: stage08_b", NOT_TESTED),
+        ] {
+            // The sum of two parts of a kernel's tests.
+            let mut sum = Report::default();
+            sum.add(&of_guest(lines));
+            let said = sum.passed().programs;
+            assert_eq!((&*said["stage08"], &*said["bio-life"]), (stage08, bio_life));
+            assert_eq!(said["stage09"], NOT_TESTED);
+        }
+    }
+}

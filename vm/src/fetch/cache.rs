@@ -1,0 +1,389 @@
+//! The cache directory: what is fetched or made once and used by every run.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use host::fail::{MACHINE, fail};
+use host::say;
+use rustix::fs::FlockOperation;
+use sha2::{Digest, Sha256};
+
+/// A snapshot of QEMU's that is there for longer has no owner.
+const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
+
+/// An index of a suite that is there for longer has no owner.
+const INDEX_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// The cache directory of this user.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    dir: PathBuf,
+}
+
+impl Cache {
+    /// `$VM_CACHE`, else `$XDG_CACHE_HOME/bpf-vm`, else `~/.cache/bpf-vm`; created where
+    /// it is missing. A relative path is relative to the workspace, wherever cargo was called.
+    pub fn open(workspace: &Path) -> Result<Cache> {
+        let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let dir = var("VM_CACHE")
+            .or_else(|| var("XDG_CACHE_HOME").map(|d| d.join("bpf-vm")))
+            .or_else(|| var("HOME").map(|d| d.join(".cache/bpf-vm")))
+            .context("no cache directory: set VM_CACHE or HOME")?;
+        let dir = if dir.is_relative() { workspace.join(dir) } else { dir };
+        Cache::at(&dir)
+    }
+
+    /// The cache in `dir`.
+    pub fn at(dir: &Path) -> Result<Cache> {
+        let create = || -> io::Result<PathBuf> {
+            fs::DirBuilder::new().recursive(true).mode(0o755).create(dir.join("tmp"))?;
+            dir.canonicalize()
+        };
+        let dir = create().with_context(|| {
+            format!("cannot use the cache directory {} (VM_CACHE sets another)", dir.display())
+        })?;
+        Ok(Cache { dir })
+    }
+
+    /// A path in the cache.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Takes the lock that whoever fills the cache holds; given back when dropped.
+    pub fn lock(&self) -> Result<File> {
+        let path = self.path("lock");
+        let file =
+            File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            say!("another set-up is at work, waiting for it");
+            rustix::fs::flock(&file, FlockOperation::LockExclusive)
+                .context("cannot lock the cache")?;
+        }
+        self.sweep();
+        Ok(file)
+    }
+
+    /// Removes what interrupted set-ups left, and the snapshots of QEMUs that are gone: QEMU unlinks
+    /// one as soon as it has opened it. Only with the lock held.
+    fn sweep(&self) {
+        for entry in fs::read_dir(self.path("tmp")).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed());
+            let is_older = |than| matches!(age, Ok(Ok(age)) if age > than);
+            let name = name.to_string_lossy();
+            if name.starts_with("part-")
+                || (name.starts_with("vl.") && is_older(SNAPSHOT_AGE))
+                || (name.starts_with("index-") && is_older(INDEX_AGE))
+            {
+                let path = entry.path();
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+            }
+        }
+    }
+
+    /// A temporary directory on the cache's file system, removed when dropped. Only with the
+    /// lock held: whoever takes it next removes what lies there.
+    pub fn temp_dir(&self) -> Result<tempfile::TempDir> {
+        self.temp("part-")
+    }
+
+    /// A temporary directory for an index, which is also fetched by those who do not hold the lock:
+    /// whoever takes it leaves this directory alone for a day.
+    pub fn index_dir(&self) -> Result<tempfile::TempDir> {
+        self.temp("index-")
+    }
+
+    fn temp(&self, prefix: &str) -> Result<tempfile::TempDir> {
+        tempfile::Builder::new()
+            .prefix(prefix)
+            .tempdir_in(self.path("tmp"))
+            .context("cannot create a temporary directory in the cache")
+    }
+
+    /// A file of the cache: `make` writes it where it is missing, or is not as it was made.
+    pub fn sealed(
+        &self,
+        name: &str,
+        (what, megabytes): (&str, u64),
+        make: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let place = self.path(name);
+        if is_sealed(&place) {
+            return Ok(place);
+        }
+        let _lock = self.lock()?;
+        if !is_sealed(&place) {
+            say!("making {what}");
+            self.need_space(megabytes, what)?;
+            let temp = self.temp_dir()?;
+            let made = temp.path().join("made");
+            make(&made)?;
+            put_sealed(&made, &place)?;
+        }
+        Ok(place)
+    }
+
+    fn free_mb(&self) -> Result<u64> {
+        let stat = rustix::fs::statvfs(&self.dir).context("cannot read the cache's file system")?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize) >> 20)
+    }
+
+    /// Where it is and how much room it has.
+    pub fn describe(&self) -> String {
+        let free = self.free_mb().map_or_else(|e| format!("{e:#}"), |mb| format!("{mb} MB free"));
+        format!("{}, {free}", self.dir.display())
+    }
+
+    /// An error where less than `megabytes` are free.
+    pub fn need_space(&self, megabytes: u64, what: &str) -> Result<()> {
+        let free = self.free_mb()?;
+        if free >= megabytes {
+            return Ok(());
+        }
+        bail!(
+            "no space: {what} needs {megabytes} MB in {}, {free} MB are free; \
+             make room, or set VM_CACHE to a directory elsewhere",
+            self.dir.display()
+        )
+    }
+}
+
+/// The message where writing to `path` failed for lack of space.
+pub fn no_space(path: &Path, why: &str) -> String {
+    let path = path.display();
+    format!(
+        "no space left while writing {path}: {why}; make room there, or set VM_CACHE to a \
+         directory elsewhere"
+    )
+}
+
+/// Writes a file; where there is no space, the error says so.
+pub fn write(path: &Path, content: &[u8]) -> Result<()> {
+    match fs::write(path, content) {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            bail!(no_space(path, &error.to_string()))
+        }
+        result => result.with_context(|| format!("cannot write {}", path.display())),
+    }
+}
+
+/// The path with this at its end. What follows a dot in it may be a version, so it is no extension that
+/// another could replace.
+pub fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(end);
+    path.into()
+}
+
+/// The SHA-256 of a file's content in hexadecimal.
+pub fn sha256(path: &Path) -> Result<String> {
+    let reading = || format!("cannot read {}", path.display());
+    let mut file = File::open(path).with_context(reading)?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let n = file.read(&mut buffer).with_context(reading)?;
+        if n == 0 {
+            return Ok(hex(&hash.finalize()));
+        }
+        hash.update(&buffer[..n]);
+    }
+}
+
+/// Bytes as lower-case hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Unpacks a package through the links that lie in `root` already; nothing of it is installed.
+/// `left_out`: patterns of files that nobody needs.
+pub fn unpack(deb: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
+    let unpack = || -> Result<()> {
+        fs::create_dir_all(root)?;
+        let mut files = Command::new(tool("dpkg-deb")?);
+        let mut files = files.arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).spawn()?;
+        let mut tar = Command::new(tool("tar")?);
+        tar.args(["--extract", "--keep-directory-symlink", "--no-same-owner", "--directory"]);
+        tar.arg(root).args(left_out.iter().map(|pattern| format!("--exclude={pattern}")));
+        let output = tar.stdin(files.stdout.take().context("no pipe")?).output()?;
+        let why = String::from_utf8_lossy(&output.stderr);
+        if why.contains("No space left") {
+            bail!(no_space(root, why.trim()));
+        }
+        if !files.wait()?.success() || !output.status.success() {
+            bail!("{}", why.trim().to_owned());
+        }
+        Ok(())
+    };
+    unpack().with_context(|| format!("cannot unpack {}", deb.display()))
+}
+
+/// The packages in a directory, sorted.
+pub fn packages_in(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
+    let files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    let mut debs: Vec<_> =
+        files.into_iter().filter(|file| file.extension().is_some_and(|end| end == "deb")).collect();
+    debs.sort();
+    Ok(debs)
+}
+
+/// Moves a finished file or directory to its place, with its content on the disk before. A
+/// directory that is there already moves to where the new one was, with `.old` at its name's end.
+pub fn put(made: &Path, place: &Path) -> Result<()> {
+    let flush = || -> io::Result<()> {
+        let file = File::open(made)?;
+        if file.metadata()?.is_dir() {
+            rustix::fs::syncfs(&file)?;
+        } else {
+            file.sync_all()?;
+        }
+        if let Some(parent) = place.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        if place.is_dir() {
+            fs::rename(place, beside(made, ".old"))?;
+        }
+        fs::rename(made, place)
+    };
+    flush().with_context(|| format!("cannot put {} in its place", place.display()))
+}
+
+/// As [`put`] for a file, with a seal beside it: [`is_sealed`] tells whether it is still as it
+/// was put there.
+fn put_sealed(made: &Path, place: &Path) -> Result<()> {
+    put(made, place)?;
+    write(&seal_of(place), stamp(place)?.as_bytes())
+}
+
+/// Whether a file is still what was put there, by its size and time of modification.
+pub fn is_sealed(place: &Path) -> bool {
+    let seal = fs::read_to_string(seal_of(place)).ok();
+    seal.is_some_and(|seal| stamp(place).is_ok_and(|stamp| stamp == seal))
+}
+
+fn seal_of(place: &Path) -> PathBuf {
+    beside(place, ".seal")
+}
+
+fn stamp(place: &Path) -> Result<String> {
+    let meta = place.metadata().with_context(|| format!("cannot read {}", place.display()))?;
+    let since = meta.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(format!("{} bytes, {} ns", meta.len(), since.as_nanos()))
+}
+
+/// The program `name` in the PATH or in an sbin directory: a Debian user's PATH has none of those.
+pub fn find_tool(name: &str) -> Option<PathBuf> {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin");
+    which::which_in(name, Some(path), "/").ok()
+}
+
+/// The busybox of this machine, where it is one that needs no libraries.
+pub fn static_busybox() -> Option<PathBuf> {
+    let file = find_tool("busybox")?;
+    let bytes = fs::read(&file).ok()?;
+    let head = &bytes[..bytes.len().min(4096)];
+    let interpreter = |name: &[u8]| head.windows(name.len()).any(|w| w == name);
+    (!interpreter(b"/ld-linux") && !interpreter(b"/ld-musl")).then_some(file)
+}
+
+/// As [`find_tool`], with an error that says how to get it.
+pub fn tool(name: &str) -> Result<PathBuf> {
+    find_tool(name).ok_or_else(|| {
+        fail(
+            MACHINE,
+            format!(
+                "{name} is not here: install the package that has it (`cargo vm setup` does where \
+                 there is apt)"
+            ),
+        )
+    })
+}
+
+/// Runs a tool and returns its output; where it fails, an error with what it said.
+pub fn run(name: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Vec<u8>> {
+    let mut command = Command::new(tool(name)?);
+    let output = command.args(args).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot start {name}"))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("{name} failed ({}): {}", output.status, text.trim());
+    }
+    Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::fail::Fail;
+
+    #[test]
+    fn no_space_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        assert!(cache.need_space(1, "a test").is_ok());
+        let error = cache.need_space(1 << 40, "a test").unwrap_err().to_string();
+        assert!(error.starts_with("no space: a test needs"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_changed_is_not_sealed() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("sub/file");
+        let put = |content: &str| {
+            let made = dir.path().join("made");
+            write(&made, content.as_bytes()).unwrap();
+            put_sealed(&made, &place).unwrap();
+        };
+        assert!(!is_sealed(&place));
+        put("whole");
+        assert!(is_sealed(&place));
+        for damage in ["who", "WHOLE", ""] {
+            fs::write(&place, damage).unwrap();
+            assert!(!is_sealed(&place), "{damage:?}");
+            put("whole");
+        }
+        fs::remove_file(&place).unwrap();
+        assert!(!is_sealed(&place));
+    }
+
+    #[test]
+    fn a_tool_that_fails_says_why() {
+        assert_eq!(run("echo", ["a"]).unwrap(), b"a\n");
+        let error = run("sh", ["-c", "echo why >&2; exit 4"]).unwrap_err().to_string();
+        assert_eq!(error, "sh failed (exit status: 4): why");
+        let missing = run("no-such-tool", [""]).context("what for").unwrap_err();
+        assert_eq!(missing.downcast_ref::<Fail>().unwrap().code, MACHINE);
+    }
+
+    #[test]
+    fn leftovers_of_an_interrupted_set_up_are_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        fs::create_dir(cache.path("tmp/part-x")).unwrap();
+        fs::write(cache.path("tmp/part-x/half.deb"), "half").unwrap();
+        let snapshots = ["tmp/vl.old", "tmp/vl.new"].map(|name| cache.path(name));
+        snapshots.iter().for_each(|path| fs::write(path, "").unwrap());
+        let old = std::time::SystemTime::now() - 2 * SNAPSHOT_AGE;
+        File::options().write(true).open(&snapshots[0]).unwrap().set_modified(old).unwrap();
+        drop(cache.lock().unwrap());
+        assert!(!cache.path("tmp/part-x").exists());
+        assert_eq!(snapshots.map(|path| path.exists()), [false, true]);
+        // What is fetched without the lock is in use, until it is a day old.
+        let index = cache.index_dir().unwrap();
+        drop(cache.lock().unwrap());
+        assert!(index.path().exists());
+        let old = std::time::SystemTime::now() - 2 * INDEX_AGE;
+        File::open(index.path()).unwrap().set_modified(old).unwrap();
+        drop(cache.lock().unwrap());
+        assert!(!index.path().exists());
+    }
+}

@@ -1,0 +1,255 @@
+//! A kernel: unpacked in a directory, in the cache, or this machine's own.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use host::fail::{USAGE, fail};
+use host::say;
+
+use crate::arch::Arch;
+use crate::fetch::apt;
+use crate::fetch::cache::{self, Cache, packages_in, sha256, unpack};
+
+/// Free megabytes that fetching and unpacking one kernel may take.
+const KERNEL_MB: u64 = 900;
+/// What `--kernel` calls this machine's own kernel.
+pub const HOST: &str = "host";
+/// What a directory must hold to be one that `--kernel` takes.
+pub const LAYOUT: &str = "such a directory holds an unpacked kernel: boot/vmlinuz-RELEASE or \
+                          lib/modules/RELEASE/vmlinuz, and the modules in lib/modules/RELEASE (or \
+                          below usr/lib). `dpkg-deb -x linux-image-….deb DIR` makes one";
+/// The file in the cache that says that a kernel was unpacked to its end: the checksum of its image, and
+/// where that lies.
+pub const MARK: &str = "manifest";
+
+/// An unpacked kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// What `uname -r` says in the guest.
+    pub release: String,
+    /// The bootable image.
+    pub image: PathBuf,
+    /// The directory of its modules.
+    pub modules: PathBuf,
+}
+
+impl Kernel {
+    /// The newest kernel in a directory where packages were unpacked.
+    pub fn at(dir: &Path) -> Result<Kernel> {
+        let usage = |what: String| fail(USAGE, format!("{what}; {LAYOUT}"));
+        let dir = dir.canonicalize().map_err(|error| {
+            usage(format!("cannot use the kernel in {}: {error}", dir.display()))
+        })?;
+        let releases = releases(&dir);
+        let kernels = releases.iter().filter_map(|(release, modules)| {
+            let image = image(&dir, release, modules)?;
+            Some(Kernel { release: release.clone(), image, modules: modules.clone() })
+        });
+        kernels.max_by(|a, b| by_version(&a.release, &b.release)).ok_or_else(|| {
+            let dir = dir.display();
+            usage(match releases.first() {
+                None => format!("{dir} has no modules in lib/modules/RELEASE"),
+                Some((release, _)) => format!("{dir} has no boot/vmlinuz-{release}"),
+            })
+        })
+    }
+
+    /// The same, of a directory that a user names.
+    pub fn of_user(dir: &Path) -> Result<Kernel> {
+        let kernel = Kernel::at(dir)?;
+        if !kernel.modules.join("modules.dep").is_file() {
+            kernel.depmod()?;
+        }
+        Ok(kernel)
+    }
+
+    /// This machine's own kernel: the one that runs, if its image is installed and this user may
+    /// read it; else the newest such; else the distribution's, from its apt archive.
+    pub fn host(arch: Arch, cache: &Cache) -> Result<Kernel> {
+        if arch.is_foreign() {
+            let arch = arch.name();
+            return Err(fail(USAGE, format!("this machine's own kernel is not one for {arch}")));
+        }
+        let kernel = match Kernel::installed(Path::new("/")) {
+            Some(kernel) => kernel,
+            None => Kernel::of_distribution(cache)?,
+        };
+        say!(
+            "kernel {}, this machine's own ({}): not one of the kernels that the tests cover",
+            kernel.release,
+            kernel.image.display()
+        );
+        Ok(kernel)
+    }
+
+    fn installed(root: &Path) -> Option<Kernel> {
+        let running = rustix::system::uname().release().to_string_lossy().into_owned();
+        let kernels = releases(root).into_iter().filter_map(|(release, modules)| {
+            let image = image(root, &release, &modules)?;
+            let usable = File::open(&image).is_ok() && modules.join("modules.dep").is_file();
+            usable.then_some(Kernel { release, image, modules })
+        });
+        kernels.max_by(|a, b| {
+            let runs = |kernel: &Kernel| kernel.release == running;
+            runs(a).cmp(&runs(b)).then_with(|| by_version(&a.release, &b.release))
+        })
+    }
+
+    /// The distribution's kernel in the cache, fetched where it is not there or damaged.
+    fn of_distribution(cache: &Cache) -> Result<Kernel> {
+        let place = cache.path("kernels/host");
+        if let State::Here(kernel) = State::of(&place) {
+            return Ok(kernel);
+        }
+        let _lock = cache.lock()?;
+        if let State::Here(kernel) = State::of(&place) {
+            return Ok(kernel);
+        }
+        ensure!(
+            cache::find_tool("apt-get").is_some(),
+            "this machine has no kernel that this user can read (/lib/modules/*/vmlinuz, \
+             /boot/vmlinuz-*), and no apt to fetch one with: install this distribution's kernel \
+             package, or set VM_MIRROR to the root of a Debian archive"
+        );
+        apt::need_lists()?;
+        Kernel::put("this distribution's kernel", &place, cache, apt::fetch_own_kernel)
+    }
+
+    /// Fetches the packages of a kernel into a directory, unpacks them, and puts what comes out into its
+    /// place in the cache. Only with the cache's lock held.
+    pub fn put(
+        what: &str,
+        place: &Path,
+        cache: &Cache,
+        fetch: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Kernel> {
+        if let State::Damaged(why) = State::of(place) {
+            say!("{what} is damaged in the cache ({why}): fetching it again");
+        }
+        cache.need_space(KERNEL_MB, what)?;
+        let temp = cache.temp_dir()?;
+        fetch(temp.path())?;
+        let root = temp.path().join("root");
+        for deb in packages_in(temp.path())? {
+            say!("unpacking {}", deb.file_name().unwrap_or_default().to_string_lossy());
+            unpack(&deb, &root, &[])?;
+            fs::remove_file(deb)?;
+        }
+        let kernel = Kernel::at(&root)?;
+        kernel.depmod()?;
+        let image = kernel.image.strip_prefix(root.canonicalize()?)?.display().to_string();
+        cache::write(&root.join(MARK), format!("{} {image}", sha256(&kernel.image)?).as_bytes())?;
+        cache::put(&root, place)?;
+        Kernel::at(place)
+    }
+
+    /// Writes the modules' dependencies, which no package carries.
+    fn depmod(&self) -> Result<()> {
+        let base = self.modules.ancestors().nth(3).unwrap_or(Path::new("/"));
+        cache::run("depmod", ["-b".as_ref(), base.as_os_str(), self.release.as_ref()])
+            .and_then(|_| self.modules.join("modules.dep").metadata().context("modules.dep"))
+            .with_context(|| format!("cannot index {}", self.modules.display()))?;
+        Ok(())
+    }
+}
+
+/// What the cache has of a kernel.
+#[derive(Debug, PartialEq, Eq)]
+pub enum State {
+    /// All of it.
+    Here(Kernel),
+    /// Not what was unpacked there: why.
+    Damaged(String),
+    /// Nothing.
+    Missing,
+}
+
+impl State {
+    /// Of the kernel in `dir`.
+    pub fn of(dir: &Path) -> State {
+        if !dir.is_dir() {
+            return State::Missing;
+        }
+        match check(dir).and_then(|()| Kernel::at(dir)) {
+            Ok(kernel) => State::Here(kernel),
+            Err(why) => State::Damaged(format!("{why:#}")),
+        }
+    }
+}
+
+/// Compares an unpacked kernel with its mark. The image is the one file that a guest could not check.
+fn check(dir: &Path) -> Result<()> {
+    let text = fs::read_to_string(dir.join(MARK)).context("it was not unpacked to its end")?;
+    let mark = text.lines().next().and_then(|line| line.split_once(' '));
+    let (expected, image) = mark.context("its mark is empty")?;
+    ensure!(sha256(&dir.join(image))? == expected, "{image} has the wrong checksum");
+    Ok(())
+}
+
+/// The releases whose modules lie below `root`, with the directories of these.
+fn releases(root: &Path) -> Vec<(String, PathBuf)> {
+    let subs = ["lib/modules", "usr/lib/modules"];
+    let entries =
+        subs.iter().flat_map(|sub| fs::read_dir(root.join(sub)).into_iter().flatten().flatten());
+    entries
+        .filter(|entry| entry.path().join("kernel").is_dir())
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
+        .collect()
+}
+
+/// The image that belongs to a release: Debian's and Ubuntu's place, Fedora's and Arch's.
+fn image(root: &Path, release: &str, modules: &Path) -> Option<PathBuf> {
+    let places = [root.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
+    places.into_iter().find(|image| image.is_file())
+}
+
+/// Compares releases by the numbers in them: 6.12 is newer than 6.9.
+pub fn by_version(a: &str, b: &str) -> std::cmp::Ordering {
+    let numbers = |release: &str| -> Vec<u64> {
+        release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+    };
+    numbers(a).cmp(&numbers(b)).then_with(|| a.cmp(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_and_modules_are_found_in_both_layouts() {
+        for (modules, image) in [
+            ("lib/modules/6.1", "boot/vmlinuz-6.1"),
+            ("usr/lib/modules/6.1", "boot/vmlinuz-6.1"),
+            ("usr/lib/modules/6.1", "usr/lib/modules/6.1/vmlinuz"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            fs::create_dir_all(dir.path().join(modules).join("kernel")).unwrap();
+            fs::create_dir_all(dir.path().join("boot")).unwrap();
+            assert!(Kernel::at(dir.path()).unwrap_err().to_string().contains("vmlinuz"));
+            fs::write(dir.path().join(image), "").unwrap();
+            let kernel = Kernel::at(dir.path()).unwrap();
+            assert_eq!(kernel.release, "6.1");
+            assert!(kernel.image.ends_with(image) && kernel.modules.ends_with(modules));
+        }
+        let empty = tempfile::tempdir().unwrap();
+        assert!(Kernel::at(empty.path()).unwrap_err().to_string().contains("has no modules"));
+    }
+
+    #[test]
+    fn the_newest_installed_kernel_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        // Fedora's and Arch's layout, and one whose modules are there without an image.
+        for release in ["6.9.4-200.fc40.x86_64", "6.12.1-arch1-1", "7.0.0"] {
+            let modules = dir.path().join("usr/lib/modules").join(release);
+            fs::create_dir_all(modules.join("kernel")).unwrap();
+            fs::write(modules.join("modules.dep"), "").unwrap();
+            if release != "7.0.0" {
+                fs::write(modules.join("vmlinuz"), "").unwrap();
+            }
+        }
+        assert_eq!(Kernel::installed(dir.path()).unwrap().release, "6.12.1-arch1-1");
+        assert_eq!(Kernel::at(dir.path()).unwrap().release, "6.12.1-arch1-1");
+        assert!(Kernel::installed(&dir.path().join("nowhere")).is_none());
+    }
+}

@@ -1,0 +1,256 @@
+//! Making the machine ready: packages, kernels, disk images.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use host::fail::{MACHINE, fail};
+use host::say;
+use serde::Deserialize;
+
+use crate::arch::Arch;
+use crate::fetch::apt::{self, APT_HELPER, Source};
+use crate::fetch::cache::{self, Cache, find_tool, static_busybox};
+
+/// Size of the data disk.
+const DATA_MB: u64 = 1024;
+/// Size of each disk beside it.
+const BLANK_MB: u64 = 256;
+
+/// How to tell that a package is here.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Sign {
+    /// A program in the PATH or an sbin directory.
+    Tool(String),
+    /// A header.
+    Header(String),
+    /// A busybox that needs no libraries.
+    StaticBusybox,
+    /// apt's helper or curl.
+    Fetcher,
+    /// A bpftool that works in the guest too.
+    Bpftool,
+}
+
+use Sign::{Bpftool, Fetcher, Header, StaticBusybox, Tool};
+
+/// What needs a package.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum For {
+    Run,
+    Fetch,
+    Test,
+}
+
+/// A package of packages.toml.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Package {
+    debian: String,
+    r#for: For,
+    sign: Sign,
+    others: Option<[String; 3]>,
+    /// The architecture of guests that need it, by Debian's name; else all.
+    guest: Option<String>,
+    /// Whether it is needed only for a guest of another architecture than this machine.
+    #[serde(default)]
+    cross: bool,
+}
+
+/// All packages.
+fn all() -> Result<Vec<Package>> {
+    #[derive(Deserialize)]
+    struct Packages {
+        package: Vec<Package>,
+    }
+    let packages = toml::from_str::<Packages>(include_str!("../../packages.toml"));
+    Ok(packages.context("vm/packages.toml")?.package)
+}
+
+/// How other distributions than Debian install packages.
+const MANAGERS: [(&str, &str); 3] =
+    [("dnf", "dnf install"), ("pacman", "pacman -S --needed"), ("zypper", "zypper install")];
+
+impl Sign {
+    fn is_here(&self) -> bool {
+        match self {
+            Tool(name) => find_tool(name).is_some(),
+            Header(name) => ["/usr/include", "/usr/local/include"]
+                .iter()
+                .any(|dir| Path::new(dir).join(name).is_file()),
+            StaticBusybox => static_busybox().is_some(),
+            Fetcher => Path::new(APT_HELPER).is_file() || find_tool("curl").is_some(),
+            Bpftool => find_tool("bpftool")
+                .and_then(|file| fs::read(file).ok())
+                .is_some_and(|content| !is_ubuntus_wrapper(&content)),
+        }
+    }
+}
+
+/// Whether a bpftool is Ubuntu's script, which looks for one made for the kernel that runs, and
+/// finds none for the guest's.
+fn is_ubuntus_wrapper(content: &[u8]) -> bool {
+    content.starts_with(b"#!") && String::from_utf8_lossy(content).contains("linux-tools")
+}
+
+/// What is missing here, by Debian's names where this machine has apt, else by those of its own
+/// package manager.
+pub fn missing(arch: Arch, source: &Source, for_test: bool) -> Result<Vec<String>> {
+    let has_apt = find_tool("apt-get").is_some();
+    let manager = MANAGERS.iter().position(|(tool, _)| find_tool(tool).is_some());
+    let fetches = source.mirror.is_some() || has_apt;
+    let mut packages = all()?;
+    let (guest, cross) = (arch.debian(), arch.is_foreign());
+    packages.retain(|package| package.guest.as_ref().is_none_or(|arch| arch == guest));
+    packages.retain(|package| match package.r#for {
+        _ if package.cross && !cross => false,
+        For::Run => true,
+        For::Fetch => fetches,
+        // They run in the guest, from its root.
+        For::Test => for_test && !cross,
+    });
+    // Not every Ubuntu has a package bpftool, and a stage runs without.
+    packages.retain(|package| for_test || package.debian != "bpftool" || !is_ubuntu());
+    packages.retain(|package| !package.sign.is_here());
+    Ok(named_by(manager.filter(|_| !has_apt), packages))
+}
+
+/// The names of packages for one of [`MANAGERS`]; Debian's where it is none of these.
+fn named_by(manager: Option<usize>, packages: Vec<Package>) -> Vec<String> {
+    let name = |Package { debian, others, .. }| match (manager, others) {
+        (Some(manager), Some(others)) => others[manager].clone(),
+        _ => debian,
+    };
+    packages.into_iter().map(name).collect()
+}
+
+/// Installs what is missing, saying so first.
+pub fn need(arch: Arch, source: &Source, for_test: bool) -> Result<()> {
+    if is_ubuntu() && !Bpftool.is_here() {
+        let advice = "bpftool is not here, or is Ubuntu's, which works under its own kernel only. \
+                      Install bpftool where this Ubuntu has a package of that name; else \
+                      linux-tools-generic, and link one of /usr/lib/linux-tools/*/bpftool to \
+                      /usr/local/bin/bpftool";
+        if for_test {
+            return Err(fail(MACHINE, advice));
+        }
+        say!("{advice}");
+    }
+    let missing = missing(arch, source, for_test)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names = missing.join(" ");
+    if find_tool("apt-get").is_none() {
+        let manager = MANAGERS.iter().find(|(tool, _)| find_tool(tool).is_some());
+        let advice = match manager {
+            Some((_, install)) => format!("as root run:\n  {install} {names}"),
+            None => "these are Debian's names: install them by those that they have here".into(),
+        };
+        return Err(fail(MACHINE, format!("packages are missing here: {names}; {advice}")));
+    }
+    say!("missing here: {names}");
+    if missing.iter().any(|name| name == "busybox-static") && find_tool("busybox").is_some() {
+        say!("busybox-static replaces the installed busybox: Debian has one or the other");
+    }
+    apt::install(&names)?;
+    match self::missing(arch, source, for_test)?.as_slice() {
+        [] => Ok(()),
+        still => bail!("installed, but still not found: {}", still.join(" ")),
+    }
+}
+
+fn is_ubuntu() -> bool {
+    apt::os_release().contains("ubuntu")
+}
+
+fn data_name() -> String {
+    format!("data-{DATA_MB}.ext4")
+}
+
+fn blank_name() -> String {
+    format!("blank-{BLANK_MB}")
+}
+
+/// The disk images that are missing from the cache, or changed since they were made.
+pub fn disks_to_make(cache: &Cache) -> Vec<String> {
+    let names = [data_name(), blank_name()];
+    names.into_iter().filter(|name| !cache::is_sealed(&cache.path(name))).collect()
+}
+
+/// The image of the data disk: ext4, empty, made once. Guests write to a snapshot of it.
+pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
+    image(cache, &data_name(), DATA_MB, |file| {
+        // Nothing is left for the kernel to initialise later: that would be I/O nobody asked for.
+        let lazy = "lazy_itable_init=0,lazy_journal_init=0";
+        let options = ["-q", "-F", "-L", "data", "-m", "0", "-N", "16384", "-E", lazy];
+        let args = options.iter().map(OsStr::new).chain([file.as_os_str()]);
+        cache::run("mkfs.ext4", args).map(|_| ())
+    })
+}
+
+/// The image of an empty disk.
+pub fn blank_disk(cache: &Cache) -> Result<PathBuf> {
+    image(cache, &blank_name(), BLANK_MB, |_| Ok(()))
+}
+
+fn image(
+    cache: &Cache,
+    name: &str,
+    megabytes: u64,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    cache.sealed(name, (&format!("the disk image {name}"), 100), |made| {
+        File::create(made)
+            .and_then(|file| file.set_len(megabytes << 20))
+            .with_context(|| format!("cannot create a disk image at {}", made.display()))?;
+        fill(made)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_appears_only_when_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        assert!(image(&cache, "disk", 1, |_| anyhow::bail!("interrupted")).is_err());
+        assert!(!cache.path("disk").exists());
+        let file = image(&cache, "disk", 1, |_| Ok(())).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+        // One that was truncated is made again.
+        File::create(&file).unwrap();
+        let file = image(&cache, "disk", 1, |_| Ok(())).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+    }
+
+    #[test]
+    fn packages_have_the_names_of_the_manager() {
+        let names = |manager| named_by(manager, all().unwrap());
+        assert_eq!(names(None)[0], "qemu-system-x86");
+        let libelf: Vec<String> =
+            (0..MANAGERS.len()).map(|manager| names(Some(manager)).swap_remove(10)).collect();
+        assert_eq!(libelf, ["elfutils-libelf-devel", "libelf", "libelf-devel"]);
+        assert_eq!(names(Some(0))[5], "xz");
+    }
+
+    #[test]
+    fn a_sign_is_seen() {
+        assert!(Tool("sh".into()).is_here());
+        assert!(!Tool("no-such-program".into()).is_here());
+        assert!(!Header("no-such-header.h".into()).is_here());
+    }
+
+    #[test]
+    fn ubuntus_bpftool_is_none() {
+        let script = "#!/bin/bash\nfull_version=`uname -r`\nexec \"/usr/lib/linux-tools/$full_version/bpftool\"";
+        assert!(is_ubuntus_wrapper(script.as_bytes()));
+        assert!(!is_ubuntus_wrapper(b"\x7fELF /usr/lib/linux-tools"));
+        assert!(!is_ubuntus_wrapper(b"#!/bin/sh\nexec /opt/bpftool"));
+    }
+}

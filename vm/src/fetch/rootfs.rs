@@ -1,0 +1,243 @@
+//! The guest's root file system where this machine's does not do: packages of Debian, unpacked into the
+//! cache. Nothing of them runs here.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use host::fail::{USAGE, fail};
+use host::say;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use crate::arch::Arch;
+use crate::fetch::apt::Source;
+use crate::fetch::cache::{self, Cache, hex, packages_in, unpack};
+use crate::fetch::index::Index;
+use crate::fetch::table::Line;
+
+/// Free megabytes that fetching and unpacking them may take.
+const ROOTFS_MB: u64 = 600;
+/// What of a package no guest reads.
+const LEFT_OUT: [&str; 4] =
+    ["./usr/share/doc/*", "./usr/share/info/*", "./usr/share/locale/*", "./usr/share/man/*"];
+/// A merged /usr, as Debian has it; packages of that release still name both.
+const MERGED: [&str; 3] = ["bin", "lib", "sbin"];
+/// What the packages' scripts would have made, which do not run: links, and copies.
+const LINKS: [(&str, &str); 3] =
+    [("usr/bin/awk", "mawk"), ("usr/bin/sh", "dash"), ("etc/mtab", "../proc/self/mounts")];
+const COPIES: [(&str, &str); 2] = [
+    ("usr/share/base-passwd/passwd.master", "etc/passwd"),
+    ("usr/share/base-passwd/group.master", "etc/group"),
+];
+/// The file in it that lists its packages, a name and a version each.
+const PACKAGES: &str = "packages";
+
+/// A root file system that is made of a suite's newest packages.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rootfs {
+    /// What it is, in a message.
+    what: String,
+    /// Its name in the cache.
+    name: String,
+    suite: String,
+    /// Debian's name of its architecture.
+    arch: String,
+    /// The packages that are wanted; apt adds what these depend on.
+    wanted: Vec<String>,
+}
+
+impl Rootfs {
+    /// As a file describes it.
+    pub fn parse(text: &str) -> Result<Rootfs> {
+        toml::from_str(text).context("cannot read what a root file system consists of")
+    }
+
+    /// That of guests of another architecture.
+    pub fn arm64() -> Result<Rootfs> {
+        Rootfs::parse(include_str!("../../rootfs-arm64.toml")).context("vm/rootfs-arm64.toml")
+    }
+
+    /// Where it lies in the cache. One of other packages is another directory.
+    pub fn place(&self, cache: &Cache) -> PathBuf {
+        let hash = Sha256::new_with_prefix(format!(
+            "{} {:?} {LEFT_OUT:?} {LINKS:?} {COPIES:?}",
+            self.suite, self.wanted
+        ));
+        cache.path(format!("roots/{}-{}", self.name, &hex(&hash.finalize())[..12]))
+    }
+
+    /// Removes it from the cache: it is made of what is the newest then.
+    pub fn remove(&self, cache: &Cache) -> Result<()> {
+        let _lock = cache.lock()?;
+        let place = self.place(cache);
+        let removed = if place.is_dir() { fs::remove_dir_all(&place) } else { Ok(()) };
+        removed.with_context(|| format!("cannot remove {}", place.display()))
+    }
+
+    /// Where it lies, made of the newest packages where it is missing.
+    pub fn get(&self, source: &Source, cache: &Cache) -> Result<PathBuf> {
+        let place = self.place(cache);
+        made(&self.what, &place, cache, |dir, root| {
+            let index = Index::of(source, &self.suite, &self.arch, cache)?;
+            let packages = index.with_dependencies(&self.wanted)?;
+            let names: Vec<String> = packages.iter().map(|(name, _)| name.clone()).collect();
+            index.download(&names, dir)?;
+            for dir in MERGED {
+                fs::create_dir_all(root.join("usr").join(dir))?;
+                symlink(Path::new("usr").join(dir), root.join(dir))?;
+            }
+            let list = packages.iter().map(|(name, version)| format!("{name} {version}\n"));
+            cache::write(&root.join(PACKAGES), list.collect::<String>().as_bytes())
+        })?;
+        Ok(place)
+    }
+}
+
+/// The version of a package in a root file system that [`Rootfs::get`] has made.
+pub fn version(rootfs: &Path, package: &str) -> Option<String> {
+    let text = fs::read_to_string(rootfs.join(PACKAGES)).ok()?;
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.find(|(name, _)| *name == package).map(|(_, version)| version.to_owned())
+}
+
+/// The headers of a line's kernel, in the cache: what is compiled with those of another release would read
+/// that kernel's memory wrongly. None where the suite does not have them.
+pub fn headers(
+    line: &Line,
+    release: &str,
+    source: &Source,
+    cache: &Cache,
+) -> Result<Option<PathBuf>> {
+    let place = cache.path(format!("roots/headers-{release}"));
+    let what = format!("the headers of {release}");
+    if place.is_dir() {
+        return Ok(Some(place));
+    }
+    let index = line.index(source, cache)?;
+    let Some(names) = line.headers(release, &index)? else {
+        say!("{} has no {what}, which bcc's tools need: these are not compared", line.suite);
+        return Ok(None);
+    };
+    made(&what, &place, cache, |dir, _| index.download(&names, dir))?;
+    Ok(Some(place))
+}
+
+/// Makes a directory of the cache where it is missing: `fetch` puts packages into one directory, and what
+/// else there has to be into the other, in which they are unpacked.
+fn made(
+    what: &str,
+    place: &Path,
+    cache: &Cache,
+    fetch: impl FnOnce(&Path, &Path) -> Result<()>,
+) -> Result<()> {
+    if place.is_dir() {
+        return Ok(());
+    }
+    let _lock = cache.lock()?;
+    if place.is_dir() {
+        return Ok(());
+    }
+    cache.need_space(ROOTFS_MB, what)?;
+    let temp = cache.temp_dir()?;
+    let root = temp.path().join("root");
+    say!("making {what}");
+    fs::create_dir(&root)?;
+    fetch(temp.path(), &root)?;
+    packages_in(temp.path())?.iter().try_for_each(|deb| unpack(deb, &root, &LEFT_OUT))?;
+    if root.join("etc").is_dir() {
+        complete(&root)?;
+    }
+    cache::put(&root, place)
+}
+
+/// Makes what the packages' scripts would have made.
+fn complete(root: &Path) -> Result<()> {
+    for (link, to) in LINKS {
+        if root.join(link).symlink_metadata().is_err() {
+            symlink(to, root.join(link)).context(link)?;
+        }
+    }
+    for (from, to) in COPIES {
+        fs::copy(root.join(from), root.join(to)).context(to)?;
+    }
+    Ok(())
+}
+
+/// A directory that `--rootfs` names: one with a system of the guest's architecture in it.
+pub fn named(dir: &Path) -> Result<PathBuf> {
+    let found = dir.canonicalize().ok().filter(|dir| dir.join("usr/bin").is_dir());
+    found.with_context(|| format!("{} holds no root of a Linux system", dir.display())).map_err(
+        |error| fail(USAGE, format!("{error}: there is no usr/bin in it. debootstrap makes one")),
+    )
+}
+
+/// Writes a script that calls the cross compiler with this root's headers and libraries: those of this
+/// machine's own cross compiler, where it has any, may be too new for the guest. Returns its path.
+pub fn compiler(root: &Path, arch: Arch) -> Result<PathBuf> {
+    let file = root.with_extension("cc");
+    let gnu = arch.gnu();
+    let quoted = root.to_str().filter(|root| !root.contains('\''));
+    let root = quoted.with_context(|| format!("{} cannot be quoted", root.display()))?;
+    let lib = format!("{root}/usr/lib/{gnu}");
+    let include = format!("{root}/usr/include");
+    let text = format!(
+        "#!/bin/sh\nexec {gnu}-gcc --sysroot='{root}' -B'{lib}' -isystem '{include}/{gnu}' \
+         -isystem '{include}' \"$@\" -L'{lib}'\n"
+    );
+    if fs::read_to_string(&file).is_ok_and(|old| old == text) {
+        return Ok(file);
+    }
+    let made = tempfile::NamedTempFile::new_in(file.parent().context("no directory")?)?;
+    cache::write(made.path(), text.as_bytes())?;
+    fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755))?;
+    made.persist(&file).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch::index::tests::Archive;
+
+    #[test]
+    fn the_guests_rootfs_has_what_the_tests_use() {
+        let rootfs = Rootfs::arm64().unwrap();
+        // What links the programs, and what their guest tests find on this machine otherwise.
+        for name in ["libc6-dev", "libelf-dev", "zlib1g-dev", "fio", "strace", "btrfs-progs"] {
+            assert!(rootfs.wanted.iter().any(|wanted| wanted == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_rootfs_is_made_once_with_what_it_depends_on() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&temp.path().join("cache")).unwrap();
+        let archive = Archive::new();
+        archive.pack("tool", &[("usr/bin/tool", "new"), ("usr/share/doc/tool", "text")]);
+        archive.pack("part", &[("bin/part", "new")]);
+        archive.carries(&[]);
+        let text = "what = \"a test\"\nname = \"test\"\nsuite = \"moving\"\narch = \"amd64\"\n";
+        let rootfs = Rootfs::parse(&format!("{text}wanted = [\"tool\"]\n")).unwrap();
+        let none = Source { mirror: Some("http://127.0.0.1:9".into()), ..archive.source() };
+        assert!(rootfs.get(&none, &cache).is_err() && !rootfs.place(&cache).exists());
+        let place = rootfs.get(&archive.source(), &cache).unwrap();
+        assert_eq!(rootfs.get(&none, &cache).unwrap(), place);
+        assert_eq!(fs::read_to_string(place.join("usr/bin/part")).unwrap(), "new");
+        assert!(place.join("usr/bin/tool").is_file() && !place.join("usr/share/doc/tool").exists());
+        assert_eq!(version(&place, "part").as_deref(), Some("2"));
+        let other = Rootfs::parse(&format!("{text}wanted = [\"part\"]\n")).unwrap();
+        assert_ne!(other.place(&cache), place);
+    }
+
+    #[test]
+    fn a_rootfs_is_a_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = named(dir.path()).unwrap_err();
+        assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, USAGE);
+        fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
+        assert!(named(dir.path()).is_ok());
+    }
+}

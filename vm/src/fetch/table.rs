@@ -1,0 +1,729 @@
+//! The kernel lines of `vm/kernels.toml`: which there are, which kernel each of them stands for, and
+//! fetching it.
+//!
+//! A *pinned* line is one file of Debian's, known by its checksum in `vm/pinned.toml`. Another line
+//! *follows* its suite: what the cache has of it is taken, and where that is nothing, or older than what
+//! the tests passed on, the newest of the suite's signed index is fetched.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use host::fail::{MACHINE, USAGE, fail};
+use host::say;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::arch::Arch;
+use crate::fetch::apt::{self, Source};
+use crate::fetch::cache::{Cache, hex, sha256};
+use crate::fetch::index::{Entry, Index};
+use crate::fetch::kernel::{HOST, Kernel, LAYOUT, MARK, State, by_version};
+
+/// The lines.
+const LINES: &str = include_str!("../../kernels.toml");
+const LINES_FILE: &str = "vm/kernels.toml";
+/// The files of the pinned ones.
+const PINNED: &str = include_str!("../../pinned.toml");
+const PINNED_FILE: &str = "vm/pinned.toml";
+/// What the tests said of each line, and on which release.
+pub const TESTED_FILE: &str = "vm/tested.json";
+
+/// By architecture and line, what the tests last said.
+pub type Tested = BTreeMap<String, BTreeMap<String, Passed>>;
+
+/// What the tests said of a line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Passed {
+    /// What `uname -r` says there.
+    pub release: String,
+    /// By program, what its tests said. None of a line for which docs/kernels.md does not vouch.
+    pub programs: BTreeMap<String, String>,
+}
+
+/// What the tests said when this launcher was built.
+pub fn tested() -> Result<Tested> {
+    serde_json::from_str(include_str!("../../tested.json")).context(TESTED_FILE)
+}
+
+/// The lines of an architecture.
+#[derive(Debug)]
+pub struct Table {
+    arch: Arch,
+    /// The name of the default line.
+    pub default: String,
+    /// In the order of the file.
+    pub lines: Vec<Line>,
+}
+
+/// One kernel line.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// As it is named on the command line, `6.1`.
+    pub name: String,
+    /// The Debian suite that carries it.
+    pub suite: String,
+    /// Whether it is not one of `all` lines.
+    pub is_extra: bool,
+    /// The names of its packages: `linux-image-6.1.*-amd64`.
+    packages: Vec<String>,
+    /// Debian's name of the architecture.
+    arch: &'static str,
+    /// The files of a pinned line.
+    pins: Option<Vec<Pin>>,
+    /// The release that the tests last passed on.
+    pub tested: Option<String>,
+}
+
+/// A file that is pinned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pin {
+    line: String,
+    arch: String,
+    name: String,
+    version: String,
+    path: String,
+    size: u64,
+    sha256: String,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Pins {
+    package: Vec<Pin>,
+}
+
+/// `vm/kernels.toml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Lines {
+    default: HashMap<String, String>,
+    line: Vec<Declared>,
+}
+
+/// A line there.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Declared {
+    name: String,
+    suite: String,
+    packages: Vec<String>,
+    archs: Vec<String>,
+    #[serde(default)]
+    extra: Vec<String>,
+    #[serde(default)]
+    pinned: bool,
+}
+
+impl Declared {
+    fn of(&self, arch: &'static str, pins: &[Pin], tested: Option<String>) -> Line {
+        let is_its = |pin: &&Pin| pin.line == self.name && pin.arch == arch;
+        Line {
+            name: self.name.clone(),
+            suite: self.suite.clone(),
+            is_extra: self.extra.iter().any(|extra| extra == arch),
+            packages: self.packages.iter().map(|name| name.replace("ARCH", arch)).collect(),
+            arch,
+            pins: self.pinned.then(|| pins.iter().filter(is_its).cloned().collect()),
+            tested,
+        }
+    }
+}
+
+impl Table {
+    /// The lines of an architecture.
+    pub fn of(arch: Arch) -> Result<Table> {
+        let Lines { mut default, line } = toml::from_str(LINES).context(LINES_FILE)?;
+        let pins: Pins = toml::from_str(PINNED).context(PINNED_FILE)?;
+        let tested = tested()?.remove(arch.name()).unwrap_or_default();
+        let is_its = |line: &&Declared| line.archs.iter().any(|it| it == arch.debian());
+        let lines = line.iter().filter(is_its).map(|line| {
+            let tested = tested.get(&line.name).map(|passed| passed.release.clone());
+            line.of(arch.debian(), &pins.package, tested)
+        });
+        let lines = lines.collect();
+        let default = default.remove(arch.debian()).context(LINES_FILE)?;
+        Ok(Table { arch, default, lines })
+    }
+
+    /// The line of that name.
+    pub fn line(&self, name: &str) -> Result<&Line> {
+        self.lines.iter().find(|line| line.name == name).ok_or_else(|| {
+            let names: Vec<&str> = self.lines.iter().map(|l| l.name.as_str()).collect();
+            fail(
+                USAGE,
+                format!(
+                    "there is no kernel line {name}: the lines are {}. `{HOST}` is this machine's \
+                     own kernel, and a directory works too: {LAYOUT}",
+                    names.join(", ")
+                ),
+            )
+        })
+    }
+
+    /// The lines that `all` names.
+    pub fn all(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(|line| !line.is_extra)
+    }
+
+    /// The kernels that `--kernel` names: one, several lines with commas between them, `all` lines, or
+    /// where it is not given, the default. An unknown one is an error.
+    pub fn names(
+        &self,
+        kernel: Option<&str>,
+        source: &Source,
+        cache: &Cache,
+    ) -> Result<Vec<String>> {
+        match kernel {
+            Some("all") => Ok(self.all().map(|line| line.name.clone()).collect()),
+            Some(list) if list.contains(',') && self.directory(list).is_none() => {
+                list.split(',').map(|name| Ok(self.line(name)?.name.clone())).collect()
+            }
+            Some(one) => {
+                if let Some(dir) = self.directory(one) {
+                    Kernel::at(dir)?;
+                } else if one == HOST && self.arch.is_foreign() {
+                    Kernel::host(self.arch, cache)?;
+                } else if one != HOST {
+                    self.line(one)?;
+                }
+                Ok(vec![one.to_owned()])
+            }
+            None => Ok(vec![self.default_name(source, cache)]),
+        }
+    }
+
+    /// The kernel where none is named: the default line, or this machine's own kernel where no
+    /// Debian archive can have that line.
+    pub fn default_name(&self, source: &Source, cache: &Cache) -> String {
+        self.default_of(cache, || source.has_debian())
+    }
+
+    fn default_of(&self, cache: &Cache, may_have_debian: impl Fn() -> bool) -> String {
+        let line = self.lines.iter().find(|line| line.name == self.default);
+        let here = line.is_some_and(|line| !line.places(cache).is_empty());
+        if here || may_have_debian() || self.arch.is_foreign() {
+            return self.default.clone();
+        }
+        say!(
+            "no Debian archive is configured here, and only such an archive has the kernel {} \
+             (VM_MIRROR=URL names one): taking this machine's own kernel",
+            self.default
+        );
+        HOST.to_owned()
+    }
+
+    /// The kernel of that name: a line, `host`, or a directory. Fetched where it is missing.
+    pub fn kernel(&self, name: &str, source: &Source, cache: &Cache) -> Result<Kernel> {
+        if let Some(dir) = self.directory(name) {
+            return Kernel::of_user(dir);
+        }
+        if name == HOST {
+            return Kernel::host(self.arch, cache);
+        }
+        let line = self.line(name)?;
+        let kernel = line.get(source, cache)?;
+        match &line.tested {
+            Some(tested) if *tested == kernel.release => {}
+            Some(tested) => {
+                say!("kernel {name} is {} here; the tests last passed on {tested}", kernel.release)
+            }
+            None => say!("kernel {name} is {}: not all tests have run there", kernel.release),
+        }
+        Ok(kernel)
+    }
+
+    /// The directory that `--kernel` names; none where it names a line or the host.
+    fn directory<'a>(&self, name: &'a str) -> Option<&'a Path> {
+        let known = name == HOST || self.lines.iter().any(|line| line.name == name);
+        let path = Path::new(name);
+        (name.contains('/') || (!known && path.is_dir())).then_some(path)
+    }
+}
+
+/// What stands for the `*` of a package's name: `6.12.*-amd64` of 6.12.107+deb13-amd64. Not of
+/// 6.1.0-51-rt-amd64, which is another line's.
+fn star<'n>(pattern: &str, name: &'n str) -> Option<&'n str> {
+    let (before, after) = pattern.split_once('*')?;
+    let star = name.strip_prefix(before)?.strip_suffix(after)?;
+    let is_plain = star.split('-').all(|piece| piece.starts_with(|c: char| c.is_ascii_digit()));
+    is_plain.then_some(star)
+}
+
+impl Line {
+    /// Its first package, whose name tells the kernels of a line apart.
+    fn first(&self) -> &str {
+        self.packages.first().map_or("", String::as_str)
+    }
+
+    /// The places in the cache with kernels that may stand for the line, the best first: of a pinned one,
+    /// that of its files; else the newest, and none that is older than what the tests passed on.
+    fn places(&self, cache: &Cache) -> Vec<PathBuf> {
+        let kernels = cache.path("kernels");
+        let mut places = match &self.pins {
+            Some(pins) => vec![pinned_place(&self.name, pins, cache)],
+            None => {
+                let entries = fs::read_dir(&kernels).into_iter().flatten().flatten();
+                let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+                let stars = names.filter_map(|name| Some(star(self.first(), &name)?.to_owned()));
+                let mut stars: Vec<_> = stars.filter(|star| !self.is_old(star)).collect();
+                stars.sort_by(|a, b| by_version(b, a));
+                stars.iter().map(|star| kernels.join(self.first().replace('*', star))).collect()
+            }
+        };
+        places.retain(|place| place.is_dir());
+        places
+    }
+
+    /// The kernel of the cache that stands for the line, and its place.
+    pub fn here(&self, cache: &Cache) -> Option<(PathBuf, Kernel)> {
+        self.places(cache).into_iter().find_map(|place| match State::of(&place) {
+            State::Here(kernel) => Some((place, kernel)),
+            _ => None,
+        })
+    }
+
+    /// Whether a kernel is older than the one that the tests passed on.
+    fn is_old(&self, star: &str) -> bool {
+        // `linux-image-6.12.107+deb13-amd64` ends with the release.
+        let name = self.first().replace('*', star);
+        let release = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+        self.tested.as_ref().is_some_and(|tested| by_version(release, tested).is_lt())
+    }
+
+    /// Its kernel, fetched where it is missing or damaged.
+    pub fn get(&self, source: &Source, cache: &Cache) -> Result<Kernel> {
+        if let Some((_, kernel)) = self.here(cache) {
+            return Ok(kernel);
+        }
+        let _lock = cache.lock()?;
+        if let Some((_, kernel)) = self.here(cache) {
+            return Ok(kernel);
+        }
+        let what = format!("kernel {}", self.name);
+        match &self.pins {
+            Some(pins) => {
+                let place = pinned_place(&self.name, pins, cache);
+                let archives = source.need_archives()?;
+                Kernel::put(&what, &place, cache, |dir| {
+                    pins.iter().try_for_each(|pin| pin.fetch(self, &archives, dir))
+                })
+            }
+            None => {
+                let index = self
+                    .index(source, cache)
+                    .with_context(|| format!("the newest kernel {} cannot be found", self.name))?;
+                let star = self.newest(&index)?;
+                let names: Vec<_> =
+                    self.packages.iter().map(|name| name.replace('*', &star)).collect();
+                let place = cache.path("kernels").join(self.first().replace('*', &star));
+                Kernel::put(&what, &place, cache, |dir| index.download(&names, dir))
+            }
+        }
+    }
+
+    /// The index of its suite.
+    pub fn index(&self, source: &Source, cache: &Cache) -> Result<Index> {
+        Index::of(source, &self.suite, self.arch, cache)
+    }
+
+    /// What the cache has of it, for `cargo vm doctor`.
+    pub fn describe(&self, cache: &Cache) -> String {
+        let here = self.here(cache).map(|(_, kernel)| format!("{} here, intact", kernel.release));
+        here.unwrap_or_else(|| match self.places(cache).first().map(|place| State::of(place)) {
+            Some(State::Damaged(why)) => {
+                format!("damaged ({why}); the next run fetches it again")
+            }
+            _ => format!("not fetched (cargo vm setup --kernel {} does)", self.name),
+        })
+    }
+
+    /// The newest kernel of the line that the suite has: what stands for the `*`.
+    fn newest(&self, index: &Index) -> Result<String> {
+        let names = index.names(self.first().split('*').next().unwrap_or_default())?;
+        let newest = names
+            .iter()
+            .filter_map(|name| star(self.first(), name))
+            .max_by(|a, b| by_version(a, b));
+        let newest = newest.ok_or_else(|| {
+            let message = format!(
+                "{} has no kernel {} any more: take another line, or set VM_MIRROR to an archive that \
+                 has it. `--kernel {HOST}` runs this machine's own kernel",
+                self.suite, self.name
+            );
+            fail(MACHINE, message)
+        })?;
+        ensure!(
+            !self.is_old(newest),
+            "the newest kernel {} in {}, {}, is older than {}, which the tests passed on: this archive \
+             is behind. Try again later, or set VM_MIRROR to another archive",
+            self.name,
+            self.suite,
+            self.first().replace('*', newest),
+            self.tested.as_deref().unwrap_or_default()
+        );
+        Ok(newest.to_owned())
+    }
+
+    /// The packages with the headers of the line's kernel: fetched without the compiler that they
+    /// depend on. None where the suite has none of this release.
+    pub fn headers(&self, release: &str, index: &Index) -> Result<Option<Vec<String>>> {
+        let common = release.strip_suffix(self.arch).map(|of| format!("linux-headers-{of}common"));
+        let names = [Some(format!("linux-headers-{release}")), common];
+        let names: Vec<String> = names.into_iter().flatten().collect();
+        let known = index.names("linux-headers-")?;
+        Ok(names.iter().all(|name| known.contains(name)).then_some(names))
+    }
+
+    /// Asks an archive for the suite of this line.
+    pub fn reach(&self, archive: &str) -> Result<()> {
+        let temp = tempfile::tempdir().context("cannot create a temporary directory")?;
+        let url = format!("{}/dists/{}/Release", archive.trim_end_matches('/'), self.suite);
+        apt::download(&url, &temp.path().join("Release"))?
+            .map_err(|why| anyhow!("does not answer for {}: {why}", self.suite))
+    }
+
+    /// The files of its newest kernel, to be pinned.
+    fn newest_pins(&self, source: &Source, cache: &Cache) -> Result<Vec<Pin>> {
+        let index = self.index(source, cache)?;
+        let star = self.newest(&index)?;
+        let pin = |pattern: &String| {
+            let name = pattern.replace('*', &star);
+            let Entry { version, path, sha256, size } = index.package(&name)?;
+            let (line, arch) = (self.name.clone(), self.arch.to_owned());
+            Ok(Pin { line, arch, name, version, path, size, sha256 })
+        };
+        self.packages.iter().map(pin).collect()
+    }
+}
+
+/// Where the kernel of these files lies. Others are another directory.
+fn pinned_place(line: &str, pins: &[Pin], cache: &Cache) -> PathBuf {
+    let mut hash = Sha256::new_with_prefix(MARK);
+    pins.iter().for_each(|pin| hash.update(&pin.sha256));
+    cache.path(format!("kernels/{line}-{}", &hex(&hash.finalize())[..12]))
+}
+
+impl Pin {
+    /// Downloads it into `dir`, with its checksum checked.
+    fn fetch(&self, line: &Line, archives: &[String], dir: &Path) -> Result<()> {
+        let Pin { name, version, size, .. } = self;
+        say!("fetching {name} {version} ({} MB)", size.div_ceil(1_000_000));
+        let deb = dir.join(format!("{name}.deb"));
+        let mut tried = Vec::new();
+        for archive in archives {
+            let url = format!("{}/{}", archive.trim_end_matches('/'), self.path);
+            match apt::download(&url, &deb)? {
+                Ok(()) => return self.check(&deb),
+                Err(why) => tried.push(format!("{url}\n      {why}")),
+            }
+        }
+        bail!(
+            "{name} {version} cannot be fetched:\n  {}\nTry again when the network and the archive \
+             answer, or set VM_MIRROR to the root of a Debian archive that has the suite {}. Where the \
+             archive has a newer file in its place, `cargo vm repin {}` pins that in {PINNED_FILE}. \
+             `--kernel {HOST}` runs this machine's own kernel.",
+            tried.join("\n  "),
+            line.suite,
+            line.name
+        )
+    }
+
+    fn check(&self, deb: &Path) -> Result<()> {
+        let got = sha256(deb)?;
+        ensure!(
+            got == self.sha256,
+            "wrong checksum: {} is not the file that is pinned\n  expected {}\n  got      {got}\n\
+             Nothing of it was kept. A proxy may have answered in the archive's place: try again, or \
+             set VM_MIRROR to another archive.",
+            self.name,
+            self.sha256
+        );
+        Ok(())
+    }
+}
+
+/// Pins the newest kernels of these pinned lines, or of all, for all architectures. Nothing is written
+/// before all is found.
+pub fn repin(workspace: &Path, names: &[String], source: &Source, cache: &Cache) -> Result<()> {
+    repin_in(workspace, names, |line| line.suite.clone(), source, cache)
+}
+
+fn repin_in(
+    workspace: &Path,
+    names: &[String],
+    suite: impl Fn(&Line) -> String,
+    source: &Source,
+    cache: &Cache,
+) -> Result<()> {
+    let Lines { line, .. } = toml::from_str(LINES).context(LINES_FILE)?;
+    let lines: Vec<_> = line.into_iter().filter(|line| line.pinned).collect();
+    if let Some(name) = names.iter().find(|name| lines.iter().all(|line| line.name != **name)) {
+        let message = format!(
+            "{name} is no pinned line: `cargo vm test --kernel {name} --bless` writes what the tests \
+             say of the others"
+        );
+        return Err(fail(USAGE, message));
+    }
+    let file = workspace.join(PINNED_FILE);
+    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let mut pins: Pins = toml::from_str(&text).context(PINNED_FILE)?;
+    let before = pins.package.clone();
+    for declared in lines.iter().filter(|line| names.is_empty() || names.contains(&line.name)) {
+        let mut found = Vec::new();
+        for arch in
+            Arch::ALL.into_iter().filter(|arch| declared.archs.contains(&arch.debian().into()))
+        {
+            let line = declared.of(arch.debian(), &[], None);
+            found.extend(Line { suite: suite(&line), ..line }.newest_pins(source, cache)?);
+        }
+        let versions: Vec<_> =
+            found.iter().map(|pin| format!("{} {}", pin.arch, pin.version)).collect();
+        ensure!(
+            found.iter().all(|pin| Some(&pin.version) == found.first().map(|first| &first.version)),
+            "{}: the archive does not have the same kernel for all architectures yet: {}. Nothing is \
+             written; try again in some hours",
+            declared.name,
+            versions.join(", ")
+        );
+        pins.package.retain(|pin| pin.line != declared.name);
+        pins.package.extend(found);
+    }
+    let head: String = text
+        .lines()
+        .take_while(|line| line.starts_with('#'))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    host::write(&file, &format!("{head}\n{}", toml::to_string(&pins)?))?;
+    for pin in pins.package {
+        let what = if before.contains(&pin) { "is the newest" } else { "is pinned now" };
+        say!("{} {}: {} {what}", pin.line, pin.arch, pin.version);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch::index::tests::Archive;
+
+    fn table(arch: &str) -> Table {
+        Table::of(Arch::ALL.into_iter().find(|it| it.debian() == arch).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_table_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        let source = Source::from_env();
+        let [table, arm64] = ["amd64", "arm64"].map(table);
+        let names = |table: &Table, kernel| table.names(Some(kernel), &source, &cache);
+        assert_eq!(names(&table, "all").unwrap(), ["6.1", "6.1-rt", "6.12", "7.2"]);
+        assert_eq!(names(&table, "6.12").unwrap(), ["6.12"]);
+        assert_eq!(names(&table, "6.1,7.3").unwrap(), ["6.1", "7.3"]);
+        assert!(names(&table, "6.1,7.4").is_err());
+        assert_eq!(names(&arm64, "all").unwrap(), ["6.12", "7.2"]);
+        assert!(table.line("6.12-16k").is_err() && arm64.line("6.1").unwrap().is_extra);
+        for line in table.lines.iter().chain(&arm64.lines) {
+            assert!(line.packages.iter().all(|name| name.contains('*')), "{line:?}");
+            assert!(!line.packages.is_empty() && (line.is_extra || line.tested.is_some()));
+            for pin in line.pins.iter().flatten() {
+                let file = format!("/{}_{}_{}.deb", pin.name, pin.version, pin.arch);
+                assert!(pin.sha256.len() == 64 && pin.path.starts_with("pool/main/"), "{pin:?}");
+                assert!(pin.path.ends_with(&file) && star(line.first(), &pin.name).is_some());
+            }
+            assert!(line.pins.as_ref().is_none_or(|pins| pins.len() == line.packages.len()));
+        }
+    }
+
+    #[test]
+    fn what_is_no_kernel_is_wrong_usage() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        let table = table("amd64");
+        for name in ["4.4", "/nonexistent", dir.path().to_str().unwrap()] {
+            let error = table.names(Some(name), &Source::from_env(), &cache).unwrap_err();
+            assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, 2, "{error}");
+            assert!(error.to_string().contains("lib/modules/RELEASE"), "{error}");
+        }
+        let error = table.line("4.4").unwrap_err().to_string();
+        let lines = "no kernel line 4.4: the lines are 6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3.";
+        assert!(error.contains(lines), "{error}");
+    }
+
+    #[test]
+    fn a_name_is_of_one_line() {
+        let plain = "linux-image-6.1.*-amd64";
+        assert_eq!(star(plain, "linux-image-6.1.0-51-amd64"), Some("0-51"));
+        for other in ["6.1.0-52-rt-amd64", "6.1.0-53-cloud-amd64", "6.12.9-amd64", "6.1.0-51-arm64"]
+        {
+            assert_eq!(star(plain, &format!("linux-image-{other}")), None, "{other}");
+        }
+        assert_eq!(
+            star("linux-image-6.1.*-rt-amd64", "linux-image-6.1.0-52-rt-amd64"),
+            Some("0-52")
+        );
+    }
+
+    /// A line 1.0 of the archive's suite, which follows it.
+    fn following(tested: Option<&str>) -> Line {
+        Line {
+            name: "1.0".into(),
+            suite: "moving".into(),
+            is_extra: false,
+            packages: vec!["linux-image-1.0.*-amd64".into()],
+            arch: "amd64",
+            pins: None,
+            tested: tested.map(|star| format!("1.0.{star}-amd64")),
+        }
+    }
+
+    /// The same, with the kernel pinned that the archive has built.
+    fn pinned(archive: &Archive, release: &str) -> Line {
+        let deb = archive.deb(release);
+        let pin = Pin {
+            line: "1.0".into(),
+            arch: "amd64".into(),
+            name: format!("linux-image-{release}-amd64"),
+            version: release.into(),
+            path: format!("pool/linux-image-{release}-amd64.deb"),
+            size: deb.metadata().unwrap().len(),
+            sha256: sha256(&deb).unwrap(),
+        };
+        Line { pins: Some(vec![pin]), ..following(None) }
+    }
+
+    fn no_network() -> Source {
+        Source { mirror: Some("http://127.0.0.1:9".into()), keyring: "/dev/null".into() }
+    }
+
+    #[test]
+    fn a_pinned_line_is_these_files_and_no_others() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        archive.build("1.0.0-9");
+        archive.carries(&["1.0.0-9"]);
+        let line = pinned(&archive, "1.0.0-9");
+        assert!(line.describe(&cache).starts_with("not fetched"));
+        let whole = fs::read(archive.deb("1.0.0-9")).unwrap();
+        fs::write(archive.deb("1.0.0-9"), &whole[..whole.len() - 1]).unwrap();
+        let error = line.get(&archive.source(), &cache).unwrap_err().to_string();
+        let right = &line.pins.as_ref().unwrap()[0].sha256;
+        assert!(error.contains("wrong checksum") && error.contains(right), "{error}");
+        assert!(line.places(&cache).is_empty());
+
+        fs::write(archive.deb("1.0.0-9"), &whole).unwrap();
+        let kernel = line.get(&archive.source(), &cache).unwrap();
+        assert_eq!(kernel.release, "1.0.0-9-amd64");
+        assert_eq!(line.get(&no_network(), &cache).unwrap(), kernel);
+        assert_eq!(line.describe(&cache), "1.0.0-9-amd64 here, intact");
+
+        // Damage is noticed, and fetching it again repairs it.
+        let place = line.here(&cache).unwrap().0;
+        for (file, expected) in [
+            (kernel.image.clone(), "has the wrong checksum"),
+            (place.join(MARK), "not unpacked to its end"),
+        ] {
+            fs::rename(&file, temp.path().join("aside")).unwrap();
+            if file == kernel.image {
+                fs::write(&file, "another kernel").unwrap();
+            }
+            assert!(line.describe(&cache).contains(expected), "{}", line.describe(&cache));
+            assert!(line.get(&no_network(), &cache).is_err());
+            assert_eq!(line.get(&archive.source(), &cache).unwrap(), kernel);
+        }
+
+        // A newer one takes the place of none: another pin has to say so.
+        fs::remove_dir_all(&place).unwrap();
+        fs::remove_file(archive.deb("1.0.0-9")).unwrap();
+        archive.build("1.0.0-10");
+        archive.carries(&["1.0.0-10"]);
+        let error = line.get(&archive.source(), &cache).unwrap_err().to_string();
+        assert!(error.contains("`cargo vm repin 1.0` pins that"), "{error}");
+        assert!(line.places(&cache).is_empty());
+        let [pin] = &line.newest_pins(&archive.source(), &cache).unwrap()[..] else { panic!() };
+        assert_eq!(pin.path, "pool/linux-image-1.0.0-10-amd64.deb");
+        assert_eq!(pin.sha256, sha256(&archive.deb("1.0.0-10")).unwrap());
+    }
+
+    #[test]
+    fn a_line_follows_its_suite_and_believes_nothing_else() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(temp.path()).unwrap();
+        let archive = Archive::new();
+        ["1.0.0-9", "1.0.0-10", "1.0.0-11"].into_iter().for_each(|release| archive.build(release));
+        archive.carries(&["1.0.0-9", "1.0.0-10"]);
+        let line = following(Some("0-9"));
+        // A failure that may pass changes nothing.
+        let error = line.get(&no_network(), &cache).unwrap_err();
+        assert!(!error.is::<host::fail::Fail>() && line.places(&cache).is_empty(), "{error}");
+        let release =
+            |line: &Line, source| Ok::<_, anyhow::Error>(line.get(&source, &cache)?.release);
+        assert_eq!(release(&line, archive.source()).unwrap(), "1.0.0-10-amd64");
+        let table = Table {
+            arch: Arch::of_guest(None).unwrap(),
+            default: "1.0".into(),
+            lines: vec![line.clone()],
+        };
+        assert_eq!(table.default_of(&cache, || false), "1.0");
+
+        // From now on without the network, also where the suite has a newer one.
+        archive.carries(&["1.0.0-11"]);
+        assert_eq!(release(&line, no_network()).unwrap(), "1.0.0-10-amd64");
+        // The tests have passed on a newer one: that is fetched, and is not forgotten.
+        let later = following(Some("0-11"));
+        assert!(release(&later, no_network()).is_err());
+        assert_eq!(release(&later, archive.source()).unwrap(), "1.0.0-11-amd64");
+        assert_eq!(release(&line, no_network()).unwrap(), "1.0.0-11-amd64");
+        // Where the newest is damaged, the one before stands for the line.
+        fs::remove_file(cache.path("kernels/linux-image-1.0.0-11-amd64").join(MARK)).unwrap();
+        assert_eq!(release(&line, no_network()).unwrap(), "1.0.0-10-amd64");
+        fs::remove_dir_all(cache.path("kernels")).unwrap();
+        assert_eq!(table.default_of(&cache, || false), HOST);
+
+        // An archive that is behind, and one that has none.
+        archive.carries(&["1.0.0-9"]);
+        let error = release(&later, archive.source()).unwrap_err().to_string();
+        assert!(error.contains("is older than 1.0.0-11-amd64, which the tests"), "{error}");
+        archive.carries(&["2.0.0-1"]);
+        let error = line.get(&archive.source(), &cache).unwrap_err();
+        assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, MACHINE, "{error}");
+        // A file that is not what the signed index says.
+        archive.carries(&["1.0.0-10"]);
+        archive.build("1.0.0-10");
+        fs::write(archive.deb("1.0.0-10"), "half a kernel").unwrap();
+        assert!(line.get(&archive.source(), &cache).is_err() && line.places(&cache).is_empty());
+    }
+
+    #[test]
+    fn all_that_is_pinned_anew_is_written_or_nothing() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&temp.path().join("cache")).unwrap();
+        fs::create_dir(temp.path().join("vm")).unwrap();
+        let file = temp.path().join(PINNED_FILE);
+        fs::write(&file, PINNED).unwrap();
+        let archive = Archive::new();
+        let repin = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            let source = archive.source();
+            repin_in(temp.path(), &names, |_| "moving".into(), &source, &cache)
+        };
+        // One architecture's is there before the other's.
+        archive.carries_in(&[("amd64", &["6.1.9-51"]), ("arm64", &["6.1.9-50"])]);
+        let error = format!("{:#}", repin(&["6.1"]).unwrap_err());
+        assert!(error.contains("amd64 6.1.9-51, arm64 6.1.9-50"), "{error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), PINNED);
+        let error = repin(&["6.12"]).unwrap_err();
+        assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, USAGE, "{error}");
+
+        archive.carries_in(&[("amd64", &["6.1.9-51"]), ("arm64", &["6.1.9-51"])]);
+        repin(&["6.1"]).unwrap();
+        let text = fs::read_to_string(&file).unwrap();
+        let pins: Pins = toml::from_str(&text).unwrap();
+        let of = |line: &str| pins.package.iter().filter(|pin| pin.line == line).count();
+        assert!(of("6.1") == 2 && of("6.1-rt") == 1 && text.starts_with("# The files"), "{text}");
+        assert_eq!(text.matches("6.1.9-51").count(), 6, "{text}");
+    }
+}

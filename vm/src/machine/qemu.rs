@@ -1,0 +1,408 @@
+//! Starts QEMU: a virtual machine, from values.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use host::fail::{GUEST_DIED, USAGE, fail};
+use host::say;
+use rustix::process::Signal;
+
+use crate::arch::{Accel, Arch};
+use crate::fetch::cache::{Cache, tool};
+use crate::fetch::kernel::Kernel;
+use crate::machine::virtiofs::{self, Share};
+use crate::session::cleanup;
+use crate::session::death::{death, tail};
+use crate::session::rundir::{PORTS, read_shared, shared, socket};
+
+/// How long init may take to report.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+/// How many disks the guest can have beside the data disk: each takes a PCI slot, of which there
+/// are 32, and the rest of the machine needs 8.
+pub const MAX_DISKS: usize = 24;
+
+/// A disk in addition to the data disk, empty, 256 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Disk {
+    /// virtio-blk: /dev/vd*
+    Virtio,
+    /// nvme: /dev/nvme*n1
+    Nvme,
+    /// virtio-scsi: /dev/sd*
+    Scsi,
+}
+
+/// Everything that a guest consists of.
+#[derive(Debug)]
+pub struct Machine {
+    /// The kernel's name, as the user gave it.
+    pub name: String,
+    /// The kernel to boot.
+    pub kernel: Kernel,
+    /// Its initramfs.
+    pub initramfs: PathBuf,
+    /// Image of the data disk.
+    pub data: PathBuf,
+    /// Image of an empty disk.
+    pub blank: PathBuf,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// As QEMU wants it, `2G`.
+    pub memory: String,
+    /// Disks in addition to the data disk.
+    pub disks: Vec<Disk>,
+    /// Directories that the guest may write to.
+    pub shares: Vec<PathBuf>,
+    /// Whether the guest's clock counts instructions.
+    pub icount: bool,
+    /// Whether the kernel has 9p; else it needs virtiofs.
+    pub has_9p: bool,
+    /// The guest's root file system, where it is not this machine's.
+    pub rootfs: Option<PathBuf>,
+    /// The launcher's own program, as the guest can run it.
+    pub agent: PathBuf,
+    /// The guest's architecture.
+    pub arch: Arch,
+    /// How its code has to run; else KVM is used where it works.
+    pub accel: Option<Accel>,
+}
+
+/// The guest's clock advances by 1 ns for each instruction, whatever the host does: measurements
+/// repeat exactly. Needs emulation and one CPU.
+const ICOUNT: &str = "shift=0,sleep=off";
+
+/// Refuses more disks than the guest has slots for.
+pub fn check_disks(disks: &[Disk]) -> Result<()> {
+    if disks.len() <= MAX_DISKS {
+        return Ok(());
+    }
+    let given = disks.len();
+    Err(fail(USAGE, format!("too many disks: {given} times --disk, the guest takes {MAX_DISKS}")))
+}
+
+/// Waits until init reports.
+pub fn await_up(dir: &Path, patience: Duration) -> Result<()> {
+    let start = Instant::now();
+    while read_shared(dir, "up").is_none() {
+        if cleanup::qemu_ended().is_some() {
+            return Err(fail(GUEST_DIED, death(dir)));
+        }
+        if start.elapsed() > patience {
+            return Err(fail(
+                GUEST_DIED,
+                format!("the guest has not started within {} s{}", patience.as_secs(), tail(dir)),
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+impl Machine {
+    /// Announces the boot, with the time that it will take.
+    pub fn say_boot(&self, accel: Accel, cache: &Cache) {
+        let measured = fs::read_to_string(self.boot_time(accel, cache)).ok();
+        let measured = measured.and_then(|text| text.trim().parse().ok());
+        let (usual, with) = match accel {
+            Accel::Kvm => (4, "with KVM"),
+            Accel::Tcg => (20, "without KVM"),
+        };
+        let seconds: u64 = measured.unwrap_or(usual).max(1);
+        say!("booting {}, about {seconds} s {with}", self.name);
+    }
+
+    /// Remembers how long the boot took, for the next one's announcement.
+    pub fn remember_boot(&self, accel: Accel, took: Duration, cache: &Cache) {
+        let file = self.boot_time(accel, cache);
+        if let Some(dir) = file.parent() {
+            // Without the file, the next announcement is less precise.
+            let _ = fs::create_dir_all(dir);
+            let _ = fs::write(&file, took.as_secs_f64().ceil().to_string());
+        }
+    }
+
+    /// The file with the seconds that the last boot took.
+    fn boot_time(&self, accel: Accel, cache: &Cache) -> PathBuf {
+        let icount = if self.icount { "-icount" } else { "" };
+        cache.path(format!("boot-times/{}-{accel}{icount}", self.kernel.release))
+    }
+
+    /// Writes down what the guest's init needs to know.
+    pub fn write_conf(&self, dir: &Path) -> Result<()> {
+        let shared = shared(dir);
+        // A copy: cargo may replace the file while the guest runs.
+        let agent = shared.join("agent");
+        fs::copy(&self.agent, &agent).context("cannot copy this program for the guest")?;
+        let mut conf: Vec<u8> = Vec::new();
+        let mut line = |key: &str, value: &OsStr| -> Result<()> {
+            if value.as_bytes().contains(&b'\n') {
+                bail!("the path {value:?} contains a line break, which the guest cannot handle");
+            }
+            conf.extend_from_slice(key.as_bytes());
+            conf.push(b' ');
+            conf.extend_from_slice(value.as_bytes());
+            conf.push(b'\n');
+            Ok(())
+        };
+        // Where the guest sees this machine's files, they are there.
+        if self.rootfs.is_none() {
+            line("modules", self.kernel.modules.as_os_str())?;
+            line("agent", agent.as_os_str())?;
+        }
+        for (n, share) in self.shares.iter().enumerate() {
+            let mut value = OsString::from(format!("share{n} "));
+            value.push(share);
+            line("share", &value)?;
+        }
+        let count = |kind: Disk| self.disks.iter().filter(|d| **d == kind).count();
+        // The data disk is vda.
+        for n in 0..=count(Disk::Virtio) {
+            line("disk", format!("vd{}", letter(n)).as_ref())?;
+        }
+        for n in 0..count(Disk::Nvme) {
+            line("disk", format!("nvme{n}n1").as_ref())?;
+        }
+        for n in 0..count(Disk::Scsi) {
+            line("disk", format!("sd{}", letter(n)).as_ref())?;
+        }
+        if count(Disk::Nvme) > 0 {
+            line("modprobe", "nvme".as_ref())?;
+        }
+        if count(Disk::Scsi) > 0 {
+            line("modprobe", "virtio_scsi".as_ref())?;
+            line("modprobe", "sd_mod".as_ref())?;
+        }
+        fs::write(shared.join("conf"), conf).context("cannot write to the run directory")
+    }
+
+    /// Starts QEMU. It has no terminal, and dies with this thread, which is the main one.
+    pub fn start(&self, accel: Accel, cache: &Cache, dir: &Path) -> Result<()> {
+        let log =
+            File::create(dir.join("qemu.log")).context("cannot write to the run directory")?;
+        let mut command = Command::new(tool(self.arch.qemu())?);
+        command
+            .args(self.arguments(accel, dir))
+            .env("TMPDIR", cache.path("tmp"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        if !self.has_9p {
+            command.args(virtiofs::serve(&self.memory, dir, &self.all_shares(dir))?);
+        }
+        let parent = rustix::process::getpid();
+        // SAFETY: three system calls, all async-signal-safe, no memory of the parent touched.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::setsid()?;
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                if rustix::process::getppid() != Some(parent) {
+                    return Err(std::io::ErrorKind::Interrupted.into());
+                }
+                Ok(())
+            });
+        }
+        cleanup::own_qemu(command.spawn().context("cannot start QEMU")?);
+        Ok(())
+    }
+
+    /// What the guest sees of this machine's files.
+    fn all_shares(&self, dir: &Path) -> Vec<Share> {
+        let share = |tag: &str, path: &Path, read_only| Share {
+            tag: tag.to_owned(),
+            path: path.to_owned(),
+            read_only,
+        };
+        let rootfs = self.rootfs.as_deref().unwrap_or(Path::new("/"));
+        let mut shares = vec![share("hostroot", rootfs, true), share("ctl", &shared(dir), false)];
+        let own = self.shares.iter().enumerate();
+        shares.extend(own.map(|(n, path)| share(&format!("share{n}"), path, false)));
+        // In this machine's root, they lie with the rest.
+        if self.rootfs.is_some() {
+            shares.push(share("modules", &self.kernel.modules, true));
+        }
+        shares
+    }
+
+    fn arguments(&self, accel: Accel, dir: &Path) -> Vec<OsString> {
+        let mut args: Vec<OsString> = Vec::new();
+        let mut add = |option: &str, value: OsString| args.extend([option.into(), value]);
+        let ([machine, accel, cpu], append) = self.arch.machine(accel, self.icount);
+        if self.icount {
+            add("-icount", ICOUNT.into());
+        }
+        add("-name", "bpf-vm".into());
+        add("-machine", machine.into());
+        add("-accel", accel.into());
+        add("-cpu", cpu.into());
+        add("-smp", self.cpus.to_string().into());
+        add("-m", self.memory.clone().into());
+        add("-display", "none".into());
+        if self.arch.has_vga() {
+            add("-vga", "none".into());
+        }
+        add("-nic", "none".into());
+        add("-kernel", self.kernel.image.clone().into());
+        add("-initrd", self.initramfs.clone().into());
+        add("-append", format!("{append} quiet loglevel=4 panic=-1").into());
+        add("-chardev", with_path("file,id=console,path=", &dir.join("console"), ""));
+        add("-serial", "chardev:console".into());
+
+        let shares = if self.has_9p { self.all_shares(dir) } else { Vec::new() };
+        for Share { tag, path, read_only } in shares {
+            let read_only = if read_only { ",readonly=on" } else { "" };
+            // The run directory is one of this program's own, with no other file system in it.
+            let remap = if tag == "ctl" { "" } else { ",multidevs=remap" };
+            let options = format!(",mount_tag={tag},security_model=none{read_only}{remap}");
+            add("-virtfs", with_path("local,path=", &path, &options));
+        }
+
+        add("-device", "virtio-serial-pci,max_ports=31".into());
+        for port in 0..PORTS {
+            let path = socket(dir, port);
+            let head = format!("socket,id=port{port},server=on,wait=off,path=");
+            add("-chardev", with_path(&head, &path, ""));
+            add("-device", format!("virtserialport,chardev=port{port},name=bpfvm.{port}").into());
+        }
+
+        // If the disk that holds the cache is full, the guest gets an I/O error. By default, QEMU
+        // would stop the guest.
+        let mut disk = |id: &str, image: &Path, device: &str| {
+            let head =
+                format!("if=none,id={id},format=raw,snapshot=on,werror=report,rerror=report,file=");
+            add("-drive", with_path(&head, image, ""));
+            add("-device", format!("{device},drive={id},serial=bpfvm-{id}").into());
+        };
+        disk("data", &self.data, "virtio-blk-pci");
+        for (n, kind) in self.disks.iter().enumerate() {
+            let id = format!("disk{n}");
+            match kind {
+                Disk::Virtio => disk(&id, &self.blank, "virtio-blk-pci"),
+                Disk::Nvme => disk(&id, &self.blank, "nvme"),
+                Disk::Scsi => disk(&id, &self.blank, "scsi-hd,bus=scsi.0"),
+            }
+        }
+        if self.disks.contains(&Disk::Scsi) {
+            // The controller stands before its disks.
+            args.splice(0..0, ["-device".into(), "virtio-scsi-pci,id=scsi".into()]);
+        }
+        args.extend(["-nodefaults".into(), "-no-user-config".into(), "-no-reboot".into()]);
+        args
+    }
+}
+
+fn letter(n: usize) -> char {
+    char::from(b'a' + (n % 26) as u8)
+}
+
+/// An option of QEMU with a path in it, where each comma has to be doubled.
+fn with_path(head: &str, path: &Path, rest: &str) -> OsString {
+    let mut option = head.as_bytes().to_vec();
+    for &byte in path.as_os_str().as_bytes() {
+        option.push(byte);
+        if byte == b',' {
+            option.push(byte);
+        }
+    }
+    option.extend_from_slice(rest.as_bytes());
+    OsString::from_vec(option)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comma_in_a_path_is_doubled() {
+        assert_eq!(with_path("path=", Path::new("/a,b"), ",x"), "path=/a,,b,x");
+    }
+
+    /// A guest, with a root of its own or without, as QEMU is told of it.
+    fn command_line(arch: Arch, accel: Accel, rootfs: Option<&str>) -> String {
+        let modules = "/k/lib/modules/6.12".into();
+        let machine = Machine {
+            name: "6.12".into(),
+            kernel: Kernel { release: "6.12".into(), image: "/k/vmlinuz".into(), modules },
+            initramfs: "/i".into(),
+            data: "/d".into(),
+            blank: "/b".into(),
+            cpus: 2,
+            memory: "2G".into(),
+            disks: vec![Disk::Scsi],
+            shares: vec!["/w".into()],
+            icount: false,
+            has_9p: true,
+            rootfs: rootfs.map(PathBuf::from),
+            agent: "/vm".into(),
+            arch,
+            accel: None,
+        };
+        let arguments = machine.arguments(accel, Path::new("/run"));
+        let arguments = arguments.into_iter().map(|argument| argument.into_string().unwrap());
+        let is_of_a_port =
+            |argument: &String| argument.contains("bpfvm.") || argument.contains(",id=port");
+        let mut kept: Vec<String> = Vec::new();
+        for argument in arguments {
+            if is_of_a_port(&argument) {
+                kept.pop();
+            } else {
+                kept.push(argument);
+            }
+        }
+        kept.join(" ")
+    }
+
+    /// Of an arm64 machine with KVM, which the authors do not have.
+    #[test]
+    fn a_guest_of_an_arm64_machine() {
+        let share = |path: &str, tag: &str, more: &str| {
+            format!("-virtfs local,path={path},mount_tag={tag},security_model=none{more} ")
+        };
+        let read_only = ",readonly=on,multidevs=remap";
+        let disk = |id: &str, image: &str, device: &str| {
+            format!(
+                "-drive if=none,id={id},format=raw,snapshot=on,werror=report,rerror=report,file={image} \
+                 -device {device},drive={id},serial=bpfvm-{id} "
+            )
+        };
+        let expected = |machine: &str, shares: &str| {
+            format!(
+                "-device virtio-scsi-pci,id=scsi -name bpf-vm {machine} -smp 2 -m 2G -display none \
+                 -nic none -kernel /k/vmlinuz -initrd /i -append console=ttyAMA0 quiet loglevel=4 panic=-1 \
+                 -chardev file,id=console,path=/run/console -serial chardev:console {shares}\
+                 -device virtio-serial-pci,max_ports=31 {}{}-nodefaults -no-user-config -no-reboot",
+                disk("data", "/d", "virtio-blk-pci"),
+                disk("disk0", "/b", "scsi-hd,bus=scsi.0"),
+            )
+        };
+        let ctl = share("/run/guest", "ctl", "") + &share("/w", "share0", ",multidevs=remap");
+        let host = share("/", "hostroot", read_only) + &ctl;
+        let machine = "-machine virt,gic-version=host -accel kvm -cpu host";
+        assert_eq!(command_line(Arch::Arm64, Accel::Kvm, None), expected(machine, &host));
+        let machine = "-machine virt,gic-version=3 -accel tcg,thread=single -cpu max,pauth=off";
+        assert_eq!(command_line(Arch::Arm64, Accel::Tcg, None), expected(machine, &host));
+        // On another machine, the guest's root and the kernel's modules are in the cache.
+        let own = share("/r", "hostroot", read_only)
+            + &ctl
+            + &share("/k/lib/modules/6.12", "modules", read_only);
+        assert_eq!(command_line(Arch::Arm64, Accel::Tcg, Some("/r")), expected(machine, &own));
+        assert!(
+            command_line(Arch::X86_64, Accel::Kvm, None)
+                .contains("-cpu host -smp 2 -m 2G -display none -vga none")
+        );
+    }
+
+    #[test]
+    fn more_disks_than_slots_are_refused() {
+        assert!(check_disks(&[Disk::Nvme; MAX_DISKS]).is_ok());
+        let error = check_disks(&[Disk::Scsi; MAX_DISKS + 1]).unwrap_err();
+        assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, USAGE);
+        assert_eq!(error.to_string(), "too many disks: 25 times --disk, the guest takes 24");
+    }
+}

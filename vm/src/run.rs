@@ -1,0 +1,281 @@
+//! What a command line comes to: resolved once, in one place, and passed on.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use host::cargo::Cargo;
+
+use crate::arch::{Accel, Arch};
+use crate::cargo::programs::{self, Program};
+use crate::cargo::target_dir;
+use crate::fetch::apt::Source;
+use crate::fetch::cache::Cache;
+use crate::fetch::kernel::Kernel;
+use crate::fetch::packages;
+use crate::fetch::rootfs::{self, Rootfs};
+use crate::fetch::table::Table;
+use crate::machine::{kvm, qemu};
+
+/// Where the guest mounts the data disk.
+pub const DATA: &str = "/mnt/data";
+
+/// Where all commands work, and for which guests.
+#[derive(Debug)]
+pub struct Run {
+    /// Cargo in the workspace, for this machine.
+    pub cargo: Cargo,
+    /// What is fetched or made once.
+    pub cache: Cache,
+    /// The guest's architecture.
+    pub arch: Arch,
+    /// How its code has to run, where the user says so.
+    pub accel: Option<Accel>,
+    /// The kernel lines of that architecture.
+    pub table: Table,
+    /// Where packages come from.
+    pub source: Source,
+    /// What follows takes time, and not every command needs it: made when it is asked for, once.
+    rootfs: OnceLock<Option<PathBuf>>,
+    guests: OnceLock<Cargo>,
+    programs: OnceLock<Vec<Program>>,
+}
+
+/// What cannot fail, or is there already; else what `make` returns.
+fn once<T>(cell: &OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+    match cell.get() {
+        Some(made) => Ok(made),
+        None => make().map(|made| cell.get_or_init(|| made)),
+    }
+}
+
+impl Run {
+    /// Looks at the environment, for guests of this architecture, or of this machine's.
+    pub fn new(arch: Option<Arch>) -> Result<Run> {
+        let arch = Arch::of_guest(arch)?;
+        let cargo = crate::cargo::here()?;
+        Ok(Run {
+            cache: Cache::open(&cargo.workspace)?,
+            cargo,
+            arch,
+            accel: kvm::forced()?,
+            table: Table::of(arch)?,
+            source: Source::from_env(),
+            rootfs: OnceLock::new(),
+            guests: OnceLock::new(),
+            programs: OnceLock::new(),
+        })
+    }
+
+    /// The directory that holds the workspace's Cargo.toml.
+    pub fn workspace(&self) -> &Path {
+        &self.cargo.workspace
+    }
+
+    /// Installs the packages that are missing, saying so first.
+    pub fn need_packages(&self, for_tests: bool) -> Result<()> {
+        packages::need(self.arch, &self.source, for_tests)
+    }
+
+    /// The names of the kernels that `--kernel` means.
+    pub fn kernel_names(&self, kernel: Option<&str>) -> Result<Vec<String>> {
+        self.table.names(kernel, &self.source, &self.cache)
+    }
+
+    /// The kernel's name where none is named.
+    pub fn default_kernel(&self) -> String {
+        self.table.default_name(&self.source, &self.cache)
+    }
+
+    /// The kernel of that name, fetched where it is missing.
+    pub fn kernel(&self, name: &str) -> Result<Kernel> {
+        self.table.kernel(name, &self.source, &self.cache)
+    }
+
+    /// The root file system of guests, where they have another architecture than this machine.
+    pub fn rootfs(&self) -> Result<Option<&Path>> {
+        let rootfs = once(&self.rootfs, || match self.arch.is_foreign() {
+            true => Rootfs::arm64()?.get(&self.source, &self.cache).map(Some),
+            false => Ok(None),
+        });
+        Ok(rootfs?.as_deref())
+    }
+
+    /// Cargo that builds for guests.
+    pub fn guests(&self) -> Result<&Cargo> {
+        once(&self.guests, || match self.rootfs()? {
+            Some(rootfs) => crate::cargo::for_guests(&self.cargo, self.arch, rootfs),
+            None => Ok(self.cargo.clone()),
+        })
+    }
+
+    /// The programs of the workshop, and the learner's attempts.
+    pub fn programs(&self) -> Result<&[Program]> {
+        let all = once(&self.programs, || {
+            let mut all = programs::programs(&self.cargo)?;
+            all.extend(programs::attempts(&self.cargo));
+            Ok(all)
+        });
+        Ok(all?)
+    }
+
+    /// The guest that these options describe, with its kernel fetched: before anything is built.
+    pub fn guest(&self, options: &GuestOptions) -> Result<Guest> {
+        qemu::check_disks(&options.disks)?;
+        let shares = self.shares()?;
+        let named = options.rootfs.as_deref().filter(|dir| !dir.as_os_str().is_empty());
+        let named = named.map(rootfs::named).transpose()?;
+        let name = options.kernel().map_or_else(|| self.default_kernel(), str::to_owned);
+        let kernel = self.kernel(&name)?;
+        self.guests()?;
+        let options = options.clone();
+        let (rootfs, joined_by, timeout, icount) = (named, None, None, false);
+        Ok(Guest { name, kernel, shares, rootfs, options, joined_by, timeout, icount })
+    }
+
+    /// The directories that the guest may write to: the workspace, and the target directory, so that
+    /// the guest sees what is built while it runs.
+    fn shares(&self) -> Result<Vec<PathBuf>> {
+        let mut shares = vec![self.workspace().to_owned()];
+        shares.extend(target_dir().filter(|target| !target.starts_with(self.workspace())));
+        check_shares(&shares)?;
+        Ok(shares)
+    }
+}
+
+fn check_shares(shares: &[PathBuf]) -> Result<()> {
+    if let Some(hidden) = shares.iter().find(|share| share.starts_with(DATA)) {
+        bail!(
+            "the guest would not see {}: it mounts its data disk at {DATA}. Move the workspace, or \
+             CARGO_TARGET_DIR, elsewhere",
+            hidden.display()
+        );
+    }
+    Ok(())
+}
+
+/// The options of a guest.
+#[derive(Args, Clone, Debug)]
+pub struct GuestOptions {
+    /// Kernel line (6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3), `host`, or a directory with an unpacked kernel
+    /// [default: 6.1; arm64: 6.12]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
+    pub kernel: Option<String>,
+    /// Add an empty disk of 256 MiB; may be given several times
+    #[arg(long = "disk", value_name = "KIND")]
+    pub disks: Vec<qemu::Disk>,
+    /// Virtual CPUs
+    #[arg(long, default_value_t = CPUS, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub cpus: u32,
+    /// Memory of the guest: 512M, 2G
+    #[arg(long, default_value = MEMORY, value_parser = memory)]
+    pub memory: String,
+    /// A directory with the guest's root file system [default: this machine's, read-only]
+    #[arg(long, alias = "root", env = "VM_ROOT", value_name = "DIR")]
+    pub rootfs: Option<PathBuf>,
+}
+
+const CPUS: u32 = 2;
+const MEMORY: &str = "2G";
+
+impl GuestOptions {
+    /// The usual guest, with this kernel.
+    pub fn with_kernel(kernel: Option<String>) -> GuestOptions {
+        GuestOptions { kernel, disks: Vec::new(), cpus: CPUS, memory: MEMORY.into(), rootfs: None }
+    }
+
+    /// The kernel that the user names: an empty VM_KERNEL names none.
+    pub fn kernel(&self) -> Option<&str> {
+        named(self.kernel.as_deref())
+    }
+
+    /// Whether it is the usual guest but for the kernel.
+    pub fn is_usual(&self) -> bool {
+        (self.disks.is_empty(), self.cpus, &*self.memory) == (true, CPUS, MEMORY)
+    }
+}
+
+/// A kernel that is named: an empty text names none.
+pub fn named(kernel: Option<&str>) -> Option<&str> {
+    kernel.filter(|kernel| !kernel.is_empty())
+}
+
+/// A guest to boot.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// The kernel's name, as the user gave it.
+    pub name: String,
+    /// The kernel.
+    pub kernel: Kernel,
+    /// The directories that it may write to.
+    pub shares: Vec<PathBuf>,
+    /// Its root file system, where the user names one.
+    pub rootfs: Option<PathBuf>,
+    /// Disks, CPUs, memory.
+    pub options: GuestOptions,
+    /// What others find it by, to join it.
+    pub joined_by: Option<String>,
+    /// It is stopped after this time.
+    pub timeout: Option<Duration>,
+    /// Its clock counts instructions; one CPU.
+    pub icount: bool,
+}
+
+/// A size that QEMU takes for `-m`, large enough to boot the guest.
+fn memory(text: &str) -> Result<String, String> {
+    let (digits, unit) = match text.strip_suffix('G') {
+        Some(digits) => (digits, 1024),
+        None => (text.strip_suffix('M').unwrap_or(text), 1),
+    };
+    match digits.parse::<u32>() {
+        Ok(n) if u64::from(n) * unit >= 256 => Ok(text.to_owned()),
+        Ok(_) => Err("the guest needs at least 256M".into()),
+        Err(_) => Err("give a number with M or G, or a number of megabytes (512M, 2G)".into()),
+    }
+}
+
+/// A duration as people write it; a plain number is seconds.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = match text.parse::<u64>() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => humantime::parse_duration(text).map_err(|e| format!("{e} (10s, 2m, 1h)"))?,
+    };
+    if parsed.is_zero() || parsed > Duration::from_secs(365 * 24 * 3600) {
+        return Err("the time must be longer than zero and at most a year".into());
+    }
+    Ok(parsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("90"), Ok(Duration::from_secs(90)));
+        for bad in ["", "0", "-1", "x", "1000y", "99999999999999999999"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_memory() {
+        for good in ["2G", "512M", "2048"] {
+            assert!(memory(good).is_ok(), "{good}");
+        }
+        for bad in ["", "G", "0G", "2GG", "2,x=y", "-1", "64M"] {
+            assert!(memory(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_the_data_disk_would_hide_is_refused() {
+        let error = check_shares(&["/mnt/data/workshop".into()]).unwrap_err().to_string();
+        assert!(error.contains("would not see /mnt/data/workshop"), "{error}");
+        assert!(check_shares(&["/mnt/database".into()]).is_ok());
+    }
+}

@@ -1,0 +1,434 @@
+//! The host's side of a session: this process's terminal or pipes, joined to a program in
+//! the guest.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use host::fail::{GUEST_DIED, fail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::termios::{isatty, tcgetwinsize};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+
+use crate::session::cleanup;
+use crate::session::death::tail;
+use crate::session::wire::{
+    CHUNK, Exit, Message, Request, STDIN_WINDOW, Size, Stream, read_message, write_message,
+};
+
+/// How long the guest may take to answer a signal.
+const SIGNAL_PATIENCE: Duration = Duration::from_secs(10);
+/// The thread that waits for the answer.
+const WATCH: &str = "watch";
+/// This many signals end the launcher at once.
+const SIGNALS_UNTIL_KILL: u32 = 3;
+/// The byte that Ctrl-C is on a terminal in raw mode.
+const CTRL_C: u8 = 3;
+/// How long a guest may take from its init's first message to its agent's.
+const AGENT_PATIENCE: Duration = Duration::from_secs(120);
+/// How often a launcher in the background of its terminal checks whether it still is there.
+const BACKGROUND_CHECK: Duration = Duration::from_millis(200);
+
+/// The connection to the agent, as the threads share it.
+struct Link {
+    writer: Mutex<UnixStream>,
+    /// Bytes of standard input that the guest can still take.
+    credit: Mutex<usize>,
+    more_credit: Condvar,
+    signals: AtomicU32,
+    signals_taken: AtomicU32,
+    /// Messages received.
+    messages: AtomicU32,
+    /// Output is being written: what is waited for is its reader, not the guest.
+    writing: AtomicBool,
+    /// The program has ended: what is typed from now on is for the shell.
+    ended: AtomicBool,
+}
+
+/// The session that signals go to, once there is one.
+static LINK: Mutex<Option<Arc<Link>>> = Mutex::new(None);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Link {
+    fn new(writer: UnixStream) -> Link {
+        Link {
+            writer: Mutex::new(writer),
+            credit: Mutex::new(STDIN_WINDOW),
+            more_credit: Condvar::new(),
+            signals: AtomicU32::new(0),
+            signals_taken: AtomicU32::new(0),
+            messages: AtomicU32::new(0),
+            writing: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    /// Sends a message. Where the guest has died, the reading side notices.
+    fn send(&self, message: Message) {
+        let _ = write_message(&mut *lock(&self.writer), &message);
+    }
+
+    fn send_size(&self) {
+        if let Some(size) = size() {
+            self.send(Message::Size(size));
+        }
+    }
+
+    fn give_credit(&self, bytes: usize) {
+        *lock(&self.credit) += bytes;
+        self.more_credit.notify_all();
+    }
+
+    fn take_credit(&self) -> usize {
+        let mut credit = lock(&self.credit);
+        while *credit == 0 {
+            credit = self.more_credit.wait(credit).unwrap_or_else(PoisonError::into_inner);
+        }
+        let taken = (*credit).min(CHUNK);
+        *credit -= taken;
+        taken
+    }
+}
+
+/// Which of the standard descriptors are terminals.
+#[derive(Clone, Copy, Debug)]
+pub struct Terminals {
+    /// Standard input and output are the terminal, and we may put it into raw mode.
+    pub raw: bool,
+    /// Standard output is a terminal.
+    pub stdout: bool,
+    /// Standard error is a terminal.
+    pub stderr: bool,
+    /// The size of the first that is a terminal.
+    pub size: Option<Size>,
+}
+
+impl Terminals {
+    /// Looks at the three standard descriptors.
+    pub fn look() -> Terminals {
+        let (stdin, stdout, stderr) =
+            (isatty(io::stdin()), isatty(io::stdout()), isatty(io::stderr()));
+        Terminals { raw: stdin && stdout && cleanup::in_foreground(), stdout, stderr, size: size() }
+    }
+}
+
+fn size() -> Option<Size> {
+    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    let sizes = [stdout.as_fd(), stderr.as_fd(), stdin.as_fd()].map(|fd| tcgetwinsize(fd).ok());
+    sizes.into_iter().flatten().next().map(|s| Size { rows: s.ws_row, cols: s.ws_col })
+}
+
+/// Starts to handle signals: without a session they end the launcher, with one they go to
+/// the program. Signals that were ignored when the launcher started (nohup) stay ignored.
+pub fn watch_signals() -> Result<()> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ending = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !ignores(&status, signal));
+    let mut signals = signal_hook::iterator::Signals::new(ending.chain([SIGWINCH, SIGCONT]))
+        .context("cannot handle signals")?;
+    std::thread::spawn(move || {
+        for signal in &mut signals {
+            let link = lock(&LINK).clone();
+            match (link, signal) {
+                (link, SIGWINCH | SIGCONT) => {
+                    if signal == SIGCONT {
+                        cleanup::raw_terminal_again();
+                    }
+                    // The connection may be stuck: this thread never waits for it.
+                    link.map(|link| std::thread::spawn(move || link.send_size()));
+                }
+                (Some(link), _) => forward(&link, signal),
+                (None, _) => cleanup::exit(128 + signal, None),
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Whether a process with this /proc/PID/status ignores the signal.
+fn ignores(status: &str, signal: i32) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+fn forward(link: &Arc<Link>, signal: i32) {
+    let count = link.signals.fetch_add(1, Ordering::SeqCst) + 1;
+    if count >= SIGNALS_UNTIL_KILL {
+        let message = "third signal: ending without waiting for the program";
+        cleanup::exit(128 + signal, Some(message));
+    }
+    let sender = Arc::clone(link);
+    // Neither this thread nor the watching one may wait for the connection.
+    std::thread::spawn(move || sender.send(Message::Signal(signal)));
+    watch(link, 128 + signal, move |link| link.signals_taken.load(Ordering::SeqCst) >= count);
+}
+
+/// Ends the launcher where the guest does not answer in time.
+fn watch(link: &Arc<Link>, status: i32, answered: impl Fn(&Link) -> bool + Send + 'static) {
+    let link = Arc::clone(link);
+    let watch = move || {
+        let responds = responds(&link, SIGNAL_PATIENCE, answered);
+        let open = lock(&LINK).as_ref().is_some_and(|now| Arc::ptr_eq(now, &link));
+        if open && !responds {
+            let seconds = SIGNAL_PATIENCE.as_secs();
+            let message = format!("the guest has stopped responding ({seconds} s): stopping it");
+            cleanup::exit(status, Some(&message));
+        }
+    };
+    // Without a thread to watch it, a third signal ends a hung guest.
+    let _ = std::thread::Builder::new().name(WATCH.into()).spawn(watch);
+}
+
+/// Whether the guest answers, as soon as that is known. The time that the reader of its output takes
+/// does not count.
+fn responds(link: &Link, patience: Duration, answered: impl Fn(&Link) -> bool) -> bool {
+    const STEP: Duration = Duration::from_millis(100);
+    let mut waited = Duration::ZERO;
+    while waited < patience && !answered(link) {
+        std::thread::sleep(STEP);
+        if !link.writing.load(Ordering::SeqCst) {
+            waited += STEP;
+        }
+    }
+    answered(link)
+}
+
+/// Connects to a port's socket, which QEMU creates when it starts, and waits until the agent
+/// serves it. `dir` is the run directory. `None`: the guest died first.
+pub fn open(socket: &Path, dir: &Path) -> Result<Option<UnixStream>> {
+    let start = Instant::now();
+    let mut stream = loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => break stream,
+            Err(_) if start.elapsed() > Duration::from_secs(10) => return Ok(None),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    stream.set_read_timeout(Some(AGENT_PATIENCE))?;
+    let hello = loop {
+        match read_message(&mut stream) {
+            // What a session of this port has left, whose launcher was killed.
+            Ok(Some(message)) if message != Message::Hello => {}
+            other => break other,
+        }
+    };
+    match hello {
+        Ok(Some(_)) => {}
+        Err(e) if e.kind() == ErrorKind::WouldBlock => {
+            let (limit, tail) = (AGENT_PATIENCE.as_secs(), tail(dir));
+            let message =
+                format!("the guest has booted, but not become ready within {limit} s{tail}");
+            return Err(fail(GUEST_DIED, message));
+        }
+        // A broken stream and its end mean the same.
+        _ => return Ok(None),
+    }
+    stream.set_read_timeout(None)?;
+    Ok(Some(stream))
+}
+
+/// Runs a program in the guest, connected to this process's standard descriptors; without
+/// `stdin`, standard input is left alone and the program's is empty.
+/// `None`: the guest died before the program ended.
+pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Option<Exit>> {
+    let link = Arc::new(Link::new(stream.try_clone()?));
+    let raw = request.stdin_tty;
+    link.send(Message::Request(request));
+    if raw {
+        cleanup::raw_terminal()?;
+    }
+    *lock(&LINK) = Some(Arc::clone(&link));
+    if stdin {
+        let for_stdin = Arc::clone(&link);
+        std::thread::spawn(move || send_stdin(&for_stdin, raw));
+    } else {
+        link.send(Message::StdinEof);
+    }
+
+    let mut stdout = Output::new(io::stdout().as_fd().try_clone_to_owned()?.into());
+    let mut stderr = Output::new(io::stderr().as_fd().try_clone_to_owned()?.into());
+    let write = |output: &mut Output, data: &[u8]| {
+        link.writing.store(true, Ordering::SeqCst);
+        let written = output.write(data);
+        link.writing.store(false, Ordering::SeqCst);
+        written
+    };
+    let mut exit = None;
+    // A broken stream and its end mean the same: the guest has died.
+    while let Ok(Some(message)) = read_message(&mut stream) {
+        link.messages.fetch_add(1, Ordering::SeqCst);
+        match message {
+            Message::Output(to, data) => {
+                let output = if to == Stream::Stdout { &mut stdout } else { &mut stderr };
+                if write(output, &data).is_err() {
+                    link.send(Message::Closed(to));
+                }
+            }
+            Message::StdinTaken(bytes) => link.give_credit(bytes),
+            Message::SignalTaken => {
+                link.signals_taken.fetch_add(1, Ordering::SeqCst);
+            }
+            Message::Exit(how) => {
+                exit = Some(how);
+                break;
+            }
+            _ => {}
+        }
+    }
+    link.ended.store(true, Ordering::SeqCst);
+    *lock(&LINK) = None;
+    cleanup::restore_terminal();
+    Ok(exit)
+}
+
+/// Runs a program in the guest without input, and hands over its output. `None`: the guest died before the
+/// program ended. Where this process ends first, the agent ends the program.
+pub fn listen(
+    mut stream: UnixStream,
+    request: Request,
+    mut on_output: impl FnMut(Stream, &[u8]),
+) -> Result<Option<Exit>> {
+    for message in [Message::Request(request), Message::StdinEof] {
+        write_message(&mut stream, &message).context("the guest takes no program")?;
+    }
+    while let Ok(Some(message)) = read_message(&mut stream) {
+        match message {
+            Message::Output(from, data) => on_output(from, &data),
+            Message::Exit(how) => return Ok(Some(how)),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Standard output or error, until its reader closes it.
+struct Output {
+    file: Option<File>,
+}
+
+impl Output {
+    fn new(file: File) -> Output {
+        Output { file: Some(file) }
+    }
+
+    /// Writes all of it. Returns an error once, at the first write that fails.
+    fn write(&mut self, mut data: &[u8]) -> io::Result<()> {
+        let Some(file) = &mut self.file else {
+            return Ok(());
+        };
+        while !data.is_empty() {
+            match file.write(data) {
+                Ok(n) => data = &data[n..],
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    poll(&mut [PollFd::new(file, PollFlags::OUT)], None)?;
+                }
+                Err(e) => {
+                    if e.kind() != ErrorKind::BrokenPipe {
+                        host::say!("cannot write the program's output: {e}");
+                    }
+                    self.file = None;
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends standard input to the guest, never more than the program has room for. A terminal in
+/// raw mode makes no signal of Ctrl-C: a guest that sends nothing at all after one is dead.
+fn send_stdin(link: &Arc<Link>, raw: bool) {
+    let stdin = io::stdin();
+    let terminal = isatty(&stdin);
+    let Ok(fd) = stdin.as_fd().try_clone_to_owned() else {
+        return link.send(Message::StdinEof);
+    };
+    let mut file = File::from(fd);
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let room = link.take_credit();
+        let n = loop {
+            if terminal && !await_terminal(&file, link) {
+                break 0;
+            }
+            match file.read(&mut buffer[..room]) {
+                Ok(n) => break n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    let _ = poll(&mut [PollFd::new(&file, PollFlags::IN)], None);
+                }
+                Err(_) => break 0,
+            }
+        };
+        if n == 0 {
+            return link.send(Message::StdinEof);
+        }
+        if raw && buffer[..n].contains(&CTRL_C) {
+            let before = link.messages.load(Ordering::SeqCst);
+            watch(link, 128 + SIGINT, move |link| link.messages.load(Ordering::SeqCst) != before);
+        }
+        link.send(Message::Stdin(buffer[..n].to_vec()));
+        link.give_credit(room - n);
+    }
+}
+
+/// Waits until the terminal has input and this process is not in its background, from where
+/// reading it would stop the launcher. Back in the foreground the terminal is made raw again here,
+/// as `fg` sends no signal to a job that runs. False where the terminal cannot be read, or the program
+/// has ended.
+fn await_terminal(terminal: &File, link: &Link) -> bool {
+    let step = Timespec::try_from(BACKGROUND_CHECK).ok();
+    let mut background = false;
+    loop {
+        if cleanup::in_background() {
+            background = true;
+            std::thread::sleep(BACKGROUND_CHECK);
+            continue;
+        }
+        if std::mem::take(&mut background) {
+            cleanup::raw_terminal_again();
+            link.send_size();
+        }
+        let mut poll_fds = [PollFd::new(terminal, PollFlags::IN)];
+        match poll(&mut poll_fds, step.as_ref()) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) if cleanup::in_background() => {}
+            Ok(_) => return !link.ended.load(Ordering::SeqCst),
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_recognised() {
+        let status = "Name:\tvm\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000004002\n";
+        assert!(ignores(status, SIGHUP));
+        assert!(!ignores(status, SIGINT) && !ignores(status, SIGTERM) && !ignores("", SIGHUP));
+    }
+
+    #[test]
+    fn a_reader_that_takes_its_time_is_not_the_guests_fault() {
+        let link = Link::new(UnixStream::pair().unwrap().0);
+        let soon = Duration::from_millis(200);
+        assert!(!responds(&link, soon, |_| false));
+        link.writing.store(true, Ordering::SeqCst);
+        let start = Instant::now();
+        assert!(responds(&link, soon, |_| start.elapsed() > 3 * soon));
+        // An answer ends the wait.
+        assert!(responds(&link, Duration::MAX, |_| true));
+    }
+}
