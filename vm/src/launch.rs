@@ -112,7 +112,9 @@ impl Program {
         let stage = known.is_some();
         let mut argv = vec![file.into_os_string()];
         argv.extend(args);
-        if stage && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
+        // One that begins with a word is another command of the program, as `ctracer report`.
+        let is_run = argv.get(1).is_none_or(|arg| arg.as_encoded_bytes().starts_with(b"-"));
+        if stage && is_run && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
             argv.extend(["--duration".into(), STAGE_DURATION.into()]);
         }
         Program { argv, stage, reads_keys: known.is_some_and(|known| known.reads_keys) }

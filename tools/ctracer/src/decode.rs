@@ -7,9 +7,9 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::btf::{Btf, HasSize, types::Struct};
+use common::btf::Btf;
 
-use crate::{model::Change, value::Value};
+use crate::record::{Change, Pairs};
 
 mod builder;
 mod field;
@@ -21,29 +21,26 @@ pub struct Layout {
     size: usize,
     fields: Vec<Field>,
     /// The names of the kernel's functions, by address.
-    functions: HashMap<u128, String>,
+    functions: HashMap<u64, String>,
 }
 
-/// A field that is a whole number: its first byte, and how many there are.
-pub struct Number {
-    /// From the start of the struct.
+/// A field that is a whole number, as the BPF program compares it.
+pub struct Scalar {
+    /// Its first byte, from the start of the struct.
     pub offset: usize,
     /// 1, 2, 4 or 8.
     pub size: usize,
-    /// Whether it can be negative.
     pub is_signed: bool,
 }
 
 impl Layout {
     /// The layout of `struct type_name`. Fails where BTF has no definition of it.
     pub fn new(btf: &Btf, type_name: &str) -> Result<Self> {
-        let is_named = |found: &Struct| found.name().is_some_and(|name| name == type_name);
         let found = btf
-            .type_by_kind::<Struct>()
-            .find(is_named)
+            .structure(type_name)
             .with_context(|| format!("BTF has no definition of struct {type_name}"))?;
         let mut builder = Builder::new(btf);
-        builder.members(&found.into(), type_name, "", 0)?;
+        builder.members(found, type_name, "", 0)?;
         Ok(Self { size: found.size(), fields: builder.fields, functions: HashMap::new() })
     }
 
@@ -53,7 +50,7 @@ impl Layout {
         let function = |line: &str| {
             let mut words = line.split_whitespace();
             let address =
-                u128::from_str_radix(words.next()?, 16).ok().filter(|&found| found != 0)?;
+                u64::from_str_radix(words.next()?, 16).ok().filter(|&found| found != 0)?;
             let is_code = words.next()?.eq_ignore_ascii_case("t");
             is_code.then_some((address, words.next()?.to_owned()))
         };
@@ -68,7 +65,7 @@ impl Layout {
 
     /// Where a field lies that is a number of 1, 2, 4 or 8 bytes. Fails where there is none of this name,
     /// or it is something else.
-    pub fn number(&self, name: &str) -> Result<Number> {
+    pub fn as_scalar(&self, name: &str) -> Result<Scalar> {
         let field = self.fields.iter().find(|field| field.name == name).with_context(|| {
             let within = format!("{name}.");
             let of_it = self.fields.iter().find(|field| field.name.starts_with(&within));
@@ -84,7 +81,7 @@ impl Layout {
             field.bits,
             field.offset
         );
-        Ok(Number {
+        Ok(Scalar {
             offset: field.offset / 8,
             size: field.bits / 8,
             is_signed: matches!(field.shape, Shape::Signed),
@@ -101,9 +98,10 @@ impl Layout {
     /// A member of a member is called `bi_iter.bi_sector`, an element of an array `priv[1]`. Members
     /// of anonymous structs and unions have no prefix. Where members of a union have the same
     /// position and width, the first stands for all of them.
-    pub fn fields(&self, bytes: &[u8]) -> Vec<(String, Value)> {
+    pub fn fields(&self, bytes: &[u8]) -> Pairs {
         let within = self.fields.iter().filter(|field| field.end() <= bytes.len());
-        within.map(|field| (field.name.clone(), field.value(bytes, &self.functions))).collect()
+        let pair = |field: &Field| (field.name.clone(), field.value(bytes, &self.functions));
+        Pairs(within.map(pair).collect())
     }
 
     /// What differs between two copies of the same object, in the order of the struct.

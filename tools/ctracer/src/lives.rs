@@ -1,8 +1,18 @@
-//! Which events belong to one object: addresses are used again, and objects come from other ones.
+//! The rules of lives: which events belong to one object. Addresses are used again, and objects come
+//! from other ones.
+//!
+//! A life is in a state, which is a set of bits. What a call does to it is an [`Effect`]: in which
+//! states the call is the first one of another life, and which bits the call and its return set. The
+//! tables below name the functions that do anything. Two programs carry an effect out: [`Lives`], of
+//! all events, and `trace.bpf.c`, where a filter has to know before an event is recorded; it gets
+//! each function's effect with its cookie.
 
 use std::collections::HashMap;
 
-use crate::model::{Function, Life, Link};
+use crate::{
+    record::{Life, Link},
+    value::hex,
+};
 
 /// What the functions of a type do to an object's life.
 pub struct Rules {
@@ -28,18 +38,63 @@ pub struct Rules {
     ties: &'static [(&'static str, usize, usize, Link)],
 }
 
+/// The bits of a state.
+const KNOWN: u16 = 1; // has been passed to a function
+const SEEN: u16 = 2; // to one that sees every object once
+const COMPLETING: u16 = 4; // a call that completes or frees it has begun
+const COMPLETED: u16 = 8; // and has returned
+const FREED: u16 = 16;
+
+/// The state of a life whose end only an fentry program has seen, as far as it differs from before.
+pub const END_MISSED: u16 = COMPLETING | COMPLETED;
+
+/// What a call does to a life: three sets of five bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Effect(pub u16);
+
+impl Effect {
+    /// What remains of it for a call's other objects than the first one.
+    pub const OF_OTHERS: u16 = FREED | SEEN | (KNOWN | SEEN) << 5;
+
+    fn new(begins_if: u16, at_call: u16, at_return: u16) -> Effect {
+        Effect(begins_if | at_call << 5 | at_return << 10)
+    }
+
+    /// In a life with one of these bits, the call is the first one of another life.
+    fn begins_if(self) -> u16 {
+        self.0 & 31
+    }
+
+    /// The bits that the call sets.
+    fn at_call(self) -> u16 {
+        self.0 >> 5 & 31
+    }
+
+    /// The bits that its return sets, where it is still the life of the call.
+    fn at_return(self) -> u16 {
+        self.0 >> 10 & 31
+    }
+
+    /// Whether the call completes or frees its object.
+    pub fn ends(self) -> bool {
+        self.at_return() != 0
+    }
+}
+
 impl Rules {
-    /// What a function does to the life of its first object, as `trace.bpf.c` reads it in a cookie.
-    pub fn effects(&self, function: &str) -> u64 {
-        let all = [
-            (31, self.begins),
-            (30, self.frees),
-            (29, self.completes),
-            (28, self.prepares),
-            (27, self.starts),
-            (26, self.once),
-        ];
-        all.iter().fold(0, |sum, (bit, names)| sum | u64::from(names.contains(&function)) << bit)
+    /// What a call of a function does to its first object.
+    pub fn effect(&self, function: &str) -> Effect {
+        let of = |names: &[&str], bits| if names.contains(&function) { bits } else { 0 };
+        let ends = of(self.completes, COMPLETED) | of(self.frees, COMPLETED | FREED);
+        Effect::new(
+            of(self.begins, KNOWN)
+                | of(self.once, SEEN)
+                | of(self.starts, COMPLETING)
+                | of(self.prepares, COMPLETED)
+                | FREED,
+            KNOWN | of(self.once, SEEN) | if ends == 0 { 0 } else { COMPLETING },
+            ends,
+        )
     }
 
     /// Whether a function initialises an object of this type.
@@ -47,9 +102,9 @@ impl Rules {
         self.begins.contains(&function)
     }
 
-    /// Whether a function completes an object of this type.
-    pub fn completes(&self, function: &str) -> bool {
-        self.completes.contains(&function)
+    /// Whether an object may still say when the one before it was made.
+    pub fn too_early(&self, function: &str) -> bool {
+        self.begins(function) || self.prepares.contains(&function)
     }
 
     /// Whether they tell the first event of a life.
@@ -145,38 +200,21 @@ pub fn rules(type_name: &str) -> &'static Rules {
     }
 }
 
-/// What a function does to a life; the same as in [`Rules`].
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Effect {
-    begins: bool,
-    prepares: bool,
-    starts: bool,
-    once: bool,
-    completes: bool,
-    frees: bool,
-    /// The time at which an object was made does not count yet.
-    too_early: bool,
-    makes: Option<Link>,
-    ties: Option<(usize, usize, Link)>,
-}
-
 /// The object that has an address now.
+#[derive(Default)]
 struct Current {
     life: usize,
-    /// Has been passed to a function that sees it once.
-    seen: bool,
-    completed: bool,
-    freed: bool,
+    state: u16,
     /// When the object was made, and the one before it; 0: not known.
     made: [u64; 2],
-    /// Calls that have not returned.
-    open: usize,
     bytes: Box<[u8]>,
 }
 
 /// All lives so far.
 pub struct Lives {
-    effects: Vec<Effect>,
+    rules: &'static Rules,
+    /// Of each function.
+    effects: Vec<(Effect, bool)>,
     /// The bytes of all objects in `current`.
     held: usize,
     current: HashMap<u64, Current>,
@@ -186,47 +224,22 @@ pub struct Lives {
 
 impl Lives {
     /// For events of these functions.
-    pub fn new<'a>(rules: &Rules, functions: impl Iterator<Item = &'a Function>) -> Lives {
-        let effect = |function: &Function| {
-            let name = function.name.as_str();
-            let has = |names: &[&str]| names.contains(&name);
-            Effect {
-                begins: has(rules.begins),
-                prepares: has(rules.prepares),
-                starts: has(rules.starts),
-                once: has(rules.once),
-                completes: has(rules.completes),
-                frees: has(rules.frees),
-                too_early: has(rules.begins) || has(rules.prepares),
-                makes: rules.makes.iter().find(|(known, _)| *known == name).map(|(_, link)| *link),
-                ties: rules
-                    .ties
-                    .iter()
-                    .find(|(known, ..)| *known == name)
-                    .map(|(_, child, parent, link)| (*child, *parent, *link)),
-            }
-        };
-        let effects = functions.map(effect).collect();
-        Lives { effects, held: 0, current: HashMap::new(), lives: Vec::new() }
+    pub fn new<'a>(rules: &'static Rules, names: impl Iterator<Item = &'a str>) -> Lives {
+        let effects = names.map(|name| (rules.effect(name), rules.too_early(name))).collect();
+        Lives { rules, effects, held: 0, current: HashMap::new(), lives: Vec::new() }
     }
 
     fn start(&mut self, address: u64, time: u64) -> usize {
         let life = self.lives.len();
-        let before = self.current.get(&address).map(|current| current.life);
-        let made = self.current.get(&address).map_or(0, |current| current.made[0]);
-        let generation = before.map_or(0, |before| self.lives[before].generation + 1);
-        self.lives.push(Life { address, generation, begin: time, ..Life::default() });
-        let current = Current {
-            life,
-            seen: false,
-            completed: false,
-            freed: false,
-            made: [0, made],
-            open: 0,
-            bytes: Box::default(),
-        };
-        let before = self.current.insert(address, current);
-        self.held -= before.map_or(0, |before| before.bytes.len());
+        let before = self.current.remove(&address);
+        let generation = before.as_ref().map_or(0, |old| self.lives[old.life].generation + 1);
+        let made = before.as_ref().map_or(0, |old| old.made[0]);
+        self.held -= before.map_or(0, |old| old.bytes.len());
+        let address_text = hex(address);
+        let new = Life { life, address: address_text, generation, begin: time, ..Life::default() };
+        self.lives.push(new);
+        let current = Current { life, made: [0, made], ..Current::default() };
+        self.current.insert(address, current);
         life
     }
 
@@ -240,113 +253,129 @@ impl Lives {
         time: u64,
         made: u64,
     ) -> usize {
-        let effect = self.effects[function];
-        let made = if effect.too_early { 0 } else { made };
-        let is_new = self.current.get(&address).is_none_or(|current| {
-            current.freed
-                || (made != 0 && current.made[0] != 0 && made != current.made[0])
-                || (effect.begins && object == 0)
-                || (effect.once && current.seen)
-                || (effect.starts && object == 0 && current.completed)
-                || (effect.prepares && object == 0 && current.completed && current.open == 0)
+        let (mut effect, too_early) = self.effects[function];
+        if object > 0 {
+            effect.0 &= Effect::OF_OTHERS;
+        }
+        let made = if too_early { 0 } else { made };
+        let known = self.current.get(&address).filter(|current| {
+            let is_other = made != 0 && current.made[0] != 0 && made != current.made[0];
+            current.state & effect.begins_if() == 0 && !is_other
         });
-        let life = match self.current.get(&address) {
-            Some(current) if !is_new => current.life,
-            _ => self.start(address, time),
+        let life = match known {
+            Some(current) => current.life,
+            None => self.start(address, time),
         };
         if let Some(current) = self.current.get_mut(&address) {
-            current.open += 1;
             // The object before has left its time in the memory.
             if made != current.made[1] && current.made[0] == 0 {
                 current.made[0] = made;
             }
-            current.seen |= effect.once;
-            if (effect.completes || effect.frees) && object == 0 {
-                current.completed = true;
-                self.lives[life].end = Some(time);
-            }
+            current.state |= effect.at_call();
+        }
+        if effect.ends() {
+            self.end(life, time);
         }
         life
     }
 
+    fn end(&mut self, life: usize, time: u64) {
+        let life = &mut self.lives[life];
+        life.end = Some(time);
+        life.duration = Some(time - life.begin);
+    }
+
     /// The end of an object whose call was not seen. False where it has ended already, or is not known.
-    pub fn end_again(&mut self, lives: &mut [Life], address: u64, time: u64) -> bool {
-        let known = self.current.get_mut(&address).filter(|current| !current.completed);
-        known.is_some_and(|current| {
-            current.completed = true;
-            lives[current.life].end = Some(time);
-            true
-        })
+    pub fn end_again(&mut self, address: u64, time: u64) -> bool {
+        let known = self.current.get_mut(&address).filter(|now| now.state & COMPLETING == 0);
+        let Some(current) = known else { return false };
+        current.state |= END_MISSED;
+        let life = current.life;
+        self.end(life, time);
+        true
     }
 
     /// A call ties its objects, as soon as all of them are known.
-    pub fn tie(&mut self, function: usize, lives: &[(u64, usize)]) {
-        let Some((child, parent, link)) = self.effects[function].ties else { return };
-        if let (Some((_, child)), Some((_, parent))) = (lives.get(child), lives.get(parent)) {
-            self.link(*child, *parent, link);
+    pub fn tie(&mut self, function: &str, lives: &[(u64, usize)]) {
+        let ties = self.rules.ties.iter().find(|(name, ..)| *name == function);
+        let Some((_, child, parent, link)) = ties else { return };
+        if let (Some((_, child)), Some((_, parent))) = (lives.get(*child), lives.get(*parent)) {
+            self.link(*child, *parent, *link);
         }
     }
 
     /// A function returns that was called at `began`, and to which the object of this life was passed.
-    pub fn leave(&mut self, function: usize, life: usize, value: u64, began: u64, time: u64) {
-        let effect = self.effects[function];
-        let address = self.lives[life].address;
-        if let Some(current) = self.current.get_mut(&address).filter(|c| c.life == life) {
-            current.open = current.open.saturating_sub(1);
-            if effect.frees {
-                current.freed = true;
-                self.lives[life].end = Some(time);
+    pub fn leave(
+        &mut self,
+        (function, name): (usize, &str),
+        (address, life): (u64, usize),
+        value: u64,
+        (began, time): (u64, u64),
+    ) {
+        let (effect, _) = self.effects[function];
+        let set = effect.at_call();
+        let current = self.current.get_mut(&address).filter(|current| current.life == life);
+        if let Some(current) = current.filter(|current| current.state & set == set) {
+            current.state |= effect.at_return();
+            if effect.at_return() & FREED != 0 {
+                self.end(life, time);
             }
         }
         // NULL and error codes are no pointers.
-        if let Some(link) = effect.makes.filter(|_| (value as i64) < -4095) {
+        let makes = self.rules.makes.iter().find(|(maker, _)| *maker == name);
+        if let Some((_, link)) = makes.filter(|_| (value as i64) < -4095) {
             // What it has made is no older than the call: where it seems to be, its beginning was missed.
             let child = match self.current.get(&value) {
-                Some(current) if !current.freed && self.lives[current.life].begin >= began => {
-                    current.life
+                Some(now) if now.state & FREED == 0 && self.lives[now.life].begin >= began => {
+                    now.life
                 }
                 _ => self.start(value, time),
             };
-            self.link(child, life, link);
+            self.link(child, life, *link);
         }
     }
 
     /// A split clones first, and chains afterwards: it remains a split.
     fn link(&mut self, child: usize, parent: usize, link: Link) {
-        let known = self.lives[child].parent.map(|(_, link)| link);
-        if child != parent && (known.is_none() || link == Link::Split) {
-            self.lives[child].parent = Some((parent, link));
+        let known = self.lives[child].parent.is_some();
+        if child != parent && (!known || link == Link::Split) {
+            self.lives[child].parent = Some(parent);
+            self.lives[child].link = Some(link);
         }
     }
 
-    /// The bytes of this life's event before, in exchange for those of now. `None`: there is no event
-    /// before, or the memory belongs to another object by now.
-    pub fn replace_bytes(&mut self, life: usize, bytes: &[u8]) -> Option<Box<[u8]>> {
-        let current = self.current.get_mut(&self.lives[life].address)?;
-        if current.life != life || current.freed || bytes.is_empty() {
+    /// The bytes of this life's event before, in exchange for those of now, and whether there are any
+    /// now: where the memory belongs to another object by now, there are none.
+    pub fn replace_bytes(
+        &mut self,
+        address: u64,
+        life: usize,
+        bytes: &[u8],
+    ) -> Option<Option<Box<[u8]>>> {
+        let current = self.current.get_mut(&address)?;
+        if current.life != life || current.state & FREED != 0 || bytes.is_empty() {
             return None;
         }
         let before = std::mem::replace(&mut current.bytes, bytes.into());
         self.held += bytes.len();
         self.held -= before.len();
-        (!before.is_empty()).then_some(before)
+        Some((!before.is_empty()).then_some(before))
     }
 
     /// The memory that all this takes, in bytes.
     pub fn memory(&self) -> usize {
-        // Lives are in the trace while nothing happens to them.
-        self.held + self.current.len() * size_of::<(u64, Current)>()
+        const LIFE: usize = size_of::<Life>() + 32; // its address
+        self.held + self.current.len() * size_of::<(u64, Current)>() + self.lives.len() * LIFE
     }
 
-    /// Whether this is the last of `lives` at its address so far.
-    pub fn is_last(&self, lives: &[Life], life: usize) -> bool {
-        self.current.get(&lives[life].address).is_some_and(|current| current.life == life)
+    /// Whether a function completes or frees its object.
+    pub fn completes(&self, function: usize) -> bool {
+        self.effects[function].0.ends()
     }
 
-    /// Whether the object of this life is still at its address.
-    pub fn is_there(&self, life: usize) -> bool {
-        let current = self.current.get(&self.lives[life].address);
-        current.is_some_and(|current| current.life == life && !current.freed)
+    /// Those of the objects that are at an address now: no other one has come there.
+    pub fn present(&self) -> impl Iterator<Item = usize> {
+        self.current.values().map(|current| current.life)
     }
 }
 
@@ -357,15 +386,36 @@ mod tests {
     const A: u64 = 0xffff_8880_0000_1000;
     const B: u64 = 0xffff_8880_0000_2000;
 
-    fn lives(names: &[&str]) -> Lives {
-        let function = |name: &&str| Function { name: (*name).to_owned(), ..Function::default() };
-        let functions: Vec<Function> = names.iter().map(function).collect();
-        Lives::new(rules("bio"), functions.iter())
+    /// Lives of a type, and the names of some functions.
+    struct Traced<'a>(Lives, &'a [&'a str]);
+
+    fn traced<'a>(type_name: &str, names: &'a [&str]) -> Traced<'a> {
+        Traced(Lives::new(rules(type_name), names.iter().copied()), names)
+    }
+
+    impl Traced<'_> {
+        fn enter(
+            &mut self,
+            function: usize,
+            object: usize,
+            address: u64,
+            time: u64,
+            made: u64,
+        ) -> usize {
+            self.0.enter(function, object, address, time, made)
+        }
+
+        fn leave(&mut self, function: usize, life: usize, value: u64, began: u64, time: u64) {
+            let digits = self.0.lives[life].address.trim_start_matches("0x");
+            let address = u64::from_str_radix(digits, 16).unwrap();
+            let function = (function, self.1[function]);
+            self.0.leave(function, (address, life), value, (began, time));
+        }
     }
 
     #[test]
     fn a_reused_address_is_another_life() {
-        let mut lives = lives(&["submit_bio", "bio_endio", "bio_put", "bio_free"]);
+        let mut lives = traced("bio", &["submit_bio", "bio_endio", "bio_put", "bio_free"]);
         let mut call = |function, time| {
             let life = lives.enter(function, 0, A, time, 0);
             lives.leave(function, life, 0, time, time + 1);
@@ -375,34 +425,29 @@ mod tests {
         assert_eq!([call(0, 11), call(1, 13)], [1; 2], "freed before");
         assert_eq!([call(0, 21), call(2, 23)], [2; 2], "completed before");
         assert_eq!([call(0, 31), call(2, 33)], [3; 2], "submitted before");
-        assert_eq!(lives.lives[0].end, Some(8));
-        assert_eq!(
-            lives.lives[1],
-            Life { address: A, generation: 1, begin: 11, end: Some(13), parent: None }
-        );
-        assert_eq!((lives.lives[2].generation, lives.lives[2].end), (2, None));
+        assert_eq!(lives.0.lives[0].end, Some(8));
+        let Life { generation, begin, end, parent, .. } = lives.0.lives[1];
+        assert_eq!((generation, begin, end, parent), (1, 11, Some(13), None));
+        assert_eq!((lives.0.lives[2].generation, lives.0.lives[2].end), (2, None));
     }
 
     #[test]
     fn an_end_may_be_seen_without_its_call() {
-        let mut lives = lives(&["submit_bio"]);
-        let mut all = Vec::new();
+        let mut lives = traced("bio", &["submit_bio"]);
         for (again, time) in [(0, 1), (1, 11)] {
-            std::mem::swap(&mut lives.lives, &mut all);
             let life = lives.enter(0, 0, A, time, 0);
             lives.leave(0, life, 0, time, time + 1);
-            std::mem::swap(&mut lives.lives, &mut all);
             assert_eq!(life, again);
-            assert!(!lives.end_again(&mut all, B, time + 2));
-            assert!(lives.end_again(&mut all, A, time + 3));
-            assert!(!lives.end_again(&mut all, A, time + 4));
-            assert_eq!(all[life].end, Some(time + 3));
+            assert!(!lives.0.end_again(B, time + 2));
+            assert!(lives.0.end_again(A, time + 3));
+            assert!(!lives.0.end_again(A, time + 4));
+            assert_eq!(lives.0.lives[life].end, Some(time + 3));
         }
     }
 
     #[test]
     fn a_completed_object_lives_on_while_it_is_completed() {
-        let mut lives = lives(&["bio_endio", "bio_add_page"]);
+        let mut lives = traced("bio", &["bio_endio", "bio_add_page"]);
         let life = lives.enter(0, 0, A, 1, 0);
         assert_eq!(lives.enter(1, 0, A, 2, 0), life, "inside its completion");
         lives.leave(1, life, 0, 2, 3);
@@ -412,37 +457,38 @@ mod tests {
 
     #[test]
     fn a_split_is_a_child() {
-        let mut lives = lives(&["bio_split", "bio_alloc_clone", "bio_init", "bio_chain"]);
+        let mut lives = traced("bio", &["bio_split", "bio_alloc_clone", "bio_init", "bio_chain"]);
         let parent = lives.enter(0, 0, A, 1, 0);
         lives.enter(1, 0, A, 2, 0);
         let child = lives.enter(2, 0, B, 3, 0);
         lives.leave(2, child, 0, 3, 4);
         lives.leave(1, parent, B, 2, 5);
-        assert_eq!(lives.lives[child].parent, Some((parent, Link::Clone)));
+        assert_eq!(lives.0.lives[child].origin(), Some((parent, Link::Clone)));
         lives.leave(0, parent, B, 1, 6);
         lives.enter(3, 0, B, 7, 0);
         lives.enter(3, 1, A, 7, 0);
-        lives.tie(3, &[(B, child), (A, parent)]);
-        assert_eq!(lives.lives[child].parent, Some((parent, Link::Split)));
+        lives.0.tie("bio_chain", &[(B, child), (A, parent)]);
+        assert_eq!(lives.0.lives[child].origin(), Some((parent, Link::Split)));
         lives.leave(1, parent, 0, 7, 8);
         lives.leave(1, parent, (-12_i64) as u64, 7, 8);
-        assert_eq!(lives.lives.len(), 2, "errors are no objects");
+        assert_eq!(lives.0.lives.len(), 2, "errors are no objects");
     }
 
     #[test]
     fn a_clone_whose_beginning_was_missed_is_another_life() {
-        let mut lives = lives(&["bio_alloc_clone", "bio_init", "submit_bio_noacct", "__bio_clone"]);
+        let mut lives =
+            traced("bio", &["bio_alloc_clone", "bio_init", "submit_bio_noacct", "__bio_clone"]);
         let parent = lives.enter(2, 0, A, 1, 0);
         let old = lives.enter(1, 0, B, 2, 0);
         lives.enter(0, 0, A, 10, 0);
         lives.leave(0, parent, B, 10, 20);
         let clone = lives.enter(2, 0, B, 21, 0);
         assert_ne!(clone, old, "made before the call");
-        assert_eq!((lives.lives[old].parent, lives.lives[clone].parent), {
+        assert_eq!((lives.0.lives[old].origin(), lives.0.lives[clone].origin()), {
             (None, Some((parent, Link::Clone)))
         });
         // One whose completion was seen is known as early as it is filled.
-        let mut lives = super::tests::lives(&["bio_endio", "__bio_clone"]);
+        let mut lives = traced("bio", &["bio_endio", "__bio_clone"]);
         let old = lives.enter(0, 0, B, 1, 0);
         lives.leave(0, old, 0, 1, 2);
         assert_ne!(lives.enter(1, 0, B, 3, 0), old);
@@ -459,9 +505,7 @@ mod tests {
             "blk_stat_add",
             "blk_mq_requeue_request",
         ];
-        let function = |name: &&str| Function { name: (*name).to_owned(), ..Function::default() };
-        let functions: Vec<Function> = names.iter().map(function).collect();
-        let mut lives = Lives::new(rules("request"), functions.iter());
+        let mut lives = traced("request", &names);
         let mut call = |function, time, made| {
             let life = lives.enter(function, 0, A, time, made);
             lives.leave(function, life, 0, time, time + 1);
@@ -472,21 +516,38 @@ mod tests {
         assert_eq!([call(0, 11, 2), call(3, 12, 2), call(1, 13, 12)], [1; 3], "prepared");
         assert_eq!([call(4, 14, 12), call(1, 15, 12)], [1; 2], "started again, not another one");
         assert_eq!([call(0, 21, 12), call(1, 23, 22)], [1, 2], "its end was missed");
-        assert_eq!(lives.lives[0].end, Some(5));
-        assert_eq!(lives.lives[1].end, None);
+        assert_eq!(lives.0.lives[0].end, Some(5));
+        assert_eq!(lives.0.lives[1].end, None);
     }
 
     #[test]
     fn bytes_of_a_life_are_compared_with_its_own() {
-        let mut lives = lives(&["bio_init", "bio_free"]);
+        let mut lives = traced("bio", &["bio_init", "bio_free"]);
         let first = lives.enter(0, 0, A, 1, 0);
-        assert_eq!(lives.replace_bytes(first, &[1]), None);
-        assert_eq!(lives.replace_bytes(first, &[2]).as_deref(), Some(&[1][..]));
+        assert_eq!(lives.0.replace_bytes(A, first, &[]), None, "unreadable");
+        assert_eq!(lives.0.replace_bytes(A, first, &[1]), Some(None));
+        assert_eq!(lives.0.replace_bytes(A, first, &[2]), Some(Some([1].into())));
         let second = lives.enter(0, 0, A, 2, 0);
-        assert_eq!(lives.replace_bytes(first, &[3]), None, "its memory is another's");
-        assert_eq!(lives.replace_bytes(second, &[4]), None);
+        assert_eq!(lives.0.replace_bytes(A, first, &[3]), None, "its memory is another's");
+        assert_eq!(lives.0.replace_bytes(A, second, &[4]), Some(None));
+        assert_eq!(lives.0.present().collect::<Vec<_>>(), [second]);
         lives.enter(1, 0, A, 3, 0);
         lives.leave(1, second, 0, 3, 4);
-        assert!(!lives.is_there(second));
+        assert_eq!(lives.0.replace_bytes(A, second, &[5]), None, "freed");
+    }
+
+    /// What the BPF program reads in a cookie.
+    #[test]
+    fn an_effect_is_three_sets_of_bits() {
+        let effect = |name: &str| {
+            let effect = rules("bio").effect(name);
+            (effect.begins_if(), effect.at_call(), effect.at_return())
+        };
+        assert_eq!(effect("bio_put"), (FREED, KNOWN, 0));
+        assert_eq!(effect("bio_init"), (FREED | KNOWN, KNOWN, 0));
+        let submits = FREED | SEEN | COMPLETING | COMPLETED;
+        assert_eq!(effect("submit_bio"), (submits, KNOWN | SEEN, 0));
+        assert_eq!(effect("bio_endio"), (FREED, KNOWN | COMPLETING, COMPLETED));
+        assert_eq!(effect("bio_free"), (FREED, KNOWN | COMPLETING, COMPLETED | FREED));
     }
 }

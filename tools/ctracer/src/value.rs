@@ -1,53 +1,14 @@
-//! A value as the outputs show it: what a field holds, or what a function returned.
+//! What a register holds, by the kernel's description of its type.
 
-use std::{collections::HashMap, fmt};
+use std::collections::HashMap;
 
 use common::btf::Type;
 use libbpf_rs::libbpf_sys::{
     BTF_INT_BOOL, BTF_INT_SIGNED, BTF_KIND_ENUM, BTF_KIND_ENUM64, BTF_KIND_INT, BTF_KIND_PTR,
 };
+use serde_json::Value;
 
 use crate::errno;
-
-/// A decoded value. Which of the three it is depends on the kernel's type alone: a field has one type
-/// in JSON, whatever it holds.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// A `bool`.
-    Bool(bool),
-    /// An integer of up to 64 bits.
-    Number(i128),
-    /// Anything else.
-    Text(String),
-}
-
-impl Value {
-    /// As JSON has it.
-    pub fn json(&self) -> serde_json::Value {
-        match self {
-            Value::Bool(value) => (*value).into(),
-            Value::Number(value) => match (i64::try_from(*value), u64::try_from(*value)) {
-                (Ok(value), _) => value.into(),
-                (_, Ok(value)) => value.into(),
-                _ => value.to_string().into(),
-            },
-            Value::Text(value) => value.as_str().into(),
-        }
-    }
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Value::Bool(value) => value.fmt(f),
-            Value::Number(value) => value.fmt(f),
-            Value::Text(value) => f.write_str(value),
-        }
-    }
-}
-
-/// The largest error number: no pointer leads to the last page of addresses.
-const MAX_ERRNO: i64 = 4095;
 
 /// What a register holds, an argument or a result, by the kernel's description of its type. Beyond the
 /// type's width, it holds anything.
@@ -84,7 +45,10 @@ impl From<Type<'_>> for Scalar {
                 encoding if encoding & BTF_INT_SIGNED != 0 => Scalar::Signed(bits),
                 _ => Scalar::Unsigned(bits),
             },
-            BTF_KIND_ENUM | BTF_KIND_ENUM64 => Scalar::Enum(bits, bare.constants()),
+            BTF_KIND_ENUM | BTF_KIND_ENUM64 => {
+                let constants = bare.constants().into_iter().rev();
+                Scalar::Enum(bits, constants.map(|(name, at)| (at, name.to_owned())).collect())
+            }
             _ => Scalar::Raw,
         }
     }
@@ -95,37 +59,28 @@ impl Scalar {
     pub fn value(&self, register: u64) -> Option<Value> {
         Some(match self {
             Scalar::Nothing => return None,
-            Scalar::Bool => Value::Bool(register & 0xff != 0),
-            Scalar::Unsigned(bits) => Value::Number(unsigned(register, *bits).into()),
-            Scalar::Signed(bits) => Value::Number(signed(register, *bits).into()),
+            Scalar::Bool => (register & 0xff != 0).into(),
+            Scalar::Unsigned(bits) => unsigned(register, *bits).into(),
+            Scalar::Signed(bits) => signed(register, *bits).into(),
             Scalar::Enum(bits, names) => {
                 let (plus, minus) = (unsigned(register, *bits), signed(register, *bits));
                 let name = names.get(&plus.into()).or_else(|| names.get(&minus.into()));
-                Value::Text(name.cloned().unwrap_or_else(|| minus.to_string()))
+                name.cloned().unwrap_or_else(|| minus.to_string()).into()
             }
-            Scalar::Pointer => Value::Text(match self.error(register) {
-                Some(name) => format!("-{name}"),
-                None => hex(register),
-            }),
-            Scalar::Raw => Value::Text(hex(register)),
+            Scalar::Pointer => match self.error(register) {
+                Some(name) => format!("-{name}").into(),
+                None => hex(register).into(),
+            },
+            Scalar::Raw => hex(register).into(),
         })
     }
 
     /// The name of the error that a pointer or a negative integer stands for: `EINVAL`.
-    pub fn error(&self, register: u64) -> Option<&'static str> {
-        let number = match self {
-            Scalar::Signed(bits) => signed(register, *bits),
-            Scalar::Pointer => signed(register, 64),
-            _ => return None,
-        };
-        errno::name((-MAX_ERRNO..0).contains(&number).then(|| number.unsigned_abs())?)
-    }
-
-    /// The value as people read it: an error by its name.
-    pub fn text(&self, register: u64) -> Option<String> {
-        match self.error(register) {
-            Some(name) => Some(format!("-{name}")),
-            None => self.value(register).map(|value| value.to_string()),
+    pub fn error(&self, register: u64) -> Option<String> {
+        match self {
+            Scalar::Signed(bits) => errno::of(signed(register, *bits)),
+            Scalar::Pointer => errno::of(register as i64),
+            _ => None,
         }
     }
 }
@@ -148,6 +103,7 @@ fn signed(register: u64, bits: u32) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::named;
 
     #[test]
     fn a_value_has_the_width_of_its_type() {
@@ -171,23 +127,23 @@ mod tests {
             (Scalar::Raw, 0x10, Some("0x10")),
         ];
         for (returns, register, expected) in cases {
-            assert_eq!(returns.text(register).as_deref(), expected, "{returns:?} {register:#x}");
+            let text = returns.value(register).as_ref().map(named);
+            assert_eq!(text.as_deref(), expected, "{returns:?} {register:#x}");
         }
         let names = HashMap::from([(0, "RQ_END_IO_NONE".to_owned()), (-1, "BAD".to_owned())]);
         let returns = Scalar::Enum(32, names);
-        let texts = [0xdead_0000_0000, 0xffff_ffff, 7].map(|value| returns.text(value).unwrap());
+        let texts =
+            [0xdead_0000_0000, 0xffff_ffff, 7].map(|value| named(&returns.value(value).unwrap()));
         assert_eq!(texts, ["RQ_END_IO_NONE", "BAD", "7"]);
     }
 
     #[test]
     fn a_value_has_the_json_type_of_its_type() {
-        let json = |returns: &Scalar, register| returns.value(register).unwrap().json();
+        let json = |returns: &Scalar, register| returns.value(register).unwrap();
         assert_eq!(json(&Scalar::Signed(32), 0xffff_ffea), -22);
         assert_eq!(json(&Scalar::Unsigned(64), u64::MAX), u64::MAX);
         assert_eq!(json(&Scalar::Bool, 1), true);
         assert_eq!(json(&Scalar::Pointer, -2_i64 as u64), "-ENOENT");
-        assert_eq!(Scalar::Signed(32).error(0xffff_ffea), Some("EINVAL"));
-        assert_eq!(Value::Text("true".to_owned()).json(), "true");
-        assert_eq!(Value::Text("12345".to_owned()).json(), "12345");
+        assert_eq!(Scalar::Signed(32).error(0xffff_ffea), Some("EINVAL".to_owned()));
     }
 }

@@ -71,15 +71,14 @@ function matcher() {
   const having = (texts) => new Set(texts.flatMap((t, i) => t.toLowerCase().includes(text) ? [i] : []));
   const by = text && {
     life: having(total.lives ? lives.address : []), thread: having(threads),
-    function: having(functions.map(([name]) => name)), value: having(strings),
+    function: having(functions.map((found) => found.name)), value: having(strings),
   };
-  const hasValue = (pairs) => pairs?.some((position, i) => i % 2 === 1 && by.value.has(position));
   return (event) =>
     (cpu === "" || events.cpu[event] === +cpu)
     && (wanted === "" || events.function[event] === +wanted)
     && (!text || by.life.has(events.life[event]) || by.thread.has(events.thread[event])
       || by.function.has(events.function[event])
-      || hasValue(data.fields[event]) || hasValue(data.changes[event]));
+      || valuesOf(event).some(([, , value]) => by.value.has(value)));
 }
 
 const objects = list($("list"), (life) => make("div", {
@@ -113,17 +112,16 @@ let shallowest = new Map(), steps = [], past = new Map(), view = [0, 1];
 
 /** The arguments of a call that are no objects: `name=value`. */
 function others(event) {
-  const pairs = data.arguments[event] ?? [];
-  return pairs.flatMap((name, i) => i % 2 ? [] : [`${names[name]}=${strings[pairs[i + 1]]}`]);
+  return (data.arguments[event] ?? []).map(([name, value]) => `${names[name]}=${strings[value]}`);
 }
 
 const hops = list($("calls"), (event, i) => {
   const life = picked, call = events.call[event], isReturn = events.isReturn[event];
-  const [name, prototype, parameters] = functions[events.function[event]];
+  const { name, prototype, parameters } = functions[events.function[event]];
   const own = eventsOf[life];
   const parameter = parameters[events.argument[event]] || `argument ${events.argument[event] + 1}`;
   const text = isReturn
-    ? `} ${name}${data.values[event] === undefined ? "" : ` = ${data.values[event]}`}`
+    ? `} ${name}${data.values[event] === undefined ? "" : ` = ${strings[data.values[event]]}`}`
     : `${name}(${[parameter, ...others(event)].join(", ")}) {`;
   const line = make("span", { title: prototype }, "  ".repeat(events.depth[event] - shallowest.get(events.thread[event])) + text);
   line.style.whiteSpace = "pre";
@@ -142,14 +140,14 @@ const hops = list($("calls"), (event, i) => {
   }, timed("span", events.time[event] - lives.begin[life]),
   wait, make("span", { className: "number", textContent: events.cpu[event] }),
   make("span", { textContent: threads[events.thread[event]], title: threads[events.thread[event]] }),
-  lasted ? timed("span", calls.end[call] - calls.begin[call], calls.returned[call] ? "" : "≥ ") : make("span"),
+  lasted ? timed("span", calls.end[call] - calls.begin[call], calls.exit[call] === null ? "≥ " : "") : make("span"),
   line);
 });
 arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), steps.length - 1)));
 
 function pick(life, at = 0) {
   picked = life;
-  steps = stepsOf(life);
+  steps = eventsOf[life].map((event) => data.changes[event] ?? []);
   shallowest = new Map();
   for (const event of eventsOf[life])
     shallowest.set(events.thread[event], Math.min(events.depth[event], shallowest.get(events.thread[event]) ?? Infinity));
@@ -205,12 +203,12 @@ function spent(life) {
   let busy = 0, until = lives.begin[life];
   for (const call of callsOf(life)) {
     const row = rows.get(functionOf.get(call)) ?? [0, 0, 0];
-    rows.set(functionOf.get(call), [row[0] + 1, row[1] + calls.end[call] - calls.begin[call], row[2] + calls.own[call]]);
+    rows.set(functionOf.get(call), [row[0] + 1, row[1] + calls.end[call] - calls.begin[call], row[2] + Math.max(calls.end[call] - calls.begin[call] - calls.children[call], 0)]);
     const end = Math.min(calls.end[call], endOf(life));
     busy += Math.max(0, end - Math.max(calls.begin[call], until));
     until = Math.max(until, end);
   }
-  const table = [...rows].map(([f, row]) => [functions[f][0], ...row]).sort((a, b) => b[3] - a[3]);
+  const table = [...rows].map(([f, row]) => [functions[f].name, ...row]).sort((a, b) => b[3] - a[3]);
   table.push(["(in none of them)", "", "", duration(life) - busy]);
   const most = Math.max(...table.map((row) => row[3]), 1);
   $("functions").replaceChildren(
@@ -229,7 +227,7 @@ function showFields() {
   if (!own.length) return $("fields").replaceChildren();
   const now = new Set(steps[hop].map(([field]) => field));
   const event = own[hop];
-  $("hop").textContent = `${events.isReturn[event] ? "when" : "at the call of"} ${functions[events.function[event]][0]}()`
+  $("hop").textContent = `${events.isReturn[event] ? "when" : "at the call of"} ${nameOfFunction(event)}()`
     + `${events.isReturn[event] ? " returned" : ""}, ${time(events.time[event] - lives.begin[picked])}`;
   const rows = [...stateAt(picked, hop)].filter(([field]) => !$("changed").checked || past.has(field));
   $("fields").replaceChildren(
@@ -245,13 +243,14 @@ function pastOf(field) {
   const at = all.findLastIndex(([i]) => i <= hop);
   const from = Math.max(0, at - 3), near = all.slice(from, at + 6);
   const buttons = near.map(([i, value]) => make("button", { className: "link", onclick: () => pickHop(i),
-    title: functions[events.function[eventsOf[picked][i]]][0], textContent: strings[value] ?? "?" }));
+    title: nameOfFunction(eventsOf[picked][i]), textContent: strings[value] ?? "?" }));
   const arrowed = buttons.flatMap((button, i) => i ? ["→ ", button] : [button]);
   return [from ? "… → " : "", ...arrowed, from + near.length < all.length ? "→ …" : ""];
 }
 
 // ---- Start -------------------------------------------------------------------------------------------
 
+document.title = $("title").textContent = `struct ${data.type} on Linux ${data.release}`;
 $("totals").textContent = `${total.lives} objects, ${total.events} events, ${time(last)}`;
 const LEDGER = {
   hits: "hits of the probes, counted by the kernel", entries: "calls recorded", returns: "returns recorded",
@@ -260,11 +259,12 @@ const LEDGER = {
   null: "without an object (NULL)", unmatched: "returns of calls that were not recorded",
   outside: "before the start or after the end", objects_lost: "second objects of recorded calls lost (not part of the sum)",
 };
-$("ledger").replaceChildren(...Object.entries(LEDGER).map(([name, meaning]) =>
-  make("tr", {}, make("td", { className: "number", textContent: data.ledger[name] }), make("td", { textContent: meaning }))));
+$("ledger").replaceChildren(...Object.entries(data.ledger ? LEDGER : { "": "the record ends before its ledger" })
+  .map(([name, meaning]) => make("tr", {}, make("td", { className: "number", textContent: data.ledger?.[name] }),
+    make("td", { textContent: meaning }))));
 for (const cpu of [...new Set(events.cpu)].sort((a, b) => a - b)) $("cpu").add(new Option(cpu, cpu));
 const used = new Set(events.function);
-functions.map(([name], i) => [name, i]).filter(([, i]) => used.has(i)).sort()
+functions.map(({ name }, i) => [name, i]).filter(([, i]) => used.has(i)).sort()
   .forEach(([name, i]) => $("function").add(new Option(name, i)));
 for (const control of Object.values(filters)) control.addEventListener("input", filter);
 $("filters").addEventListener("submit", (event) => event.preventDefault());

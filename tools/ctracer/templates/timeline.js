@@ -59,7 +59,7 @@ function drawTimeline() {
     draw.fillStyle = `hsl(${(functionOf.get(call) * 47) % 360} 55% 62%)`;
     draw.fillRect(box.left, box.top, box.width, 16);
     draw.fillStyle = "#111";
-    const name = functions[functionOf.get(call)][0];
+    const name = functions[functionOf.get(call)].name;
     if (box.width > 24) draw.fillText(clip(draw, name, box.width - 6), box.left + 3, box.top + 12);
   }
   if (picked >= 0 && eventsOf[picked].length) {
@@ -83,7 +83,7 @@ canvas.addEventListener("mousemove", (event) => {
   }
   const box = under(event);
   canvas.title = !box ? "" : box.life !== undefined ? `${lives.link[box.life]} ${nameOf(box.life)}: ${time(duration(box.life))}`
-    : `${functions[functionOf.get(box.call)][1]}\n${time(calls.end[box.call] - calls.begin[box.call])} on CPU ${cpuOf.get(box.call)}`;
+    : `${functions[functionOf.get(box.call)].prototype}\n${time(calls.end[box.call] - calls.begin[box.call])} on CPU ${cpuOf.get(box.call)}`;
 });
 canvas.addEventListener("click", (event) => {
   const box = under(event);

@@ -1,8 +1,10 @@
 //! A field of a struct: where it lies, and how its bytes become a value.
 
-use std::{collections::HashMap, fmt::Write, rc::Rc};
+use std::{collections::HashMap, rc::Rc};
 
-use crate::value::Value;
+use serde_json::Value;
+
+use crate::value::hex;
 
 /// The block layer keeps the operation in this many low bits of `bi_opf`, and flags above them.
 const OPERATION_BITS: u32 = 8;
@@ -61,32 +63,31 @@ impl Field {
     }
 
     /// Its value, in the bytes of the whole struct. `functions`: their names, by address.
-    pub fn value(&self, bytes: &[u8], functions: &HashMap<u128, String>) -> Value {
+    pub fn value(&self, bytes: &[u8], functions: &HashMap<u64, String>) -> Value {
         let bytes = &bytes[self.bytes()];
-        Value::Text(match &self.shape {
-            Shape::Unsigned if self.bits <= 64 => return Value::Number(self.number(bytes) as i128),
-            Shape::Signed if self.bits <= 64 => return Value::Number(self.signed(bytes)),
-            Shape::Bool => return Value::Bool(self.number(bytes) != 0),
-            Shape::Unsigned => self.number(bytes).to_string(),
-            Shape::Signed => self.signed(bytes).to_string(),
-            Shape::Hex => format!("{:#x}", self.number(bytes)),
+        match &self.shape {
+            Shape::Unsigned if self.bits <= 64 => (self.number(bytes) as u64).into(),
+            Shape::Signed if self.bits <= 64 => (self.signed(bytes) as i64).into(),
+            Shape::Bool => (self.number(bytes) != 0).into(),
+            Shape::Unsigned => self.number(bytes).to_string().into(),
+            Shape::Signed => self.signed(bytes).to_string().into(),
+            Shape::Hex => format!("{:#x}", self.number(bytes)).into(),
             Shape::Function => {
-                let address = self.number(bytes);
-                functions.get(&address).cloned().unwrap_or_else(|| format!("{address:#x}"))
+                let address = self.number(bytes) as u64;
+                functions.get(&address).cloned().unwrap_or_else(|| hex(address)).into()
             }
             Shape::Text => {
                 let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
-                text.escape_ascii().to_string()
+                text.escape_ascii().to_string().into()
             }
-            Shape::Bytes => bytes.iter().fold(String::new(), |mut text, byte| {
-                let _ = write!(text, "{byte:02x}"); // Writing to a String cannot fail.
-                text
-            }),
-            Shape::Enum(names) => names.value(self.signed(bytes), self.number(bytes)),
+            Shape::Bytes => {
+                bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
+            }
+            Shape::Enum(names) => names.value(self.signed(bytes), self.number(bytes)).into(),
             Shape::Flags { operations, bits } => {
-                flags(operations.as_deref(), bits, self.number(bytes))
+                flags(operations.as_deref(), bits, self.number(bytes)).into()
             }
-        })
+        }
     }
 
     /// The field as an unsigned number. The machines that the workshop supports are little-endian.

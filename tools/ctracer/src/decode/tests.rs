@@ -2,7 +2,10 @@
 
 use std::{env, fs, process::Command};
 
+use serde_json::Value;
+
 use super::*;
+use crate::record::plain;
 
 const SOURCE: &str = r#"
 typedef unsigned char u8;
@@ -61,7 +64,7 @@ fn btf() -> Btf<'static> {
     let arguments = ["-g", "-target", "bpf", "-fno-eliminate-unused-debug-types", "-c", "-o"];
     let compiled = Command::new(clang).args(arguments).arg(&object).arg(&source).status();
     assert!(compiled.unwrap().success());
-    Btf::from_path(&object).unwrap()
+    Btf::open(object.to_str().unwrap(), None).unwrap()
 }
 
 /// The bytes of a `struct bio`: a synchronous write of 4096 bytes to a sector.
@@ -80,8 +83,8 @@ pub fn bio(sector: u64) -> Vec<u8> {
     bytes
 }
 
-fn pairs(fields: &[(String, Value)]) -> Vec<(&str, String)> {
-    fields.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect()
+fn pairs(fields: &Pairs) -> Vec<(&str, String)> {
+    fields.0.iter().map(|(name, value)| (name.as_str(), plain(value))).collect()
 }
 
 #[test]
@@ -153,16 +156,16 @@ fn every_shape_is_read() {
     // What a text or an enum holds does not change what it is.
     bytes[12..20].copy_from_slice(b"12345\0\0\0");
     bytes[4..8].copy_from_slice(&7_u32.to_le_bytes());
-    for ((name, before), (_, after)) in fields.iter().zip(layout.fields(&bytes)) {
+    for ((name, before), (_, after)) in fields.0.iter().zip(layout.fields(&bytes).0) {
         let (before, after) = (std::mem::discriminant(before), std::mem::discriminant(&after));
         assert_eq!(before, after, "{name}");
     }
     let json = |name: &str| {
-        let found = layout.fields(&bytes).into_iter().find(|(found, _)| found == name);
-        found.unwrap().1.json()
+        let found = layout.fields(&bytes).0.into_iter().find(|(found, _)| found == name);
+        found.unwrap().1
     };
-    assert_eq!((json("name"), json("state")), ("12345".into(), "7".into()));
-    assert_eq!((json("small"), json("yes")), ((-3).into(), true.into()));
+    assert_eq!((json("name"), json("state")), ("12345".into(), Value::from("7")));
+    assert_eq!((json("small"), json("yes")), ((-3).into(), Value::from(true)));
     assert_eq!(json("nest.bi_sector"), u64::MAX);
 }
 
@@ -170,11 +173,8 @@ fn every_shape_is_read() {
 fn only_what_differs_is_a_change() {
     let layout = layout("bio");
     assert_eq!(layout.changes(&bio(2048), &bio(2048)), []);
-    let change = Change {
-        field: "bi_iter.bi_sector".to_owned(),
-        before: Value::Number(0),
-        after: Value::Number(2048),
-    };
+    let change =
+        Change { field: "bi_iter.bi_sector".to_owned(), before: 0.into(), after: 2048.into() };
     assert_eq!(layout.changes(&bio(0), &bio(2048)), [change]);
     let mixed = super::tests::layout("mixed");
     let (before, mut after) = (vec![0; mixed.size()], vec![0; mixed.size()]);
@@ -187,8 +187,8 @@ fn only_what_differs_is_a_change() {
 fn a_short_copy_has_the_fields_that_it_holds() {
     let layout = layout("bio");
     let fields = layout.fields(&bio(2048)[..24]);
-    assert_eq!(fields.last().unwrap().0, "bi_iter.bi_sector");
-    assert_eq!(layout.fields(&[]), []);
+    assert_eq!(fields.0.last().unwrap().0, "bi_iter.bi_sector");
+    assert_eq!(layout.fields(&[]), Pairs::default());
     assert_eq!(layout.changes(&[], &bio(0)), []);
 }
 
@@ -201,13 +201,13 @@ fn an_unknown_struct_is_an_error() {
 #[test]
 #[ignore = "needs a kernel's BTF: BTF=/sys/kernel/btf/vmlinux"]
 fn the_structs_of_a_kernel_have_layouts() {
-    let btf = Btf::from_path(env::var_os("BTF").unwrap()).unwrap();
+    let btf = Btf::open(&env::var("BTF").unwrap(), None).unwrap();
     for name in ["bio", "request", "page", "inode", "buffer_head", "sk_buff", "task_struct"] {
         let layout = Layout::new(&btf, name).unwrap();
         let end = layout.fields.iter().map(Field::end).max().unwrap();
         assert!(end <= layout.size(), "{name}: a field ends at byte {end} of {}", layout.size());
         println!("struct {name}, {} bytes", layout.size());
-        for (field, value) in layout.fields(&vec![0x5a; layout.size()]) {
+        for (field, value) in layout.fields(&vec![0x5a; layout.size()]).0 {
             println!("  {field} = {value}");
         }
     }

@@ -9,17 +9,15 @@
 //! The format's times are µs, with as many decimals as one likes. They count from the first event, so
 //! that a floating point number holds them to the nanosecond; `start` is the time of that event in ns.
 
-use std::{collections::HashSet, io::Write};
+use std::{
+    collections::{BTreeSet, HashSet},
+    io::Write,
+};
 
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-use crate::{
-    calls::{Calls, task},
-    decode::Layout,
-    model::{Change, Kind, Trace},
-    value::hex,
-};
+use crate::report::Report;
 
 /// The number of the first object as a process, and of its life as a thread. The kernel's threads have
 /// smaller numbers.
@@ -28,16 +26,14 @@ const OBJECTS: u64 = 1 << 22;
 const IDLE: u64 = 1 << 30;
 
 /// Writes the trace.
-pub fn write(w: &mut dyn Write, trace: &Trace, layout: &Layout) -> Result<()> {
-    let start = trace.events.first().map_or(0, |event| event.time);
-    let metadata =
-        json!({ "type": trace.type_name, "release": trace.release, "start": start.to_string() });
+pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
+    let (trace, start) = (&report.trace, &report.start);
+    let metadata = json!({ "type": trace.type_name, "release": trace.release, "start": start });
     write!(w, "{{\"metadata\":{metadata},\"traceEvents\":[")?;
-    let threads = HashSet::new();
-    let mut writer = Writer { w, separator: "\n", start, threads };
-    writer.cpus(trace)?;
-    writer.lives(trace)?;
-    writer.calls(trace, layout)?;
+    let mut writer = Writer { w, separator: "\n", report, threads: HashSet::new() };
+    writer.cpus()?;
+    writer.lives()?;
+    writer.calls()?;
     writeln!(w, "\n]}}")?;
     Ok(())
 }
@@ -48,45 +44,42 @@ type Track = (u64, u64);
 struct Writer<'w> {
     w: &'w mut dyn Write,
     separator: &'static str,
-    /// The time of the first event.
-    start: u64,
+    report: &'w Report,
     /// Those that have a name already.
     threads: HashSet<Track>,
 }
 
 impl Writer<'_> {
-    fn cpus(&mut self, trace: &Trace) -> Result<()> {
-        let mut cpus: Vec<u32> = trace.events.iter().map(|event| event.cpu).collect();
-        cpus.sort_unstable();
-        cpus.dedup();
+    fn cpus(&mut self) -> Result<()> {
+        let cpus: BTreeSet<u32> = self.report.events.cpu.iter().copied().collect();
         cpus.into_iter().try_for_each(|cpu| self.process(of_cpu(cpu), &format!("CPU {cpu}")))
     }
 
     /// The lives' slices, and the arrows between them.
-    fn lives(&mut self, trace: &Trace) -> Result<()> {
-        let last = trace.events.last().map_or(0, |event| event.time);
-        for (index, life) in trace.lives.iter().enumerate() {
-            let (pid, tid) = of_life(index);
-            let name = format!("{} {:#x} #{}", trace.type_name, life.address, life.generation);
-            self.process(pid, &name)?;
+    fn lives(&mut self) -> Result<()> {
+        let last = self.report.events.time.last().copied().unwrap_or(0);
+        let type_name = &self.report.trace.type_name;
+        for life in &self.report.lives {
+            let (pid, tid) = of_life(life.life);
+            let (address, generation) = (&life.address, life.generation);
+            self.process(pid, &format!("{type_name} {address} #{generation}"))?;
             self.thread((pid, tid), "life")?;
-            let mut args = json!({ "address": hex(life.address), "generation": life.generation });
+            let mut args = json!({ "address": address, "generation": generation });
             if life.end.is_none() {
                 args["end"] = "not seen".into();
             }
-            let times = (life.begin, life.end.unwrap_or(last));
-            self.slice((pid, tid), &trace.type_name, times, args)?;
+            self.slice((pid, tid), type_name, (life.begin, life.end.unwrap_or(last)), args)?;
         }
         // An arrow begins and ends at the innermost slice that is open on a track at its time. Readers
         // take events of the same time in the order of the file, but longer slices first: so the
         // beginning is a slice of its own, and stands before the end.
-        for (index, life) in trace.lives.iter().enumerate() {
-            let Some((parent, link)) = life.parent else { continue };
+        for life in &self.report.lives {
+            let Some((parent, link)) = life.origin() else { continue };
             self.slice(of_life(parent), link.name(), (life.begin, life.begin), json!({}))?;
-            for (phase, (pid, tid)) in [("s", of_life(parent)), ("f", of_life(index))] {
+            for (phase, (pid, tid)) in [("s", of_life(parent)), ("f", of_life(life.life))] {
                 self.event(json!({
-                    "ph": phase, "bp": "e", "cat": "link", "name": link.name(), "id": index,
-                    "pid": pid, "tid": tid, "ts": self.microseconds(life.begin),
+                    "ph": phase, "bp": "e", "cat": "link", "name": link.name(), "id": life.life,
+                    "pid": pid, "tid": tid, "ts": microseconds(life.begin),
                 }))?;
             }
         }
@@ -94,25 +87,21 @@ impl Writer<'_> {
     }
 
     /// The calls' slices: on the track of each object and on that of the CPU where the call began.
-    fn calls(&mut self, trace: &Trace, layout: &Layout) -> Result<()> {
-        let calls = Calls::new(trace);
-        for (index, call) in calls.calls.iter().enumerate() {
-            let entry = &trace.events[call.entry];
-            let tid = match task(entry) {
-                (0, cpu) => IDLE + u64::from(cpu),
-                (tid, _) => tid.into(),
-            };
-            for life in call.lives.iter().copied().map(Some).chain([None]) {
-                let track = (life.map_or(of_cpu(entry.cpu), |life| of_life(life).0), tid);
-                self.thread(track, &entry.comm)?;
-                let mut args = details(trace, layout, &calls, (index, call.entry, life));
-                let returned = match call.exit {
-                    Some(exit) => details(trace, layout, &calls, (index, exit, life)).into(),
-                    None => Value::from("not seen"),
-                };
+    fn calls(&mut self) -> Result<()> {
+        let (report, calls) = (self.report, &self.report.calls);
+        for (call, &entry) in calls.entry.iter().enumerate() {
+            let cpu = report.events.cpu[entry];
+            let (comm, tid) = report.thread(call);
+            let tid = if tid == 0 { IDLE + u64::from(cpu) } else { tid };
+            for life in calls.lives[call].iter().copied().map(Some).chain([None]) {
+                let track = (life.map_or(of_cpu(cpu), |life| of_life(life).0), tid);
+                self.thread(track, comm)?;
+                let mut args = details(report, call, entry, life);
+                let returned = calls.exit[call].map(|exit| details(report, call, exit, life));
+                let returned = returned.map_or("not seen".into(), Value::from);
                 args.insert("return".to_owned(), returned);
-                let name = &trace.functions[call.function].name;
-                self.slice(track, name, (call.begin, call.end), args.into())?;
+                let times = (calls.begin[call], calls.end[call]);
+                self.slice(track, report.function(call), times, args.into())?;
             }
         }
         Ok(())
@@ -144,12 +133,8 @@ impl Writer<'_> {
     ) -> Result<()> {
         self.event(json!({
             "ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
-            "ts": self.microseconds(begin), "dur": end.saturating_sub(begin) as f64 / 1000.0,
+            "ts": microseconds(begin), "dur": microseconds(end.saturating_sub(begin)),
         }))
-    }
-
-    fn microseconds(&self, time: u64) -> f64 {
-        time.saturating_sub(self.start) as f64 / 1000.0
     }
 
     fn event(&mut self, event: Value) -> Result<()> {
@@ -157,6 +142,10 @@ impl Writer<'_> {
         self.separator = ",\n";
         Ok(())
     }
+}
+
+fn microseconds(ns: u64) -> f64 {
+    ns as f64 / 1000.0
 }
 
 /// A CPU's number as a process, which must not be 0.
@@ -170,39 +159,34 @@ fn of_life(life: usize) -> Track {
 
 /// What an event of a call says: on an object's track its fields or their changes, on a CPU's track
 /// the object.
-fn details(
-    trace: &Trace,
-    layout: &Layout,
-    calls: &Calls,
-    (call, at, life): (usize, usize, Option<usize>),
-) -> Map<String, Value> {
+fn details(report: &Report, call: usize, at: usize, life: Option<usize>) -> Map<String, Value> {
+    let events = &report.events;
+    let text = |position: &u32| report.strings.list[*position as usize].as_str();
+    let name = |position: &u32| report.names.list[*position as usize].clone();
     let mut values = Map::new();
-    let first = &trace.events[at];
-    if let Kind::Return { value } = first.kind
-        && let Some(value) = trace.functions[first.function].returns.text(value)
-    {
-        values.insert("value".to_owned(), value.into());
+    if let Some(value) = report.values.get(&at) {
+        values.insert("value".to_owned(), text(value).into());
     }
-    let others = trace.functions[first.function].others(first);
-    values.extend(others.into_iter().map(|(other, value)| (other.name.clone(), value.into())));
+    let arguments = report.arguments.get(&at).into_iter().flatten();
+    values.extend(arguments.map(|(of, value)| (name(of), text(value).into())));
     let Some(life) = life else {
-        if first.kind == Kind::Entry {
-            values.insert(trace.type_name.clone(), hex(first.address).into());
+        if events.is_return[at] == 0 {
+            let address = &report.lives[events.life[at]].address;
+            values.insert(report.trace.type_name.clone(), address.as_str().into());
         }
         return values;
     };
     // The events of a call's further objects follow the first one's.
-    let of_call = trace.events[at..].iter().zip(&calls.of_event[at..]);
-    let of_call = of_call.take_while(|(event, _)| event.time == first.time);
-    let own = of_call.filter(|(event, of)| event.life == life && **of == Some(call));
-    for (event, _) in own.take(1) {
-        if event.time == trace.lives[life].begin && event.kind == Kind::Entry {
-            let fields = layout.fields(&event.bytes).into_iter();
-            values.extend(fields.map(|(name, value)| (name, value.to_string().into())));
-        }
-        let change = |c: &Change| format!("{} → {}", c.before, c.after).into();
-        values.extend(event.changes.iter().map(|c| (c.field.clone(), change(c))));
-    }
+    let mut of_call =
+        (at..events.time.len()).take_while(|&event| events.time[event] == events.time[at]);
+    let own = of_call.find(|&event| events.life[event] == life && events.call[event] == Some(call));
+    let Some(own) = own else { return values };
+    let fields = report.fields.get(&own).into_iter().flatten();
+    values.extend(fields.map(|(of, value)| (name(of), text(value).into())));
+    let changes = report.changes.get(&own).into_iter().flatten();
+    values.extend(changes.map(|(of, before, after)| {
+        (name(of), format!("{} → {}", text(before), text(after)).into())
+    }));
     values
 }
 

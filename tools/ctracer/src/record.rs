@@ -1,0 +1,311 @@
+//! The record of a trace: what `--json` prints, line by line, and all that an output is made of.
+//!
+//! `trace` comes first: the struct, the kernel's release, the functions. Each `event` follows with
+//! its time, task, function and object; the first event of a life has all `fields`, the others have
+//! the `changes`. A call has its other `arguments`; a return has its `value`, and where that is an
+//! error, its name as `errno`. At the end come a `life` for each object and the `ledger`. Times are in
+//! ns. The kernel's type alone decides whether a value is a number, a text, or true or false.
+
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{MapAccess, Visitor},
+};
+use serde_json::Value;
+
+use crate::{errno, value::Scalar};
+
+/// A line of the record. The key `line` says which one it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "line", rename_all = "lowercase")]
+pub enum Line {
+    /// What is traced.
+    Trace(Trace),
+    /// What happened to an object.
+    Event(Box<Event>),
+    /// An object.
+    Life(Life),
+    /// Where every hit went.
+    Ledger(Ledger),
+}
+
+/// What is traced.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// The struct: `bio`.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// The kernel's release: `6.1.0-50-amd64`.
+    pub release: String,
+    /// The functions that take the struct.
+    pub functions: Vec<Function>,
+}
+
+/// A function of the kernel that takes a pointer to the struct.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// The module that it belongs to; `None`: the kernel itself.
+    pub module: Option<String>,
+    /// Its C prototype: `void submit_bio(struct bio *bio)`.
+    pub prototype: String,
+    /// The names of its parameters, `""` where the kernel gives none.
+    #[serde(default)]
+    pub parameters: Vec<String>,
+    /// How its probe is read.
+    #[serde(skip)]
+    pub probe: Probe,
+}
+
+/// What the registers hold when a function is called, and when it returns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Probe {
+    /// The function's address.
+    pub address: u64,
+    /// Which parameters point to the struct; 0 is the first one.
+    pub arguments: Vec<u8>,
+    /// Their registers; 1 is the first one.
+    pub registers: Vec<u8>,
+    /// The register of a `struct block_device *` among the parameters.
+    pub device: Option<u8>,
+    /// The other parameters that are passed in a register: name, register from 0 on, type.
+    pub others: Vec<(String, usize, Scalar)>,
+    /// Of these, the register of one that says how a piece of work has ended: 0 for well.
+    pub statuses: Vec<usize>,
+    /// What it returns.
+    pub returns: Scalar,
+}
+
+/// Whether a function was called, or has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// It was called.
+    Entry,
+    /// It has returned.
+    Return,
+}
+
+/// One object in one call: a call with two such objects makes two events, and two when it returns, of
+/// the same time and depth.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Call or return.
+    pub kind: Kind,
+    /// CLOCK_MONOTONIC, ns.
+    pub time: u64,
+    /// The CPU.
+    pub cpu: u32,
+    /// The process that was current, 0 where the CPU was idle.
+    pub tgid: u32,
+    /// The thread that was current, 0 where the CPU was idle.
+    pub tid: u32,
+    /// The name of that thread.
+    pub comm: String,
+    /// The function's name.
+    pub function: String,
+    /// How many traced calls of the same thread this one lies in.
+    pub depth: u32,
+    /// Which parameter of the function the object is; 0 is the first one.
+    pub argument: u8,
+    /// The object's address.
+    pub address: String,
+    /// The number of its life.
+    pub life: usize,
+    /// The other arguments, at a call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<Pairs>,
+    /// What was returned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<Value>,
+    /// The name of the error that the value stands for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub errno: Option<String>,
+    /// From the call to the return, ns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration: Option<u64>,
+    /// The object could not be read, or has been freed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unreadable: bool,
+    /// All fields, in the first event of a life that could read them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fields: Option<Pairs>,
+    /// What differs from the life's event before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<Vec<Change>>,
+}
+
+/// A field whose value differs from that of the object's event before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// The field's path: `bi_iter.bi_sector`.
+    pub field: String,
+    /// The value before.
+    pub before: Value,
+    /// The value now.
+    pub after: Value,
+}
+
+/// How an object came from another one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Link {
+    /// A copy for a device below.
+    Clone,
+    /// A part that was split off.
+    Split,
+    /// The parent completes when this one has.
+    Chain,
+}
+
+/// An object from its first event to its end. Another object at the same address later is another
+/// life.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Life {
+    /// Its number. They are numbered in the order in which they began.
+    pub life: usize,
+    /// The object's address.
+    pub address: String,
+    /// How many lives at this address were seen before.
+    pub generation: u32,
+    /// The life that it came from.
+    pub parent: Option<usize>,
+    /// How it came from it.
+    pub link: Option<Link>,
+    /// The first event, ns.
+    pub begin: u64,
+    /// The last call that completed or freed the object, ns; `None`: it was alive at the end of the
+    /// trace, or the type has no known end function.
+    pub end: Option<u64>,
+    /// From the one to the other, ns.
+    pub duration: Option<u64>,
+}
+
+/// Where every hit of every probe went, entries and returns together: all but the last one add up to
+/// `hits`. [`Ledger::lines`] says what they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Ledger {
+    pub hits: u64,
+    pub entries: u64,
+    pub returns: u64,
+    pub lost: u64,
+    pub recursion: u64,
+    pub instances: u64,
+    pub filtered: u64,
+    pub null: u64,
+    pub unmatched: u64,
+    pub outside: u64,
+    pub objects_lost: u64,
+}
+
+impl Ledger {
+    /// The parts of the hits, and what each of them is.
+    pub fn lines(&self) -> [(u64, &'static str); 9] {
+        [
+            (self.entries, "calls recorded"),
+            (self.returns, "returns recorded"),
+            (self.lost, "lost (ring buffer or table of open calls full)"),
+            (self.recursion, "missed (another BPF program was running on the CPU)"),
+            (self.instances, "missed (no room to remember the call, or inside another probe)"),
+            (self.filtered, "filtered (--pid, --dev, --sample, --filter)"),
+            (self.null, "without an object (NULL)"),
+            (self.unmatched, "returns of calls that were not recorded"),
+            (self.outside, "before the start or after the end"),
+        ]
+    }
+}
+
+impl Life {
+    /// The life that it came from, and how.
+    pub fn origin(&self) -> Option<(usize, Link)> {
+        self.parent.zip(self.link)
+    }
+}
+
+impl Link {
+    /// `clone`, `split` or `chain`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Link::Clone => "clone",
+            Link::Split => "split",
+            Link::Chain => "chain",
+        }
+    }
+}
+
+/// What tells a call from all others: the thread, or the CPU where that is idle; the depth; when it
+/// began; the function.
+pub type CallKey<T> = ((u32, u32), u32, u64, T);
+
+impl Event {
+    /// The call that it belongs to.
+    pub fn call(&self) -> CallKey<&str> {
+        let task = (self.tid, if self.tid == 0 { self.cpu } else { 0 });
+        let begin = self.time.saturating_sub(self.duration.unwrap_or(0));
+        (task, self.depth, begin, &self.function)
+    }
+
+    /// The memory that it takes, in bytes: about so many, as an allocation has some of its own.
+    pub fn memory(&self) -> usize {
+        const ALLOCATION: usize = 16;
+        let of = |value: &Value| value.as_str().map_or(0, |text| text.len() + ALLOCATION);
+        let pairs =
+            [&self.arguments, &self.fields].into_iter().flatten().flat_map(|pairs| &pairs.0);
+        let pairs = pairs.map(|(name, value)| (name, of(value)));
+        let changes = self.changes.iter().flatten();
+        let changes =
+            changes.map(|change| (&change.field, 32 + of(&change.before) + of(&change.after)));
+        let values: usize = pairs
+            .chain(changes)
+            .map(|(name, values)| size_of::<(String, Value)>() + name.len() + ALLOCATION + values)
+            .sum();
+        let texts = self.comm.len() + self.function.len() + self.address.len();
+        size_of::<(usize, Event)>() + 4 * ALLOCATION + texts + values
+    }
+}
+
+/// A field's value as people read it.
+pub fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// An argument or a result as people read it: an error by its name.
+pub fn named(value: &Value) -> String {
+    let error = value.as_i64().and_then(errno::of);
+    error.map_or_else(|| plain(value), |name| format!("-{name}"))
+}
+
+/// Names and values, in their order: in JSON an object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pairs(pub Vec<(String, Value)>);
+
+impl Serialize for Pairs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pairs, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Pairs;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("names and values")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Pairs, M::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        deserializer.deserialize_map(InOrder)
+    }
+}
