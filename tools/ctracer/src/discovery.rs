@@ -11,6 +11,7 @@ use glob::Pattern;
 
 use crate::{
     cli::Ctracer,
+    decode::Scalar,
     record::{Function, Probe, Trace},
 };
 
@@ -108,7 +109,7 @@ fn candidate(
         let Some(register) = passed[at].filter(|_| !objects.contains(&at)) else { continue };
         let name = if name.is_empty() { format!("arg{}", at + 1) } else { (*name).to_owned() };
         let register = usize::from(register) - 1;
-        others.push((name, register, (*kind).into()));
+        others.extend(Scalar::in_register(*kind).map(|scalar| (name, register, scalar)));
         statuses.extend((kind.name() == "blk_status_t").then_some(register));
     }
     let declared = parameters.iter().map(|(name, kind)| kind.declaration() + name);
@@ -126,7 +127,7 @@ fn candidate(
             device: device.and_then(|at| passed[at]),
             others,
             statuses,
-            returns: result.into(),
+            returns: Scalar::in_register(result),
         },
     };
     (function, hidden)

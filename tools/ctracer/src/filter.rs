@@ -75,14 +75,14 @@ impl Filter {
     /// or one that is no whole number of bytes.
     pub fn resolve(&self, layout: &Layout) -> Result<Vec<types::comparison>> {
         let resolve = |Comparison { field, mask, holds_if, value }: &Comparison| {
-            let scalar = layout.as_scalar(field).context("--filter")?;
+            let number = layout.as_scalar(field).context("--filter")?;
             Ok(types::comparison {
                 mask: mask.unwrap_or(u64::MAX),
                 value: *value,
-                offset: scalar.offset as u32,
-                size: scalar.size as u32,
+                offset: number.offset as u32,
+                size: number.size as u32,
                 // With a mask, what is compared is no negative number.
-                is_signed: u32::from(scalar.is_signed && mask.is_none()),
+                is_signed: u32::from(number.is_signed && mask.is_none()),
                 holds_if: *holds_if,
             })
         };

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     cli::Ctracer,
-    decode::Layout,
+    decode::{Layout, Scalar, hex},
     errors::Held,
     events::{Calls, Raw},
     lives::{Lives, Rules},
@@ -17,7 +17,6 @@ use crate::{
     report::Report,
     summary::Summary,
     text::{HEADING, Text},
-    value::hex,
 };
 
 /// Everything that is known about the objects so far.
@@ -50,7 +49,7 @@ impl<'a> Follower<'a> {
     pub fn new(
         cli: &'a Ctracer,
         layout: &'a Layout,
-        rules: &'static Rules,
+        rules: Rules,
         trace: &'a Trace,
     ) -> Result<Follower<'a>> {
         let names = trace.functions.iter().map(|function| function.name.as_str());
@@ -71,7 +70,7 @@ impl<'a> Follower<'a> {
             layout,
             calls: Calls::default(),
             lives: Lives::new(rules, names),
-            made_at: rules.made.and_then(|field| layout.position(field)),
+            made_at: rules.made().and_then(|field| layout.position(field)),
             status_at: layout.position("bi_status"),
             held: cli.errors.then(Held::default),
             described: Vec::new(),
@@ -126,9 +125,12 @@ impl<'a> Follower<'a> {
         let changes = before.as_ref().map(|before| {
             before.as_ref().map_or(Vec::new(), |before| self.layout.changes(before, &raw.bytes))
         });
-        let arguments = probe.others.iter().filter_map(|(name, register, scalar)| {
-            Some((name.clone(), scalar.value(raw.registers[*register])?))
+        let in_register =
+            |scalar: &Scalar, register: u64| scalar.value(register.into(), &self.layout.functions);
+        let arguments = probe.others.iter().map(|(name, register, scalar)| {
+            (name.clone(), in_register(scalar, raw.registers[*register]))
         });
+        let returns = probe.returns.as_ref().filter(|_| !is_entry);
         let event = Event {
             kind: raw.kind(),
             time: raw.time,
@@ -142,8 +144,8 @@ impl<'a> Follower<'a> {
             address: hex(raw.address),
             life,
             arguments: is_entry.then(|| Pairs(arguments.collect())),
-            value: if is_entry { None } else { probe.returns.value(raw.value) },
-            errno: if is_entry { None } else { probe.returns.error(raw.value) },
+            value: returns.map(|scalar| in_register(scalar, raw.value)),
+            errno: returns.and_then(|scalar| scalar.error(raw.value)),
             duration: (!is_entry).then(|| raw.time - began),
             unreadable: before.is_none(),
             fields: is_first.then(|| self.layout.fields(&raw.bytes)),
@@ -161,18 +163,17 @@ impl<'a> Follower<'a> {
     /// is not known.
     fn place(&mut self, raw: &Raw) -> Option<(usize, u32, u64)> {
         let number = raw.function as usize;
-        let name = &self.outlet.trace.functions[number].name;
         if raw.kind() == Kind::Entry {
             let made = self.made_at.and_then(|at| raw.bytes.get(at..at + 8)?.try_into().ok());
             let made = made.map_or(0, u64::from_le_bytes);
             let life = self.lives.enter(number, raw.object as usize, raw.address, raw.time, made);
             let (depth, objects) = self.calls.enter(raw, life);
-            self.lives.tie(name, objects);
+            self.lives.tie(number, objects);
             return Some((life, depth, raw.time));
         }
         let (call, depth) = self.calls.leave(raw)?;
         let object = *call.objects.iter().find(|(address, _)| *address == raw.address)?;
-        self.lives.leave((number, name), object, raw.value, (call.time, raw.time));
+        self.lives.leave(number, object, raw.value, (call.time, raw.time));
         Some((object.1, depth, call.time))
     }
 

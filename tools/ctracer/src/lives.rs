@@ -10,33 +10,73 @@
 use std::collections::HashMap;
 
 use crate::{
+    decode::hex,
     record::{Life, Link},
-    value::hex,
 };
 
-/// What the functions of a type do to an object's life.
-pub struct Rules {
-    /// Initialise an object: always a new life.
-    begins: &'static [&'static str],
-    /// Prepare an object for work: a new life where the one before is complete.
-    prepares: &'static [&'static str],
-    /// Let its work begin: the same, also where the call that completes the one before has not
+/// What a function does to the life of an object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Does {
+    /// Initialises it: always a new life.
+    Begin,
+    /// Prepares it for work: a new life where the one before is complete.
+    Prepare,
+    /// Lets its work begin: the same, also where the call that completes the one before has not
     /// returned.
-    starts: &'static [&'static str],
-    /// See every object once: at the second time, the end of the life before was missed.
-    once: &'static [&'static str],
-    /// Complete an object; its owner may still look at it.
-    completes: &'static [&'static str],
-    /// Free it: what comes at this address afterwards is a new life.
-    frees: &'static [&'static str],
-    /// Make another object of it, which they return.
-    makes: &'static [(&'static str, Link)],
-    /// The field that says when an object was made, where the type has one: another time is another
-    /// life. It is set a little later than an object begins.
-    pub made: Option<&'static str>,
-    /// Tie two of their arguments: positions of child and parent.
-    ties: &'static [(&'static str, usize, usize, Link)],
+    Start,
+    /// Sees every object once: at the second time, the end of the life before was missed.
+    Once,
+    /// Completes it; its owner may still look at it.
+    Complete,
+    /// Frees it: what comes at this address afterwards is a new life.
+    Free,
+    /// Makes another object of it, and returns that.
+    Make(Link),
+    /// Ties two of its arguments: the first one is the child of the second.
+    Tie(Link),
 }
+use Does::*;
+
+/// What is known about types, and about their functions; about most of them, nothing.
+const RULES: &[(&str, Does, &[&str])] = &[
+    ("bio", Begin, &["bio_init", "bio_reset"]),
+    (
+        "bio",
+        Prepare,
+        &["bio_add_page", "bio_add_folio", "__bio_add_page", "bio_iov_iter_get_pages"],
+    ),
+    ("bio", Prepare, &["bio_associate_blkg", "bio_associate_blkg_from_css", "guard_bio_eod"]),
+    ("bio", Prepare, &["bio_clone_blkg_association", "bio_init_clone", "__bio_clone"]),
+    ("bio", Prepare, &["submit_bio", "submit_bio_wait"]),
+    ("bio", Start, &["submit_bio"]),
+    ("bio", Once, &["submit_bio"]),
+    ("bio", Complete, &["bio_endio", "bio_uninit"]),
+    ("bio", Free, &["bio_free"]),
+    ("bio", Make(Link::Clone), &["bio_alloc_clone"]),
+    ("bio", Make(Link::Split), &["bio_split"]),
+    ("bio", Tie(Link::Clone), &["bio_init_clone", "__bio_clone"]),
+    ("bio", Tie(Link::Chain), &["bio_chain"]),
+    ("request", Begin, &["blk_rq_init"]),
+    // Before these, the kernel does not set the time.
+    ("request", Prepare, &["blk_mq_rq_late_init", "__rq_qos_track", "wbt_track"]),
+    ("request", Start, &["blk_mq_start_request"]),
+    ("request", Complete, &["blk_mq_end_request", "__blk_mq_end_request", "blk_mq_finish_request"]),
+    // blk_mq_end_request_batch() takes no request: of a batch, these are told.
+    ("request", Complete, &["nvme_complete_batch_req", "__rq_qos_done"]),
+    ("request", Free, &["blk_mq_free_request", "__blk_mq_free_request"]),
+    ("inode", Begin, &["inode_init_always", "inode_init_always_gfp"]),
+    ("inode", Free, &["destroy_inode", "__destroy_inode"]),
+    // Most folios are freed in batches, by functions that take none: the next use tells.
+    ("folio", Once, &["filemap_add_folio", "folio_add_new_anon_rmap"]),
+    ("folio", Free, &["__folio_put", "__folio_put_small"]),
+    ("sk_buff", Free, &["kfree_skbmem", "__kfree_skb"]),
+    ("task_struct", Once, &["wake_up_new_task"]),
+    ("task_struct", Free, &["free_task"]),
+];
+
+/// The field that says when an object was made, where the type has one: another time is another life.
+/// It is set a little later than an object begins.
+const MADE: &[(&str, &str)] = &[("request", "start_time_ns")];
 
 /// The bits of a state.
 const KNOWN: u16 = 1; // has been passed to a function
@@ -55,10 +95,6 @@ pub struct Effect(pub u16);
 impl Effect {
     /// What remains of it for a call's other objects than the first one.
     pub const OF_OTHERS: u16 = FREED | SEEN | (KNOWN | SEEN) << 5;
-
-    fn new(begins_if: u16, at_call: u16, at_return: u16) -> Effect {
-        Effect(begins_if | at_call << 5 | at_return << 10)
-    }
 
     /// In a life with one of these bits, the call is the first one of another life.
     fn begins_if(self) -> u16 {
@@ -81,122 +117,56 @@ impl Effect {
     }
 }
 
-impl Rules {
+/// The rules of a type, by its name.
+#[derive(Clone, Copy)]
+pub struct Rules<'a>(pub &'a str);
+
+impl Rules<'_> {
+    fn of(&self, function: &str) -> impl Iterator<Item = Does> {
+        let own = RULES.iter().filter(move |(of, _, names)| *of == self.0 && names.contains(&function));
+        own.map(|(_, does, _)| *does)
+    }
+
     /// What a call of a function does to its first object.
     pub fn effect(&self, function: &str) -> Effect {
-        let of = |names: &[&str], bits| if names.contains(&function) { bits } else { 0 };
-        let ends = of(self.completes, COMPLETED) | of(self.frees, COMPLETED | FREED);
-        Effect::new(
-            of(self.begins, KNOWN)
-                | of(self.once, SEEN)
-                | of(self.starts, COMPLETING)
-                | of(self.prepares, COMPLETED)
-                | FREED,
-            KNOWN | of(self.once, SEEN) | if ends == 0 { 0 } else { COMPLETING },
-            ends,
-        )
+        let (mut begins_if, mut at_call, mut at_return) = (FREED, KNOWN, 0);
+        for does in self.of(function) {
+            match does {
+                Begin => begins_if |= KNOWN,
+                Prepare => begins_if |= COMPLETED,
+                Start => begins_if |= COMPLETING,
+                Once => {
+                    begins_if |= SEEN;
+                    at_call |= SEEN;
+                }
+                Complete | Free => {
+                    at_call |= COMPLETING;
+                    at_return |= if does == Free { COMPLETED | FREED } else { COMPLETED };
+                }
+                Make(_) | Tie(_) => {}
+            }
+        }
+        Effect(begins_if | at_call << 5 | at_return << 10)
     }
 
     /// Whether a function initialises an object of this type.
     pub fn begins(&self, function: &str) -> bool {
-        self.begins.contains(&function)
+        self.of(function).any(|does| does == Begin)
     }
 
     /// Whether an object may still say when the one before it was made.
     pub fn too_early(&self, function: &str) -> bool {
-        self.begins(function) || self.prepares.contains(&function)
+        self.of(function).any(|does| [Begin, Prepare].contains(&does))
     }
 
     /// Whether they tell the first event of a life.
     pub fn tell_the_first_event(&self) -> bool {
-        !self.starts.is_empty()
+        RULES.iter().any(|(of, does, _)| (*of, *does) == (self.0, Start))
     }
-}
 
-const BIO: Rules = Rules {
-    begins: &["bio_init", "bio_reset"],
-    prepares: &[
-        "bio_add_page",
-        "bio_add_folio",
-        "__bio_add_page",
-        "bio_iov_iter_get_pages",
-        "bio_associate_blkg",
-        "bio_associate_blkg_from_css",
-        "bio_clone_blkg_association",
-        "guard_bio_eod",
-        "submit_bio",
-        "submit_bio_wait",
-        "bio_init_clone",
-        "__bio_clone",
-    ],
-    starts: &["submit_bio"],
-    once: &["submit_bio"],
-    completes: &["bio_endio", "bio_uninit"],
-    frees: &["bio_free"],
-    made: None,
-    makes: &[("bio_alloc_clone", Link::Clone), ("bio_split", Link::Split)],
-    ties: &[
-        ("bio_init_clone", 0, 1, Link::Clone),
-        ("__bio_clone", 0, 1, Link::Clone),
-        ("bio_chain", 0, 1, Link::Chain),
-    ],
-};
-
-const NONE: Rules = Rules {
-    begins: &[],
-    prepares: &[],
-    starts: &[],
-    once: &[],
-    completes: &[],
-    frees: &[],
-    made: None,
-    makes: &[],
-    ties: &[],
-};
-
-const REQUEST: Rules = Rules {
-    begins: &["blk_rq_init"],
-    // Before these, the kernel does not set the time.
-    prepares: &["blk_mq_rq_late_init", "__rq_qos_track", "wbt_track"],
-    starts: &["blk_mq_start_request"],
-    // blk_mq_end_request_batch() takes no request: of a batch, these are told.
-    completes: &[
-        "blk_mq_end_request",
-        "__blk_mq_end_request",
-        "blk_mq_finish_request",
-        "nvme_complete_batch_req",
-        "__rq_qos_done",
-    ],
-    made: Some("start_time_ns"),
-    frees: &["blk_mq_free_request", "__blk_mq_free_request"],
-    ..NONE
-};
-
-const INODE: Rules = Rules {
-    begins: &["inode_init_always", "inode_init_always_gfp"],
-    frees: &["destroy_inode", "__destroy_inode"],
-    ..NONE
-};
-
-/// Most folios are freed in batches, by functions that take none: the next use tells.
-const FOLIO: Rules = Rules {
-    once: &["filemap_add_folio", "folio_add_new_anon_rmap"],
-    frees: &["__folio_put", "__folio_put_small"],
-    ..NONE
-};
-const SK_BUFF: Rules = Rules { frees: &["kfree_skbmem", "__kfree_skb"], ..NONE };
-const TASK: Rules = Rules { once: &["wake_up_new_task"], frees: &["free_task"], ..NONE };
-
-/// What is known about a type; about most of them, nothing.
-pub fn rules(type_name: &str) -> &'static Rules {
-    match type_name {
-        "bio" => &BIO,
-        "request" => &REQUEST,
-        "inode" => &INODE,
-        "folio" => &FOLIO,
-        "sk_buff" => &SK_BUFF,
-        "task_struct" => &TASK,
-        _ => &NONE,
+    /// The field that says when an object was made.
+    pub fn made(&self) -> Option<&'static str> {
+        MADE.iter().find(|(of, _)| *of == self.0).map(|(_, field)| *field)
     }
 }
 
@@ -210,11 +180,18 @@ struct Current {
     bytes: Box<[u8]>,
 }
 
+/// A function, as far as lives are concerned.
+struct Rule {
+    effect: Effect,
+    too_early: bool,
+    makes: Option<Link>,
+    ties: Option<Link>,
+}
+
 /// All lives so far.
 pub struct Lives {
-    rules: &'static Rules,
     /// Of each function.
-    effects: Vec<(Effect, bool)>,
+    rules: Vec<Rule>,
     /// The bytes of all objects in `current`.
     held: usize,
     current: HashMap<u64, Current>,
@@ -224,9 +201,16 @@ pub struct Lives {
 
 impl Lives {
     /// For events of these functions.
-    pub fn new<'a>(rules: &'static Rules, names: impl Iterator<Item = &'a str>) -> Lives {
-        let effects = names.map(|name| (rules.effect(name), rules.too_early(name))).collect();
-        Lives { rules, effects, held: 0, current: HashMap::new(), lives: Vec::new() }
+    pub fn new<'a>(rules: Rules, names: impl Iterator<Item = &'a str>) -> Lives {
+        let link = |name: &str, of: fn(Does) -> Option<Link>| rules.of(name).find_map(of);
+        let rule = |name: &str| Rule {
+            effect: rules.effect(name),
+            too_early: rules.too_early(name),
+            makes: link(name, |does| if let Make(link) = does { Some(link) } else { None }),
+            ties: link(name, |does| if let Tie(link) = does { Some(link) } else { None }),
+        };
+        let rules = names.map(rule).collect();
+        Lives { rules, held: 0, current: HashMap::new(), lives: Vec::new() }
     }
 
     fn start(&mut self, address: u64, time: u64) -> usize {
@@ -253,14 +237,15 @@ impl Lives {
         time: u64,
         made: u64,
     ) -> usize {
-        let (mut effect, too_early) = self.effects[function];
+        let Rule { mut effect, too_early, .. } = self.rules[function];
         if object > 0 {
             effect.0 &= Effect::OF_OTHERS;
         }
         let made = if too_early { 0 } else { made };
         let known = self.current.get(&address).filter(|current| {
             let is_other = made != 0 && current.made[0] != 0 && made != current.made[0];
-            current.state & effect.begins_if() == 0 && !is_other
+            let is_new = current.state & effect.begins_if() != 0 || is_other;
+            !is_new
         });
         let life = match known {
             Some(current) => current.life,
@@ -295,24 +280,22 @@ impl Lives {
         true
     }
 
-    /// A call ties its objects, as soon as all of them are known.
-    pub fn tie(&mut self, function: &str, lives: &[(u64, usize)]) {
-        let ties = self.rules.ties.iter().find(|(name, ..)| *name == function);
-        let Some((_, child, parent, link)) = ties else { return };
-        if let (Some((_, child)), Some((_, parent))) = (lives.get(*child), lives.get(*parent)) {
-            self.link(*child, *parent, *link);
+    /// A call ties its objects, as soon as both are known.
+    pub fn tie(&mut self, function: usize, lives: &[(u64, usize)]) {
+        if let (Some(link), [(_, child), (_, parent), ..]) = (self.rules[function].ties, lives) {
+            self.link(*child, *parent, link);
         }
     }
 
     /// A function returns that was called at `began`, and to which the object of this life was passed.
     pub fn leave(
         &mut self,
-        (function, name): (usize, &str),
+        function: usize,
         (address, life): (u64, usize),
         value: u64,
         (began, time): (u64, u64),
     ) {
-        let (effect, _) = self.effects[function];
+        let Rule { effect, makes, .. } = self.rules[function];
         let set = effect.at_call();
         let current = self.current.get_mut(&address).filter(|current| current.life == life);
         if let Some(current) = current.filter(|current| current.state & set == set) {
@@ -322,8 +305,7 @@ impl Lives {
             }
         }
         // NULL and error codes are no pointers.
-        let makes = self.rules.makes.iter().find(|(maker, _)| *maker == name);
-        if let Some((_, link)) = makes.filter(|_| (value as i64) < -4095) {
+        if let Some(link) = makes.filter(|_| (value as i64) < -4095) {
             // What it has made is no older than the call: where it seems to be, its beginning was missed.
             let child = match self.current.get(&value) {
                 Some(now) if now.state & FREED == 0 && self.lives[now.life].begin >= began => {
@@ -331,7 +313,7 @@ impl Lives {
                 }
                 _ => self.start(value, time),
             };
-            self.link(child, life, *link);
+            self.link(child, life, link);
         }
     }
 
@@ -370,7 +352,7 @@ impl Lives {
 
     /// Whether a function completes or frees its object.
     pub fn completes(&self, function: usize) -> bool {
-        self.effects[function].0.ends()
+        self.rules[function].effect.ends()
     }
 
     /// Those of the objects that are at an address now: no other one has come there.
@@ -386,14 +368,13 @@ mod tests {
     const A: u64 = 0xffff_8880_0000_1000;
     const B: u64 = 0xffff_8880_0000_2000;
 
-    /// Lives of a type, and the names of some functions.
-    struct Traced<'a>(Lives, &'a [&'a str]);
+    struct Traced(Lives);
 
-    fn traced<'a>(type_name: &str, names: &'a [&str]) -> Traced<'a> {
-        Traced(Lives::new(rules(type_name), names.iter().copied()), names)
+    fn traced(type_name: &str, names: &[&str]) -> Traced {
+        Traced(Lives::new(Rules(type_name), names.iter().copied()))
     }
 
-    impl Traced<'_> {
+    impl Traced {
         fn enter(
             &mut self,
             function: usize,
@@ -408,7 +389,6 @@ mod tests {
         fn leave(&mut self, function: usize, life: usize, value: u64, began: u64, time: u64) {
             let digits = self.0.lives[life].address.trim_start_matches("0x");
             let address = u64::from_str_radix(digits, 16).unwrap();
-            let function = (function, self.1[function]);
             self.0.leave(function, (address, life), value, (began, time));
         }
     }
@@ -467,7 +447,7 @@ mod tests {
         lives.leave(0, parent, B, 1, 6);
         lives.enter(3, 0, B, 7, 0);
         lives.enter(3, 1, A, 7, 0);
-        lives.0.tie("bio_chain", &[(B, child), (A, parent)]);
+        lives.0.tie(3, &[(B, child), (A, parent)]);
         assert_eq!(lives.0.lives[child].origin(), Some((parent, Link::Split)));
         lives.leave(1, parent, 0, 7, 8);
         lives.leave(1, parent, (-12_i64) as u64, 7, 8);
@@ -540,7 +520,7 @@ mod tests {
     #[test]
     fn an_effect_is_three_sets_of_bits() {
         let effect = |name: &str| {
-            let effect = rules("bio").effect(name);
+            let effect = Rules("bio").effect(name);
             (effect.begins_if(), effect.at_call(), effect.at_return())
         };
         assert_eq!(effect("bio_put"), (FREED, KNOWN, 0));

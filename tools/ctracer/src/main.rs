@@ -26,7 +26,6 @@ mod record;
 mod report;
 mod summary;
 mod text;
-mod value;
 mod trace {
     #![allow(missing_docs)]
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -34,7 +33,7 @@ mod trace {
 use attach::{Attached, Tier};
 use cli::{Command, Ctracer};
 use follow::Follower;
-use lives::{END_MISSED, Effect};
+use lives::{END_MISSED, Effect, Rules};
 use outputs::Outputs;
 use trace::TraceSkelBuilder;
 
@@ -58,20 +57,20 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     }
     let _runs = attach::count_runs()?; // before there are files that nobody fills
     let outputs = Outputs::create(&cli.files, None)?;
-    let layout = decode::Layout::new(&types, &cli.type_name)?.with_functions(&found.symbols);
+    let layout = decode::Layout::new(&types, &cli.type_name, &found.symbols)?;
 
     let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.object_size = layout.size() as u64;
+    constants.object_size = layout.size as u64;
     constants.by_address = tier == Tier::Single;
     constants.pid = cli.pid.unwrap_or(0);
     constants.pid_namespace = common::pid_namespace()?;
     constants.dev = cli.dev.unwrap_or(0);
     constants.sample = cli.sample.unwrap_or(1);
-    let rules = lives::rules(&cli.type_name);
+    let rules = Rules(&cli.type_name);
     constants.by_life = rules.tell_the_first_event();
     constants.of_others = Effect::OF_OTHERS;
     constants.end_missed = END_MISSED;
-    let made_at = rules.made.and_then(|field| layout.position(field));
+    let made_at = rules.made().and_then(|field| layout.position(field));
     constants.made_at = made_at.unwrap_or(0) as u32;
     let comparisons = match &cli.filter {
         Some(filter) => filter.resolve(&layout)?,
@@ -91,7 +90,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     eprint!("{}", attached.describe(tier, &found));
 
     let waiting = RefCell::new(Vec::new());
-    let reader = events::Reader::new(&skel.maps.events, &waiting, layout.size())?;
+    let reader = events::Reader::new(&skel.maps.events, &waiting, layout.size)?;
     let trace = found.into_trace(&cli.type_name)?;
     let mut follower = Follower::new(cli, &layout, rules, &trace)?;
     let read = || ledger::read(|| attached.counts(&skel.progs), &skel.maps.counters);

@@ -49,8 +49,10 @@ impl Outputs {
                 format!("{} cannot be written: give another path", path.display())
             })?;
             if place.0 && places.contains(&place) {
-                let why =
-                    format!("{} cannot hold two outputs, or be read meanwhile: give each its own file\n", path.display());
+                let why = format!(
+                    "{} cannot hold two outputs, or be read meanwhile: give each its own file\n",
+                    path.display()
+                );
                 clap::Error::raw(ErrorKind::ArgumentConflict, why).exit();
             }
             places.push(place);

@@ -4,7 +4,8 @@
 //! its time, task, function and object; the first event of a life has all `fields`, the others have
 //! the `changes`. A call has its other `arguments`; a return has its `value`, and where that is an
 //! error, its name as `errno`. At the end come a `life` for each object and the `ledger`. Times are in
-//! ns. The kernel's type alone decides whether a value is a number, a text, or true or false.
+//! ns, CLOCK_MONOTONIC. The kernel's type alone decides whether a value is a number, a text, or true or
+//! false.
 
 use std::fmt;
 
@@ -14,19 +15,15 @@ use serde::{
 };
 use serde_json::Value;
 
-use crate::{errno, value::Scalar};
+use crate::{decode::Scalar, errno};
 
 /// A line of the record. The key `line` says which one it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "line", rename_all = "lowercase")]
 pub enum Line {
-    /// What is traced.
     Trace(Trace),
-    /// What happened to an object.
     Event(Box<Event>),
-    /// An object.
     Life(Life),
-    /// Where every hit went.
     Ledger(Ledger),
 }
 
@@ -38,23 +35,20 @@ pub struct Trace {
     pub type_name: String,
     /// The kernel's release: `6.1.0-50-amd64`.
     pub release: String,
-    /// The functions that take the struct.
     pub functions: Vec<Function>,
 }
 
 /// A function of the kernel that takes a pointer to the struct.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Function {
-    /// Its name.
     pub name: String,
     /// The module that it belongs to; `None`: the kernel itself.
     pub module: Option<String>,
-    /// Its C prototype: `void submit_bio(struct bio *bio)`.
+    /// In C: `void submit_bio(struct bio *bio)`.
     pub prototype: String,
-    /// The names of its parameters, `""` where the kernel gives none.
+    /// Their names, `""` where the kernel gives none.
     #[serde(default)]
     pub parameters: Vec<String>,
-    /// How its probe is read.
     #[serde(skip)]
     pub probe: Probe,
 }
@@ -72,19 +66,17 @@ pub struct Probe {
     pub device: Option<u8>,
     /// The other parameters that are passed in a register: name, register from 0 on, type.
     pub others: Vec<(String, usize, Scalar)>,
-    /// Of these, the register of one that says how a piece of work has ended: 0 for well.
+    /// Of these, the registers of those that say how a piece of work has ended: 0 for well.
     pub statuses: Vec<usize>,
-    /// What it returns.
-    pub returns: Scalar,
+    /// `None`: the function returns nothing.
+    pub returns: Option<Scalar>,
 }
 
 /// Whether a function was called, or has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// It was called.
     Entry,
-    /// It has returned.
     Return,
 }
 
@@ -92,59 +84,44 @@ pub enum Kind {
 /// the same time and depth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// Call or return.
     pub kind: Kind,
-    /// CLOCK_MONOTONIC, ns.
     pub time: u64,
-    /// The CPU.
     pub cpu: u32,
-    /// The process that was current, 0 where the CPU was idle.
+    /// Process and thread that were current, 0 where the CPU was idle, and the thread's name.
     pub tgid: u32,
-    /// The thread that was current, 0 where the CPU was idle.
     pub tid: u32,
-    /// The name of that thread.
     pub comm: String,
-    /// The function's name.
     pub function: String,
     /// How many traced calls of the same thread this one lies in.
     pub depth: u32,
     /// Which parameter of the function the object is; 0 is the first one.
     pub argument: u8,
-    /// The object's address.
     pub address: String,
-    /// The number of its life.
     pub life: usize,
-    /// The other arguments, at a call.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub arguments: Option<Pairs>,
-    /// What was returned.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Value>,
-    /// The name of the error that the value stands for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub errno: Option<String>,
-    /// From the call to the return, ns.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// From the call to the return.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub duration: Option<u64>,
     /// The object could not be read, or has been freed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unreadable: bool,
-    /// All fields, in the first event of a life that could read them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub fields: Option<Pairs>,
-    /// What differs from the life's event before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub changes: Option<Vec<Change>>,
 }
 
 /// A field whose value differs from that of the object's event before.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// The field's path: `bi_iter.bi_sector`.
+    /// Its path: `bi_iter.bi_sector`.
     pub field: String,
-    /// The value before.
     pub before: Value,
-    /// The value now.
     pub after: Value,
 }
 
@@ -164,29 +141,24 @@ pub enum Link {
 /// life.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Life {
-    /// Its number. They are numbered in the order in which they began.
+    /// Its number: they are numbered in the order in which they began.
     pub life: usize,
-    /// The object's address.
     pub address: String,
     /// How many lives at this address were seen before.
     pub generation: u32,
-    /// The life that it came from.
+    /// The life that it came from, and how.
     pub parent: Option<usize>,
-    /// How it came from it.
     pub link: Option<Link>,
-    /// The first event, ns.
     pub begin: u64,
-    /// The last call that completed or freed the object, ns; `None`: it was alive at the end of the
-    /// trace, or the type has no known end function.
+    /// The last call that completed or freed the object; `None`: it was alive at the end of the trace,
+    /// or the type has no known end function.
     pub end: Option<u64>,
-    /// From the one to the other, ns.
     pub duration: Option<u64>,
 }
 
 /// Where every hit of every probe went, entries and returns together: all but the last one add up to
 /// `hits`. [`Ledger::lines`] says what they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct Ledger {
     pub hits: u64,
     pub entries: u64,
@@ -254,16 +226,13 @@ impl Event {
         let of = |value: &Value| value.as_str().map_or(0, |text| text.len() + ALLOCATION);
         let pairs =
             [&self.arguments, &self.fields].into_iter().flatten().flat_map(|pairs| &pairs.0);
-        let pairs = pairs.map(|(name, value)| (name, of(value)));
+        let pairs = pairs.map(|(name, value)| name.len() + of(value));
         let changes = self.changes.iter().flatten();
         let changes =
-            changes.map(|change| (&change.field, 32 + of(&change.before) + of(&change.after)));
-        let values: usize = pairs
-            .chain(changes)
-            .map(|(name, values)| size_of::<(String, Value)>() + name.len() + ALLOCATION + values)
-            .sum();
+            changes.map(|change| change.field.len() + of(&change.before) + of(&change.after));
+        let values = pairs.chain(changes).map(|texts| size_of::<Change>() + ALLOCATION + texts);
         let texts = self.comm.len() + self.function.len() + self.address.len();
-        size_of::<(usize, Event)>() + 4 * ALLOCATION + texts + values
+        size_of::<(usize, Event)>() + 4 * ALLOCATION + texts + values.sum::<usize>()
     }
 }
 
@@ -290,22 +259,24 @@ impl Serialize for Pairs {
 
 impl<'de> Deserialize<'de> for Pairs {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pairs, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Pairs;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("names and values")
-            }
-
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Pairs, M::Error> {
-                let mut pairs = Vec::new();
-                while let Some(pair) = map.next_entry()? {
-                    pairs.push(pair);
-                }
-                Ok(Pairs(pairs))
-            }
-        }
         deserializer.deserialize_map(InOrder)
+    }
+}
+
+struct InOrder;
+
+impl<'de> Visitor<'de> for InOrder {
+    type Value = Pairs;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("names and values")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Pairs, M::Error> {
+        let mut pairs = Vec::new();
+        while let Some(pair) = map.next_entry()? {
+            pairs.push(pair);
+        }
+        Ok(Pairs(pairs))
     }
 }

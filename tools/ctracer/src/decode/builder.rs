@@ -4,12 +4,9 @@ use std::{collections::HashMap, rc::Rc};
 
 use anyhow::{Context, Result, bail};
 use common::btf::{Btf, Type};
-use libbpf_rs::libbpf_sys::{
-    BTF_INT_BOOL, BTF_INT_SIGNED, BTF_KIND_ARRAY, BTF_KIND_ENUM, BTF_KIND_ENUM64, BTF_KIND_FLOAT,
-    BTF_KIND_FUNC_PROTO, BTF_KIND_INT, BTF_KIND_PTR, BTF_KIND_STRUCT, BTF_KIND_UNION,
-};
+use libbpf_rs::libbpf_sys::{BTF_KIND_ARRAY, BTF_KIND_STRUCT, BTF_KIND_UNION};
 
-use super::field::{Field, Names, Shape};
+use super::scalar::{Field, Scalar, Shape, names};
 
 /// Arrays of at most so many elements are listed element by element, longer ones as bytes.
 const MAX_ELEMENTS: usize = 16;
@@ -34,7 +31,7 @@ const FLAGS: [(&str, &str, &str, bool); 7] = [
 pub struct Builder<'btf> {
     btf: &'btf Btf<'btf>,
     /// Enums that were searched for by one of their constants.
-    enums: HashMap<&'static str, Option<Rc<Names>>>,
+    enums: HashMap<&'static str, Option<Rc<HashMap<i128, String>>>>,
     /// The fields that were found so far.
     pub fields: Vec<Field>,
 }
@@ -62,15 +59,14 @@ impl<'btf> Builder<'btf> {
             let (first, offset) = (self.fields.len(), base + member.offset);
             match self.flags(owner, member.name) {
                 Some(shape) => {
-                    let bits = member.bits.unwrap_or(8 * member.kind.size());
-                    self.fields.push(Field { name, offset, bits, shape });
+                    self.add(name, offset, member.bits.unwrap_or(8 * member.kind.size()), shape);
                 }
                 None => self.field(member.kind, owner, name, offset, member.bits)?,
             }
             if !is_struct {
                 let added = self.fields.split_off(first);
                 for field in added {
-                    let place = |field: &Field| (field.offset, field.bits);
+                    let place = |field: &Field| (field.offset, field.scalar.bits);
                     let earlier = &self.fields[union_starts_at..first];
                     if !earlier.iter().any(|old| place(old) == place(&field)) {
                         self.fields.push(field);
@@ -91,35 +87,30 @@ impl<'btf> Builder<'btf> {
         bits: Option<usize>,
     ) -> Result<()> {
         let kind = kind.bare();
-        let shape = match kind.kind() {
+        match kind.kind() {
             BTF_KIND_STRUCT | BTF_KIND_UNION => {
                 let owner = if kind.name().is_empty() { owner } else { kind.name() };
                 return self.members(kind, owner, &name, offset);
             }
             BTF_KIND_ARRAY => return self.array(kind, owner, name, offset),
-            BTF_KIND_INT => match kind.encoding() {
-                encoding if encoding & BTF_INT_SIGNED != 0 => Shape::Signed,
-                encoding if encoding & BTF_INT_BOOL != 0 => Shape::Bool,
-                _ => Shape::Unsigned,
-            },
-            BTF_KIND_ENUM | BTF_KIND_ENUM64 => Shape::Enum(Rc::new(names(kind))),
-            BTF_KIND_PTR => match kind.target() {
-                Some(target) if target.kind() == BTF_KIND_FUNC_PROTO => Shape::Function,
-                _ => Shape::Hex,
-            },
-            BTF_KIND_FLOAT => Shape::Hex,
-            other => bail!("BTF has a member {name} of the unexpected kind {other}"),
+            _ => {}
+        }
+        let Some(scalar) = Scalar::of(kind) else {
+            bail!("BTF has a member {name} of the unexpected kind {}", kind.kind())
         };
-        let bits = bits.unwrap_or(8 * kind.size());
-        self.fields.push(Field { name, offset, bits, shape });
+        self.add(name, offset, bits.unwrap_or(scalar.bits), scalar.shape);
         Ok(())
+    }
+
+    fn add(&mut self, name: String, offset: usize, bits: usize, shape: Shape) {
+        self.fields.push(Field { name, offset, scalar: Scalar { bits, shape } });
     }
 
     fn array(&mut self, kind: Type, owner: &str, name: String, offset: usize) -> Result<()> {
         let (element, count) = kind.array().context("an array is none")?;
         let bits = 8 * element.size();
         if element.bare().name() == "char" && count > 0 {
-            self.fields.push(Field { name, offset, bits: bits * count, shape: Shape::Text });
+            self.add(name, offset, bits * count, Shape::Text);
         } else if count <= MAX_ELEMENTS {
             for index in 0..count {
                 let name = format!("{name}[{index}]");
@@ -129,12 +120,8 @@ impl<'btf> Builder<'btf> {
             let bytes = bits * count / 8;
             for start in (0..bytes).step_by(CHUNK) {
                 let end = bytes.min(start + CHUNK);
-                self.fields.push(Field {
-                    name: format!("{name}[bytes {start}..{end}]"),
-                    offset: offset + start * 8,
-                    bits: (end - start) * 8,
-                    shape: Shape::Bytes,
-                });
+                let name = format!("{name}[bytes {start}..{end}]");
+                self.add(name, offset + start * 8, (end - start) * 8, Shape::Bytes);
             }
         }
         Ok(())
@@ -144,21 +131,13 @@ impl<'btf> Builder<'btf> {
     fn flags(&mut self, owner: &str, member: &str) -> Option<Shape> {
         let (.., constant, has_operation) =
             FLAGS.iter().find(|(of, name, ..)| (*of, *name) == (owner, member))?;
-        let bits = self.enum_with(constant)?;
+        let flags = self.enum_with(constant)?;
         let operations = has_operation.then(|| self.enum_with("REQ_OP_READ")).flatten();
-        Some(Shape::Flags { operations, bits })
+        Some(Shape::Flags { operations, flags })
     }
 
-    fn enum_with(&mut self, constant: &'static str) -> Option<Rc<Names>> {
+    fn enum_with(&mut self, constant: &'static str) -> Option<Rc<HashMap<i128, String>>> {
         let search = || self.btf.enum_with(constant).map(|found| Rc::new(names(found)));
         self.enums.entry(constant).or_insert_with(search).clone()
     }
-}
-
-/// The constants of an enum. Of several with the same value, the first counts; one that only says
-/// how many there are is left out.
-fn names(kind: Type) -> Names {
-    let is_count = |name: &str| name.contains("NR_") || name.ends_with("_LAST");
-    let found = kind.constants().into_iter().rev().filter(|(name, _)| !is_count(name));
-    Names(found.map(|(name, value)| (value, name.to_owned())).collect())
 }
