@@ -57,8 +57,8 @@ impl Raw {
     fn parse(bytes: &[u8]) -> Option<Raw> {
         let mut header = Header::default();
         header.copy_from_bytes(bytes).ok()?;
-        let object = bytes.get(size_of::<Header>()..).filter(|_| header.readable != 0);
-        Some(Raw { header, bytes: object.unwrap_or_default().into() })
+        let bytes = bytes.get(size_of::<Header>()..).filter(|_| header.readable != 0);
+        Some(Raw { header, bytes: bytes.unwrap_or_default().into() })
     }
 
     /// Whether the function was called or has returned.

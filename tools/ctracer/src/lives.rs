@@ -123,7 +123,8 @@ pub struct Rules<'a>(pub &'a str);
 
 impl Rules<'_> {
     fn of(&self, function: &str) -> impl Iterator<Item = Does> {
-        let own = RULES.iter().filter(move |(of, _, names)| *of == self.0 && names.contains(&function));
+        let own =
+            RULES.iter().filter(move |(of, _, names)| *of == self.0 && names.contains(&function));
         own.map(|(_, does, _)| *does)
     }
 

@@ -174,6 +174,9 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// What `objects_lost` are.
+    pub const OBJECTS_LOST: &str = "second objects of recorded calls lost (ring buffer full)";
+
     /// The parts of the hits, and what each of them is.
     pub fn lines(&self) -> [(u64, &'static str); 9] {
         [

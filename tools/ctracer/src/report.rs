@@ -42,6 +42,8 @@ pub struct Report {
     /// By event: what it returned.
     pub values: BTreeMap<usize, u32>,
     pub ledger: Option<Ledger>,
+    /// What the ledger says, for people.
+    parts: Vec<(Option<u64>, &'static str)>,
     /// By name.
     #[serde(skip)]
     functions: HashMap<String, u32>,
@@ -291,6 +293,15 @@ impl Report {
             life.link = life.link.filter(|_| life.parent.is_some());
         }
         self.start = self.began.unwrap_or(0).to_string();
+        self.parts = match self.ledger {
+            None => vec![(None, "the record ends before its ledger")],
+            Some(ledger) => {
+                let hits = (ledger.hits, "hits of the probes, counted by the kernel");
+                let lost = (ledger.objects_lost, Ledger::OBJECTS_LOST);
+                let parts = [hits].into_iter().chain(ledger.lines()).chain([lost]);
+                parts.map(|(count, what)| (Some(count), what)).collect()
+            }
+        };
         self
     }
 

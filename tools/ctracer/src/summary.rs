@@ -139,8 +139,7 @@ fn print_ledger(w: &mut dyn Write, ledger: &Ledger) -> io::Result<()> {
         writeln!(w, "{count:>12} {what}")?;
     }
     if ledger.objects_lost > 0 {
-        let lost = ledger.objects_lost;
-        writeln!(w, "{lost:>10} second objects of recorded calls lost (ring buffer full)")?;
+        writeln!(w, "{:>10} {}", ledger.objects_lost, Ledger::OBJECTS_LOST)?;
     }
     match ledger.hits.abs_diff(sum) {
         0 => writeln!(w, "{sum:>12} in all: the ledger balances"),

@@ -216,7 +216,7 @@ function spent(life) {
     ...table.map(([name, count, all, own]) => {
       const bar = make("span", { className: "bar" });
       bar.style.width = `${Math.round(100 * own / most)}px`;
-      return make("tr", {}, make("td", { textContent: name }), make("td", { className: "number", textContent: count }),
+      return make("tr", {}, make("td", { textContent: name }), make("td", { className: "number", textContent: count ?? "-" }),
         all === "" ? make("td") : timed("td", all), timed("td", own), make("td", {}, bar));
     }));
 }
@@ -252,16 +252,8 @@ function pastOf(field) {
 
 document.title = $("title").textContent = `struct ${data.type} on Linux ${data.release}`;
 $("totals").textContent = `${total.lives} objects, ${total.events} events, ${time(last)}`;
-const LEDGER = {
-  hits: "hits of the probes, counted by the kernel", entries: "calls recorded", returns: "returns recorded",
-  lost: "lost (ring buffer or table of open calls full)", recursion: "missed (another BPF program was running on the CPU)",
-  instances: "missed (no room to remember the call, or inside another probe)", filtered: "filtered",
-  null: "without an object (NULL)", unmatched: "returns of calls that were not recorded",
-  outside: "before the start or after the end", objects_lost: "second objects of recorded calls lost (not part of the sum)",
-};
-$("ledger").replaceChildren(...Object.entries(data.ledger ? LEDGER : { "": "the record ends before its ledger" })
-  .map(([name, meaning]) => make("tr", {}, make("td", { className: "number", textContent: data.ledger?.[name] }),
-    make("td", { textContent: meaning }))));
+$("ledger").replaceChildren(...data.parts.map(([count, meaning]) => make("tr", {},
+  make("td", { className: "number", textContent: count ?? "-" }), make("td", { textContent: meaning }))));
 for (const cpu of [...new Set(events.cpu)].sort((a, b) => a - b)) $("cpu").add(new Option(cpu, cpu));
 const used = new Set(events.function);
 functions.map(({ name }, i) => [name, i]).filter(([, i]) => used.has(i)).sort()

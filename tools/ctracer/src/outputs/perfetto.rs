@@ -25,123 +25,91 @@ const OBJECTS: u64 = 1 << 22;
 /// The number of CPU 0's thread 0, which each CPU has one of.
 const IDLE: u64 = 1 << 30;
 
+/// The numbers of a process and of one of its threads: where an event is drawn.
+type Track = (u64, u64);
+
 /// Writes the trace.
 pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
     let (trace, start) = (&report.trace, &report.start);
     let metadata = json!({ "type": trace.type_name, "release": trace.release, "start": start });
     write!(w, "{{\"metadata\":{metadata},\"traceEvents\":[")?;
-    let mut writer = Writer { w, separator: "\n", report, threads: HashSet::new() };
-    writer.cpus()?;
-    writer.lives()?;
-    writer.calls()?;
-    writeln!(w, "\n]}}")?;
+    let mut separator = "\n";
+    each_event(report, |event| {
+        write!(w, "{separator}{event}")?;
+        separator = ",\n";
+        Ok(())
+    })?;
+    Ok(writeln!(w, "\n]}}")?)
+}
+
+/// Hands the events over, in the order of the file.
+fn each_event(report: &Report, mut write: impl FnMut(Value) -> Result<()>) -> Result<()> {
+    let (type_name, calls) = (&report.trace.type_name, &report.calls);
+    let cpus: BTreeSet<u32> = report.events.cpu.iter().copied().collect();
+    for cpu in cpus {
+        process(of_cpu(cpu), &format!("CPU {cpu}")).into_iter().try_for_each(&mut write)?;
+    }
+    let last = report.events.time.last().copied().unwrap_or(0);
+    for life in &report.lives {
+        let (track, address, generation) = (of_life(life.life), &life.address, life.generation);
+        let name = format!("{type_name} {address} #{generation}");
+        process(track.0, &name).into_iter().try_for_each(&mut write)?;
+        write(describe("thread_name", track, json!({ "name": "life" })))?;
+        let mut args = json!({ "address": address, "generation": generation });
+        if life.end.is_none() {
+            args["end"] = "not seen".into();
+        }
+        write(slice(track, type_name, (life.begin, life.end.unwrap_or(last)), args))?;
+    }
+    // An arrow begins and ends at the innermost slice that is open on a track at its time. Readers
+    // take events of the same time in the order of the file, but longer slices first: so the
+    // beginning is a slice of its own, and stands before the end.
+    for life in &report.lives {
+        let Some((parent, link)) = life.origin() else { continue };
+        write(slice(of_life(parent), link.name(), (life.begin, life.begin), json!({})))?;
+        for (phase, (pid, tid)) in [("s", of_life(parent)), ("f", of_life(life.life))] {
+            write(json!({
+                "ph": phase, "bp": "e", "cat": "link", "name": link.name(), "id": life.life,
+                "pid": pid, "tid": tid, "ts": microseconds(life.begin),
+            }))?;
+        }
+    }
+    // The calls: on the track of each object, and on that of the CPU where the call began.
+    let mut threads = HashSet::new();
+    for (call, &entry) in calls.entry.iter().enumerate() {
+        let cpu = report.events.cpu[entry];
+        let (comm, tid) = report.thread(call);
+        let tid = if tid == 0 { IDLE + u64::from(cpu) } else { tid };
+        for life in calls.lives[call].iter().copied().map(Some).chain([None]) {
+            let track = (life.map_or(of_cpu(cpu), |life| of_life(life).0), tid);
+            if threads.insert(track) {
+                write(describe("thread_name", track, json!({ "name": comm })))?;
+            }
+            let mut args = details(report, call, entry, life);
+            let returned = calls.exit[call].map(|exit| details(report, call, exit, life));
+            args.insert("return".to_owned(), returned.map_or("not seen".into(), Value::from));
+            let times = (calls.begin[call], calls.end[call]);
+            write(slice(track, report.function(call), times, args.into()))?;
+        }
+    }
     Ok(())
 }
 
-/// The numbers of a process and of one of its threads: where an event is drawn.
-type Track = (u64, u64);
-
-struct Writer<'w> {
-    w: &'w mut dyn Write,
-    separator: &'static str,
-    report: &'w Report,
-    /// Those that have a name already.
-    threads: HashSet<Track>,
+fn process(pid: u64, name: &str) -> [Value; 2] {
+    let track = (pid, pid);
+    let order = describe("process_sort_index", track, json!({ "sort_index": pid }));
+    [describe("process_name", track, json!({ "name": name })), order]
 }
 
-impl Writer<'_> {
-    fn cpus(&mut self) -> Result<()> {
-        let cpus: BTreeSet<u32> = self.report.events.cpu.iter().copied().collect();
-        cpus.into_iter().try_for_each(|cpu| self.process(of_cpu(cpu), &format!("CPU {cpu}")))
-    }
+fn describe(what: &str, (pid, tid): Track, args: Value) -> Value {
+    json!({ "ph": "M", "name": what, "pid": pid, "tid": tid, "args": args })
+}
 
-    /// The lives' slices, and the arrows between them.
-    fn lives(&mut self) -> Result<()> {
-        let last = self.report.events.time.last().copied().unwrap_or(0);
-        let type_name = &self.report.trace.type_name;
-        for life in &self.report.lives {
-            let (pid, tid) = of_life(life.life);
-            let (address, generation) = (&life.address, life.generation);
-            self.process(pid, &format!("{type_name} {address} #{generation}"))?;
-            self.thread((pid, tid), "life")?;
-            let mut args = json!({ "address": address, "generation": generation });
-            if life.end.is_none() {
-                args["end"] = "not seen".into();
-            }
-            self.slice((pid, tid), type_name, (life.begin, life.end.unwrap_or(last)), args)?;
-        }
-        // An arrow begins and ends at the innermost slice that is open on a track at its time. Readers
-        // take events of the same time in the order of the file, but longer slices first: so the
-        // beginning is a slice of its own, and stands before the end.
-        for life in &self.report.lives {
-            let Some((parent, link)) = life.origin() else { continue };
-            self.slice(of_life(parent), link.name(), (life.begin, life.begin), json!({}))?;
-            for (phase, (pid, tid)) in [("s", of_life(parent)), ("f", of_life(life.life))] {
-                self.event(json!({
-                    "ph": phase, "bp": "e", "cat": "link", "name": link.name(), "id": life.life,
-                    "pid": pid, "tid": tid, "ts": microseconds(life.begin),
-                }))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The calls' slices: on the track of each object and on that of the CPU where the call began.
-    fn calls(&mut self) -> Result<()> {
-        let (report, calls) = (self.report, &self.report.calls);
-        for (call, &entry) in calls.entry.iter().enumerate() {
-            let cpu = report.events.cpu[entry];
-            let (comm, tid) = report.thread(call);
-            let tid = if tid == 0 { IDLE + u64::from(cpu) } else { tid };
-            for life in calls.lives[call].iter().copied().map(Some).chain([None]) {
-                let track = (life.map_or(of_cpu(cpu), |life| of_life(life).0), tid);
-                self.thread(track, comm)?;
-                let mut args = details(report, call, entry, life);
-                let returned = calls.exit[call].map(|exit| details(report, call, exit, life));
-                let returned = returned.map_or("not seen".into(), Value::from);
-                args.insert("return".to_owned(), returned);
-                let times = (calls.begin[call], calls.end[call]);
-                self.slice(track, report.function(call), times, args.into())?;
-            }
-        }
-        Ok(())
-    }
-
-    fn process(&mut self, pid: u64, name: &str) -> Result<()> {
-        self.describe("process_name", (pid, pid), json!({ "name": name }))?;
-        self.describe("process_sort_index", (pid, pid), json!({ "sort_index": pid }))
-    }
-
-    /// Names a thread, where this is its first event.
-    fn thread(&mut self, track: Track, name: &str) -> Result<()> {
-        if !self.threads.insert(track) {
-            return Ok(());
-        }
-        self.describe("thread_name", track, json!({ "name": name }))
-    }
-
-    fn describe(&mut self, what: &str, (pid, tid): Track, args: Value) -> Result<()> {
-        self.event(json!({ "ph": "M", "name": what, "pid": pid, "tid": tid, "args": args }))
-    }
-
-    fn slice(
-        &mut self,
-        (pid, tid): Track,
-        name: &str,
-        (begin, end): (u64, u64),
-        args: Value,
-    ) -> Result<()> {
-        self.event(json!({
-            "ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
-            "ts": microseconds(begin), "dur": microseconds(end.saturating_sub(begin)),
-        }))
-    }
-
-    fn event(&mut self, event: Value) -> Result<()> {
-        write!(self.w, "{}{event}", self.separator)?;
-        self.separator = ",\n";
-        Ok(())
-    }
+fn slice((pid, tid): Track, name: &str, (begin, end): (u64, u64), args: Value) -> Value {
+    json!({
+        "ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
+        "ts": microseconds(begin), "dur": microseconds(end.saturating_sub(begin)),
+    })
 }
 
 fn microseconds(ns: u64) -> f64 {
