@@ -105,15 +105,17 @@ fn html(page: &str, all: &[Value]) -> Result<()> {
     let expected = |kind: &str, time: &str| {
         lines(all, kind).map(|line| number(&line[time])).collect::<Result<Vec<_>>>()
     };
-    let events = data["events"]["time"].as_array().context("no times")?;
-    let (events, expected_events) = (times(events.iter().collect())?, expected("event", "time")?);
+    let events = data["events"].as_array().context("no events")?;
+    let events = times(events.iter().map(|event| &event[0][0]).collect())?;
+    let expected_events = expected("event", "time")?;
     ensure!(events == expected_events, "events: {events:?}, expected: {expected_events:?}");
     let lives = data["lives"].as_array().context("no lives")?;
     let lives = times(lives.iter().map(|life| &life["begin"]).collect())?;
     let expected = expected("life", "begin")?;
     ensure!(lives == expected, "lives: {lives:?}, expected: {expected:?}");
     let ledger = lines(all, "ledger").next().and_then(Value::as_object).context("no ledger")?;
-    let differs = ledger.iter().find(|(key, value)| *key != "line" && data["ledger"][key] != **value);
+    let differs =
+        ledger.iter().find(|(key, value)| *key != "line" && data["ledger"][key] != **value);
     ensure!(differs.is_none(), "{differs:?} in the lines, in the page {}", data["ledger"]);
     Ok(())
 }

@@ -88,8 +88,7 @@ impl Layout {
     /// position and width, the first stands for all of them.
     pub fn fields(&self, bytes: &[u8]) -> Pairs {
         let within = self.fields.iter().filter(|field| field.bytes().end <= bytes.len());
-        let pair = |field: &Field| (field.name.clone(), field.value(bytes, &self.functions));
-        Pairs(within.map(pair).collect())
+        within.map(|field| (field.name.clone(), field.value(bytes, &self.functions))).collect()
     }
 
     /// What differs between two copies of the same object, in the order of the struct.

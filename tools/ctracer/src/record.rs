@@ -7,15 +7,13 @@
 //! ns, CLOCK_MONOTONIC. The kernel's type alone decides whether a value is a number, a text, or true or
 //! false.
 
-use std::fmt;
-
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{MapAccess, Visitor},
-};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{decode::Scalar, errno};
+
+/// Names and values, in their order.
+pub type Pairs = Map<String, Value>;
 
 /// A line of the record. The key `line` says which one it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -227,8 +225,7 @@ impl Event {
     pub fn memory(&self) -> usize {
         const ALLOCATION: usize = 16;
         let of = |value: &Value| value.as_str().map_or(0, |text| text.len() + ALLOCATION);
-        let pairs =
-            [&self.arguments, &self.fields].into_iter().flatten().flat_map(|pairs| &pairs.0);
+        let pairs = [&self.arguments, &self.fields].into_iter().flatten().flatten();
         let pairs = pairs.map(|(name, value)| name.len() + of(value));
         let changes = self.changes.iter().flatten();
         let changes =
@@ -248,38 +245,4 @@ pub fn plain(value: &Value) -> String {
 pub fn named(value: &Value) -> String {
     let error = value.as_i64().and_then(errno::of);
     error.map_or_else(|| plain(value), |name| format!("-{name}"))
-}
-
-/// Names and values, in their order: in JSON an object.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pairs(pub Vec<(String, Value)>);
-
-impl Serialize for Pairs {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
-    }
-}
-
-impl<'de> Deserialize<'de> for Pairs {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pairs, D::Error> {
-        deserializer.deserialize_map(InOrder)
-    }
-}
-
-struct InOrder;
-
-impl<'de> Visitor<'de> for InOrder {
-    type Value = Pairs;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("names and values")
-    }
-
-    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Pairs, M::Error> {
-        let mut pairs = Vec::new();
-        while let Some(pair) = map.next_entry()? {
-            pairs.push(pair);
-        }
-        Ok(Pairs(pairs))
-    }
 }

@@ -1,17 +1,13 @@
 //! What the outputs at the end are made of: the record, line by line, as it is traced or out of a
 //! file of JSON lines.
 //!
-//! It is kept in columns, as the page carries it: the first number of every column belongs to the
-//! first event, and so on. Texts that come often are listed once and named by their position. Times
-//! are in ns from the first event.
+//! It is kept as the page carries it: texts that come often are listed once and named by their
+//! position, and times are in ns from the first event.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    io::BufRead,
-};
+use std::{collections::HashMap, io::BufRead};
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::record::{Change, Event, Kind, Ledger, Life, Line, Pairs, Trace, named, plain};
@@ -19,29 +15,21 @@ use crate::record::{Change, Event, Kind, Ledger, Life, Line, Pairs, Trace, named
 /// Names and values, by their positions.
 type Positions = Vec<(u32, u32)>;
 
-/// A trace. What is by event, or by call, is in the order of their times.
+/// A trace. Events, lives and calls are in the order of their times.
 #[derive(Default, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Report {
     #[serde(flatten)]
     pub trace: Trace,
     /// The time of the first event, as a text: it may be too large for a number of JavaScript.
     pub start: String,
     /// Names and numbers: `dd 1234`.
-    pub threads: Texts,
-    pub names: Texts,
-    pub strings: Texts,
+    threads: Texts,
+    names: Texts,
+    strings: Texts,
     pub lives: Vec<Life>,
-    pub events: Events,
-    pub calls: Calls,
-    /// By event, as positions: of the first of a life all fields, of others the changes (name, before,
-    /// after); the other arguments of a call.
-    pub fields: BTreeMap<usize, Positions>,
-    pub changes: BTreeMap<usize, Vec<(u32, u32, u32)>>,
-    pub arguments: BTreeMap<usize, Positions>,
-    /// By event: what it returned.
-    pub values: BTreeMap<usize, u32>,
-    pub ledger: Option<Ledger>,
+    pub events: Vec<Row>,
+    pub calls: Vec<Call>,
+    ledger: Option<Ledger>,
     /// What the ledger says, for people.
     parts: Vec<(Option<u64>, &'static str)>,
     /// By name.
@@ -60,46 +48,69 @@ pub struct Report {
     memory: usize,
 }
 
-/// The events.
-#[derive(Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Events {
-    pub time: Vec<u64>,
-    pub cpu: Vec<u32>,
-    pub thread: Vec<u32>,
-    pub is_return: Vec<u8>,
-    pub function: Vec<u32>,
-    pub argument: Vec<u8>,
-    pub depth: Vec<u32>,
-    pub life: Vec<usize>,
-    pub readable: Vec<u8>,
+/// An event.
+pub struct Row {
+    pub time: u64,
+    pub cpu: u32,
+    thread: u32,
+    pub is_return: bool,
+    function: u32,
+    argument: u8,
+    depth: u32,
+    pub life: usize,
+    readable: bool,
     /// `None`: a return whose call was not seen.
-    pub call: Vec<Option<usize>>,
+    pub call: Option<usize>,
+    value: Option<u32>,
+    arguments: Positions,
+    /// Of the first event of a life.
+    fields: Positions,
+    /// Name, value before, value.
+    changes: Vec<(u32, u32, u32)>,
 }
 
-/// The calls. Where one has several objects, its events are those of the first one.
-#[derive(Default, Serialize)]
-pub struct Calls {
-    pub begin: Vec<u64>,
+/// A call. Where it has several objects, its events are those of the first one.
+pub struct Call {
+    pub entry: usize,
+    pub exit: Option<usize>,
+    /// The call that it was made in.
+    pub parent: Option<usize>,
+    pub begin: u64,
     /// When it returned; where that was not seen, the last time at which it still ran.
-    pub end: Vec<u64>,
+    pub end: u64,
     /// The time in traced functions that it called.
-    pub children: Vec<u64>,
-    pub exit: Vec<Option<usize>>,
-    #[serde(skip)]
-    pub entry: Vec<usize>,
-    #[serde(skip)]
-    pub parent: Vec<Option<usize>>,
-    /// The lives of its objects.
-    #[serde(skip)]
-    pub lives: Vec<Vec<usize>>,
+    children: u64,
+    pub lives: Vec<usize>,
+}
+
+// As lists, whose elements data.js names: the names would be most of a page.
+impl Serialize for Row {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (is_return, readable) = (u8::from(self.is_return), u8::from(self.readable));
+        let place = (self.time, self.cpu, self.thread, is_return, self.function, self.argument);
+        let object = (self.depth, self.life, readable, self.call, self.value);
+        (place, object, &self.arguments, &self.fields, &self.changes).serialize(serializer)
+    }
+}
+
+impl Serialize for Call {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (self.begin, self.end, self.own_time(), self.exit).serialize(serializer)
+    }
+}
+
+impl Call {
+    /// The time in the call itself, without the traced functions that it called.
+    pub fn own_time(&self) -> u64 {
+        (self.end - self.begin).saturating_sub(self.children)
+    }
 }
 
 /// Texts, each once.
 #[derive(Default, Serialize)]
 #[serde(transparent)]
 pub struct Texts {
-    pub list: Vec<String>,
+    list: Vec<String>,
     #[serde(skip)]
     positions: HashMap<String, u32>,
     #[serde(skip)]
@@ -174,12 +185,13 @@ impl Report {
     }
 
     fn event(&mut self, event: Event) -> Result<()> {
-        let index = self.events.time.len();
+        let index = self.events.len();
         let known = self.functions.get(&event.function).copied();
         let function = known
             .with_context(|| format!("the first line has no function {}()", event.function))?;
         // With an event, two lives begin at most: the object's, and one that is made of it.
-        ensure!(event.life <= 2 * index + 1, "no object has the number {}", event.life);
+        let most = 2 * index + AHEAD;
+        ensure!(event.life <= most, "no object has the number {}", event.life);
         self.began.get_or_insert(event.time);
         let time = self.since(event.time);
         while self.lives.len() <= event.life {
@@ -188,96 +200,85 @@ impl Report {
             self.lives.push(Life { life, address, begin: time, ..Life::default() });
         }
         let call = self.call(&event, function, time);
-        self.memory += EVENT;
-        let columns = &mut self.events;
-        columns.time.push(time);
-        columns.cpu.push(event.cpu);
-        columns.thread.push(self.threads.add(format!("{} {}", event.comm, event.tid)));
-        columns.is_return.push((event.kind == Kind::Return).into());
-        columns.function.push(function);
-        columns.argument.push(event.argument);
-        columns.depth.push(event.depth);
-        columns.life.push(event.life);
-        columns.readable.push((!event.unreadable).into());
-        columns.call.push(call);
-        let mut number = |of: Pairs, text: fn(&Value) -> String| -> Positions {
-            self.memory += PAIR * (4 + of.0.len());
-            let pair = |(name, value)| (self.names.add(name), self.strings.add(text(&value)));
-            of.0.into_iter().map(pair).collect()
+        let (names, strings) = (&mut self.names, &mut self.strings);
+        let value = event.value.map(|value| strings.add(named(&value)));
+        let mut add = |pairs: Option<Pairs>, text: fn(&Value) -> String| -> Positions {
+            let pair = |(name, value)| (names.add(name), strings.add(text(&value)));
+            pairs.into_iter().flatten().map(pair).collect()
         };
-        if let Some(fields) = event.fields {
-            self.fields.insert(index, number(fields, plain));
-        }
-        if let Some(arguments) = event.arguments.filter(|arguments| !arguments.0.is_empty()) {
-            self.arguments.insert(index, number(arguments, named));
-        }
-        if let Some(changes) = event.changes.filter(|changes| !changes.is_empty()) {
-            self.memory += PAIR * (4 + changes.len());
-            let number = |change: Change| {
-                let before = self.strings.add(plain(&change.before));
-                (self.names.add(change.field), before, self.strings.add(plain(&change.after)))
-            };
-            self.changes.insert(index, changes.into_iter().map(number).collect());
-        }
-        if let Some(value) = event.value {
-            self.memory += PAIR;
-            self.values.insert(index, self.strings.add(named(&value)));
-        }
+        let (arguments, fields) = (add(event.arguments, named), add(event.fields, plain));
+        let change = |Change { field, before, after }| {
+            let [before, after] = [before, after].map(|value| strings.add(plain(&value)));
+            (names.add(field), before, after)
+        };
+        let changes: Vec<_> = event.changes.into_iter().flatten().map(change).collect();
+        self.memory += ROW + PAIR * (arguments.len() + fields.len() + 2 * changes.len());
+        self.events.push(Row {
+            time,
+            cpu: event.cpu,
+            thread: self.threads.add(format!("{} {}", event.comm, event.tid)),
+            is_return: event.kind == Kind::Return,
+            function,
+            argument: event.argument,
+            depth: event.depth,
+            life: event.life,
+            readable: !event.unreadable,
+            call,
+            value,
+            arguments,
+            fields,
+            changes,
+        });
         Ok(())
     }
 
     /// The call of the next event.
     fn call(&mut self, event: &Event, function: u32, time: u64) -> Option<usize> {
         let (task, depth, begin, _) = event.call();
-        let (begin, index, life) = (self.since(begin), self.events.time.len(), event.life);
+        let (begin, index, life) = (self.since(begin), self.events.len(), event.life);
         let (calls, events) = (&mut self.calls, &self.events);
         let open = self.open.entry(task).or_default();
-        let depth_of = |calls: &Calls, call: usize| events.depth[calls.entry[call]];
         let found = open.iter().rposition(|&call| {
-            calls.begin[call] == begin
-                && events.function[calls.entry[call]] == function
-                && depth_of(calls, call) == depth
+            let (call, entry) = (&calls[call], &events[calls[call].entry]);
+            (call.begin, entry.function, entry.depth) == (begin, function, depth)
         });
         if let Some(found) = found {
-            let call = open[found];
+            let call = &mut calls[open[found]];
             if event.kind == Kind::Return {
-                // Those within it have returned, too. It stays, for the returns of its other objects.
-                open.truncate(found + 1);
-                calls.exit[call].get_or_insert(index);
-                calls.end[call] = time;
-            } else if !calls.lives[call].contains(&life) {
-                calls.lives[call].push(life);
+                call.exit.get_or_insert(index);
+                call.end = time;
+            } else if !call.lives.contains(&life) {
+                call.lives.push(life);
             }
-            return Some(call);
+            // Those within it have returned, too. It stays, for its other objects.
+            open.truncate(found + 1);
+            return open.last().copied();
         }
         if event.kind == Kind::Return {
             return None;
         }
         // Calls that are not within this one's caller have returned, seen or not.
-        let is_over = |&call: &usize| calls.exit[call].is_some() || depth_of(calls, call) >= depth;
+        let is_over =
+            |&call: &usize| calls[call].exit.is_some() || events[calls[call].entry].depth >= depth;
         while open.last().is_some_and(is_over) {
             open.pop();
         }
-        let call = calls.begin.len();
-        calls.parent.push(open.last().copied());
-        open.push(call);
-        calls.begin.push(time);
-        calls.end.push(time);
-        calls.children.push(0);
-        calls.exit.push(None);
-        calls.entry.push(index);
-        calls.lives.push(vec![life]);
+        let parent = open.last().copied();
+        open.push(calls.len());
+        let (entry, begin, end) = (index, time, time);
+        calls.push(Call { entry, exit: None, parent, begin, end, children: 0, lives: vec![life] });
         self.memory += CALL;
-        Some(call)
+        open.last().copied()
     }
 
     /// Completes what is known at the end only.
     pub fn finish(mut self) -> Report {
-        let calls = &mut self.calls;
-        for call in (0..calls.begin.len()).rev() {
-            let Some(parent) = calls.parent[call] else { continue };
-            calls.end[parent] = calls.end[parent].max(calls.end[call]);
-            calls.children[parent] += calls.end[call] - calls.begin[call];
+        for call in (0..self.calls.len()).rev() {
+            let Call { parent, begin, end, .. } = self.calls[call];
+            if let Some(parent) = parent.map(|parent| &mut self.calls[parent]) {
+                parent.end = parent.end.max(end);
+                parent.children += end - begin;
+            }
         }
         let mut generations = HashMap::<&str, u32>::new();
         let (known, others) = self.lives.split_at_mut(self.described);
@@ -305,23 +306,36 @@ impl Report {
         self
     }
 
-    /// The time in a call itself, without the traced functions that it called.
-    pub fn own_time(&self, call: usize) -> u64 {
-        let calls = &self.calls;
-        (calls.end[call] - calls.begin[call]).saturating_sub(calls.children[call])
-    }
-
     /// The name of a call's function.
-    pub fn function(&self, call: usize) -> &str {
-        let function = self.events.function[self.calls.entry[call]];
-        &self.trace.functions[function as usize].name
+    pub fn function(&self, call: &Call) -> &str {
+        &self.trace.functions[self.events[call.entry].function as usize].name
     }
 
     /// The name and the number of a call's thread.
-    pub fn thread(&self, call: usize) -> (&str, u64) {
-        let thread = &self.threads.list[self.events.thread[self.calls.entry[call]] as usize];
+    pub fn thread(&self, call: &Call) -> (&str, u64) {
+        let thread = &self.threads.list[self.events[call.entry].thread as usize];
         let (name, number) = thread.rsplit_once(' ').unwrap_or_default();
         (name, number.parse().unwrap_or(0))
+    }
+
+    /// What an event says: its value, its other arguments.
+    pub fn said(&self, event: &Row) -> Pairs {
+        let text = |position: u32| Value::from(self.strings.list[position as usize].as_str());
+        let value = event.value.map(|value| ("value".to_owned(), text(value)));
+        let pair =
+            |&(name, value): &(u32, u32)| (self.names.list[name as usize].clone(), text(value));
+        value.into_iter().chain(event.arguments.iter().map(pair)).collect()
+    }
+
+    /// What an event says of its object: all fields, or their changes.
+    pub fn shown(&self, event: &Row) -> Pairs {
+        let text = |position: u32| self.strings.list[position as usize].as_str();
+        let name = |position: u32| self.names.list[position as usize].clone();
+        let fields = event.fields.iter().map(|&(of, value)| (name(of), text(value).into()));
+        let changes = event.changes.iter().map(|&(of, before, after)| {
+            (name(of), format!("{} → {}", text(before), text(after)).into())
+        });
+        fields.chain(changes).collect()
     }
 
     /// What all this takes, in bytes.
@@ -330,11 +344,13 @@ impl Report {
     }
 }
 
-/// What an event takes in the columns, a call, and a pair of positions, in bytes: a vector that grows
-/// may have twice the room that it needs.
-const EVENT: usize = 2 * 52;
-const CALL: usize = 2 * 120;
-const PAIR: usize = 16;
+/// So many objects may begin before the first event of any, where others are left out (`--errors`).
+const AHEAD: usize = 1 << 16;
+/// What an event, a call, and a pair of positions take, in bytes: a vector that grows may have twice the
+/// room that it needs.
+const ROW: usize = 2 * size_of::<Row>();
+const CALL: usize = 2 * size_of::<Call>() + 24;
+const PAIR: usize = 12;
 
 #[cfg(test)]
 pub mod tests;

@@ -82,7 +82,7 @@ impl Text {
             note(&introduction(trace, &lives[self.lives]));
             self.lives += 1;
         }
-        let others = event.arguments.iter().flat_map(|arguments| &arguments.0);
+        let others = event.arguments.iter().flatten();
         let others = others.map(|(name, value)| format!("{name} = {}", named(value)));
         let others: Vec<String> = others.filter(|_| is_first).collect();
         if !others.is_empty() {

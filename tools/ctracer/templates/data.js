@@ -1,10 +1,17 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const { events, calls, functions, threads, names, strings } = data;
-const LIFE = ["address", "generation", "parent", "link", "begin", "end"];
-const lives = Object.fromEntries(LIFE.map((key) => [key, data.lives.map((life) => life[key])]));
-const total = { lives: data.lives.length, events: events.time.length };
+const { functions, threads, names, strings } = data;
+
+/** Columns with these names, out of rows: each an object, or a list in this order. */
+const columns = (rows, names) => Object.fromEntries(names.map((name, i) =>
+  [name, rows.map((row) => Array.isArray(row) ? row[i] : row[name])]));
+const lives = columns(data.lives, ["address", "generation", "parent", "link", "begin", "end"]);
+const calls = columns(data.calls, ["begin", "end", "own", "exit"]);
+const events = columns(data.events.map(([place, object, ...fields]) => [...place, ...object, ...fields]),
+  ["time", "cpu", "thread", "isReturn", "function", "argument", "depth", "life", "readable", "call", "value",
+    "arguments", "fields", "changes"]);
+const total = { lives: data.lives.length, events: data.events.length };
 const last = total.events ? events.time[total.events - 1] : 0;
 
 // ---- What belongs together -------------------------------------------------------------------
@@ -26,8 +33,8 @@ const nameOfFunction = (event) => functions[events.function[event]].name;
 
 /** What an event says about fields: for each, its name, its value before (of a life's first event,
  *  there is none), and its value. Names and values are positions. */
-const valuesOf = (event) => data.changes[event]
-  ?? (data.fields[event] ?? []).map(([field, value]) => [field, undefined, value]);
+const valuesOf = (event) => events.changes[event]
+  .concat(events.fields[event].map(([field, value]) => [field, undefined, value]));
 
 /** The fields of a life after its event number `hop`: a Map from the name to the value. */
 const stateAt = (life, hop) => new Map(eventsOf[life].slice(0, hop + 1)

@@ -112,7 +112,7 @@ let shallowest = new Map(), steps = [], past = new Map(), view = [0, 1];
 
 /** The arguments of a call that are no objects: `name=value`. */
 function others(event) {
-  return (data.arguments[event] ?? []).map(([name, value]) => `${names[name]}=${strings[value]}`);
+  return events.arguments[event].map(([name, value]) => `${names[name]}=${strings[value]}`);
 }
 
 const hops = list($("calls"), (event, i) => {
@@ -121,7 +121,7 @@ const hops = list($("calls"), (event, i) => {
   const own = eventsOf[life];
   const parameter = parameters[events.argument[event]] || `argument ${events.argument[event] + 1}`;
   const text = isReturn
-    ? `} ${name}${data.values[event] === undefined ? "" : ` = ${strings[data.values[event]]}`}`
+    ? `} ${name}${events.value[event] === null ? "" : ` = ${strings[events.value[event]]}`}`
     : `${name}(${[parameter, ...others(event)].join(", ")}) {`;
   const line = make("span", { title: prototype }, "  ".repeat(events.depth[event] - shallowest.get(events.thread[event])) + text);
   line.style.whiteSpace = "pre";
@@ -147,7 +147,7 @@ arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), steps.len
 
 function pick(life, at = 0) {
   picked = life;
-  steps = eventsOf[life].map((event) => data.changes[event] ?? []);
+  steps = eventsOf[life].map((event) => events.changes[event]);
   shallowest = new Map();
   for (const event of eventsOf[life])
     shallowest.set(events.thread[event], Math.min(events.depth[event], shallowest.get(events.thread[event]) ?? Infinity));
@@ -203,7 +203,7 @@ function spent(life) {
   let busy = 0, until = lives.begin[life];
   for (const call of callsOf(life)) {
     const row = rows.get(functionOf.get(call)) ?? [0, 0, 0];
-    rows.set(functionOf.get(call), [row[0] + 1, row[1] + calls.end[call] - calls.begin[call], row[2] + Math.max(calls.end[call] - calls.begin[call] - calls.children[call], 0)]);
+    rows.set(functionOf.get(call), [row[0] + 1, row[1] + calls.end[call] - calls.begin[call], row[2] + calls.own[call]]);
     const end = Math.min(calls.end[call], endOf(life));
     busy += Math.max(0, end - Math.max(calls.begin[call], until));
     until = Math.max(until, end);

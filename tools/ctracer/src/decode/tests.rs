@@ -87,7 +87,7 @@ pub fn bio(sector: u64) -> Vec<u8> {
 }
 
 fn pairs(fields: &Pairs) -> Vec<(&str, String)> {
-    fields.0.iter().map(|(name, value)| (name.as_str(), plain(value))).collect()
+    fields.iter().map(|(name, value)| (name.as_str(), plain(value))).collect()
 }
 
 #[test]
@@ -157,12 +157,12 @@ fn every_shape_is_read() {
     // What a text or an enum holds does not change what it is.
     bytes[12..20].copy_from_slice(b"12345\0\0\0");
     bytes[4..8].copy_from_slice(&7_u32.to_le_bytes());
-    for ((name, before), (_, after)) in fields.0.iter().zip(layout.fields(&bytes).0) {
+    for ((name, before), (_, after)) in fields.iter().zip(layout.fields(&bytes)) {
         let (before, after) = (std::mem::discriminant(before), std::mem::discriminant(&after));
         assert_eq!(before, after, "{name}");
     }
     let json = |name: &str| {
-        let found = layout.fields(&bytes).0.into_iter().find(|(found, _)| found == name);
+        let found = layout.fields(&bytes).into_iter().find(|(found, _)| found == name);
         found.unwrap().1
     };
     assert_eq!((json("name"), json("state")), ("12345".into(), Value::from("7")));
@@ -188,8 +188,8 @@ fn only_what_differs_is_a_change() {
 fn a_short_copy_has_the_fields_that_it_holds() {
     let layout = layout("bio");
     let fields = layout.fields(&bio(2048)[..24]);
-    assert_eq!(fields.0.last().unwrap().0, "bi_iter.bi_sector");
-    assert_eq!(layout.fields(&[]), Pairs::default());
+    assert_eq!(fields.iter().next_back().unwrap().0, "bi_iter.bi_sector");
+    assert_eq!(layout.fields(&[]), Pairs::new());
     assert_eq!(layout.changes(&[], &bio(0)), []);
 }
 
@@ -208,7 +208,7 @@ fn the_structs_of_a_kernel_have_layouts() {
         let end = layout.fields.iter().map(|field| field.bytes().end).max().unwrap();
         assert!(end <= layout.size, "{name}: a field ends at byte {end} of {}", layout.size);
         println!("struct {name}, {} bytes", layout.size);
-        for (field, value) in layout.fields(&vec![0x5a; layout.size]).0 {
+        for (field, value) in layout.fields(&vec![0x5a; layout.size]) {
             println!("  {field} = {value}");
         }
     }

@@ -11,15 +11,15 @@ use crate::report::Report;
 ///
 /// The time of a call whose return was not seen counts up to the last event within it.
 pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
-    let mut stacks: Vec<String> = Vec::with_capacity(report.calls.begin.len());
+    let mut stacks: Vec<String> = Vec::with_capacity(report.calls.len());
     let mut times: BTreeMap<String, u64> = BTreeMap::new();
-    for (call, parent) in report.calls.parent.iter().enumerate() {
-        let outer = match parent {
-            Some(parent) => stacks[*parent].as_str(),
+    for call in &report.calls {
+        let outer = match call.parent {
+            Some(parent) => stacks[parent].as_str(),
             None => &thread(report.thread(call).0),
         };
         let stack = format!("{outer};{}", report.function(call));
-        *times.entry(stack.clone()).or_default() += report.own_time(call);
+        *times.entry(stack.clone()).or_default() += call.own_time();
         stacks.push(stack);
     }
     for (stack, time) in times {

@@ -44,12 +44,12 @@ pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
 
 /// Hands the events over, in the order of the file.
 fn each_event(report: &Report, mut write: impl FnMut(Value) -> Result<()>) -> Result<()> {
-    let (type_name, calls) = (&report.trace.type_name, &report.calls);
-    let cpus: BTreeSet<u32> = report.events.cpu.iter().copied().collect();
+    let type_name = &report.trace.type_name;
+    let cpus: BTreeSet<u32> = report.events.iter().map(|event| event.cpu).collect();
     for cpu in cpus {
         process(of_cpu(cpu), &format!("CPU {cpu}")).into_iter().try_for_each(&mut write)?;
     }
-    let last = report.events.time.last().copied().unwrap_or(0);
+    let last = report.events.last().map_or(0, |event| event.time);
     for life in &report.lives {
         let (track, address, generation) = (of_life(life.life), &life.address, life.generation);
         let name = format!("{type_name} {address} #{generation}");
@@ -76,19 +76,19 @@ fn each_event(report: &Report, mut write: impl FnMut(Value) -> Result<()>) -> Re
     }
     // The calls: on the track of each object, and on that of the CPU where the call began.
     let mut threads = HashSet::new();
-    for (call, &entry) in calls.entry.iter().enumerate() {
-        let cpu = report.events.cpu[entry];
+    for (number, call) in report.calls.iter().enumerate() {
+        let cpu = report.events[call.entry].cpu;
         let (comm, tid) = report.thread(call);
         let tid = if tid == 0 { IDLE + u64::from(cpu) } else { tid };
-        for life in calls.lives[call].iter().copied().map(Some).chain([None]) {
+        for life in call.lives.iter().copied().map(Some).chain([None]) {
             let track = (life.map_or(of_cpu(cpu), |life| of_life(life).0), tid);
             if threads.insert(track) {
                 write(describe("thread_name", track, json!({ "name": comm })))?;
             }
-            let mut args = details(report, call, entry, life);
-            let returned = calls.exit[call].map(|exit| details(report, call, exit, life));
+            let mut args = details(report, number, call.entry, life);
+            let returned = call.exit.map(|exit| details(report, number, exit, life));
             args.insert("return".to_owned(), returned.map_or("not seen".into(), Value::from));
-            let times = (calls.begin[call], calls.end[call]);
+            let times = (call.begin, call.end);
             write(slice(track, report.function(call), times, args.into()))?;
         }
     }
@@ -128,33 +128,19 @@ fn of_life(life: usize) -> Track {
 /// What an event of a call says: on an object's track its fields or their changes, on a CPU's track
 /// the object.
 fn details(report: &Report, call: usize, at: usize, life: Option<usize>) -> Map<String, Value> {
-    let events = &report.events;
-    let text = |position: &u32| report.strings.list[*position as usize].as_str();
-    let name = |position: &u32| report.names.list[*position as usize].clone();
-    let mut values = Map::new();
-    if let Some(value) = report.values.get(&at) {
-        values.insert("value".to_owned(), text(value).into());
-    }
-    let arguments = report.arguments.get(&at).into_iter().flatten();
-    values.extend(arguments.map(|(of, value)| (name(of), text(value).into())));
+    let event = &report.events[at];
+    let mut values = report.said(event);
     let Some(life) = life else {
-        if events.is_return[at] == 0 {
-            let address = &report.lives[events.life[at]].address;
-            values.insert(report.trace.type_name.clone(), address.as_str().into());
+        if !event.is_return {
+            let address = report.lives[event.life].address.as_str();
+            values.insert(report.trace.type_name.clone(), address.into());
         }
         return values;
     };
     // The events of a call's further objects follow the first one's.
-    let mut of_call =
-        (at..events.time.len()).take_while(|&event| events.time[event] == events.time[at]);
-    let own = of_call.find(|&event| events.life[event] == life && events.call[event] == Some(call));
-    let Some(own) = own else { return values };
-    let fields = report.fields.get(&own).into_iter().flatten();
-    values.extend(fields.map(|(of, value)| (name(of), text(value).into())));
-    let changes = report.changes.get(&own).into_iter().flatten();
-    values.extend(changes.map(|(of, before, after)| {
-        (name(of), format!("{} → {}", text(before), text(after)).into())
-    }));
+    let mut of_call = report.events[at..].iter().take_while(|next| next.time == event.time);
+    let own = of_call.find(|event| event.life == life && event.call == Some(call));
+    values.extend(own.map(|own| report.shown(own)).unwrap_or_default());
     values
 }
 

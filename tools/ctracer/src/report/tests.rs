@@ -71,7 +71,7 @@ pub fn trace(rows: &[Row]) -> Sample {
             address: address(life),
             life,
             depth,
-            arguments: (!is_return).then(Pairs::default),
+            arguments: (!is_return).then(Pairs::new),
             value: None,
             errno: None,
             duration: is_return.then(|| time - began),
@@ -126,12 +126,11 @@ pub fn sample() -> Sample {
 
 /// Function, begin, end, caller and time of its own of each call.
 fn calls(report: &Report) -> Vec<(u32, u64, u64, Option<usize>, u64)> {
-    let calls = &report.calls;
-    let call = |n: usize| {
-        let function = report.events.function[calls.entry[n]];
-        (function, calls.begin[n], calls.end[n], calls.parent[n], report.own_time(n))
+    let call = |call: &Call| {
+        let function = report.events[call.entry].function;
+        (function, call.begin, call.end, call.parent, call.own_time())
     };
-    (0..calls.begin.len()).map(call).collect()
+    report.calls.iter().map(call).collect()
 }
 
 #[test]
@@ -146,7 +145,7 @@ fn calls_nest_by_thread_and_cpu() {
         (3, 600, 700, Some(4), 100),
     ];
     assert_eq!(calls(&report), expected);
-    assert!(report.calls.exit.iter().all(Option::is_some));
+    assert!(report.calls.iter().all(|call| call.exit.is_some()));
 }
 
 #[test]
@@ -164,15 +163,9 @@ fn a_lost_return_ends_with_what_is_seen_next() {
         (80, 0, 1, 0, 2, 0, true),
     ])
     .report();
-    let ends: Vec<_> = report
-        .calls
-        .end
-        .iter()
-        .zip(&report.calls.exit)
-        .map(|(end, exit)| (*end, exit.is_some()))
-        .collect();
+    let ends: Vec<_> = report.calls.iter().map(|call| (call.end, call.exit.is_some())).collect();
     assert_eq!(ends, [(30, true), (18, false), (18, true), (40, false), (60, true)]);
-    assert_eq!(report.events.call[8], None);
+    assert_eq!(report.events[8].call, None);
 }
 
 #[test]
@@ -186,8 +179,8 @@ fn two_objects_make_one_call() {
     trace.events[1].argument = 1;
     trace.events[3].argument = 1;
     let report = trace.report();
-    assert_eq!(report.calls.lives, [[0, 1]]);
-    assert_eq!(report.events.call, [Some(0); 4]);
+    assert_eq!((report.calls.len(), &report.calls[0].lives), (1, &vec![0, 1]));
+    assert!(report.events.iter().all(|event| event.call == Some(0)));
 }
 
 #[test]
@@ -238,7 +231,7 @@ fn a_damaged_record_is_read_as_far_as_it_goes() {
     let read = |text: &str| {
         let (report, damage) = Report::read(text.as_bytes()).unwrap();
         let report = report.finish();
-        (report.events.time.len(), report.lives.len(), report.ledger, damage.unwrap())
+        (report.events.len(), report.lives.len(), report.ledger, damage.unwrap())
     };
     let lines: Vec<&str> = text.lines().collect();
     // Cut off within a line, and at the end of one.
@@ -255,7 +248,7 @@ fn a_damaged_record_is_read_as_far_as_it_goes() {
     // A line that does not follow from those before.
     for (at, from, to, expected) in [
         (4, "bio_alloc_clone", "nonesuch", "no function nonesuch()"),
-        (4, "\"life\":0", "\"life\":90", "no object has the number 90"),
+        (4, "\"life\":0", "\"life\":900000", "no object has the number 900000"),
         (4, "\"time\":1250", "\"time\":-1", "invalid value"),
         (13, lines[13], lines[14], "life 1 where 0 comes next"),
         (9, lines[9], lines[0], "another trace begins here"),

@@ -50,26 +50,28 @@ fn the_numbers_are_those_of_the_json_lines() {
     let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["line"] == kind);
 
     let start: u64 = data["start"].as_str().unwrap().parse().unwrap();
-    let (events, calls) = (&data["events"], &data["calls"]);
-    let at = |column: &Value, index: usize| column[index].as_u64().unwrap();
+    let number = |value: &Value| value.as_u64().unwrap();
     for (index, line) in of_kind("event").enumerate() {
-        assert_eq!(start + at(&events["time"], index), line["time"]);
-        assert_eq!(events["cpu"][index], line["cpu"]);
-        assert_eq!(events["life"][index], line["life"]);
-        assert_eq!(events["depth"][index], line["depth"]);
-        let function = at(&events["function"], index) as usize;
+        let [place, object, _, fields, changes] = &data["events"][index].as_array().unwrap()[..]
+        else {
+            panic!("{}", data["events"][index])
+        };
+        assert_eq!(start + number(&place[0]), line["time"]);
+        assert_eq!((&place[1], &object[0]), (&line["cpu"], &line["depth"]));
+        assert_eq!(object[1], line["life"]);
+        let function = number(&place[4]) as usize;
         assert_eq!(data["functions"][function]["name"], line["function"]);
         if line["kind"] == "return" {
-            let call = at(&events["call"], index) as usize;
-            assert_eq!(at(&calls["end"], call) - at(&calls["begin"], call), line["duration"]);
+            let call = &data["calls"][number(&object[3]) as usize];
+            assert_eq!(number(&call[1]) - number(&call[0]), line["duration"]);
         }
-        let shown: HashMap<&str, &Value> = ["fields", "changes"]
-            .iter()
-            .flat_map(|kind| data[kind][index.to_string()].as_array())
+        let shown: HashMap<&str, &Value> = [fields, changes]
+            .into_iter()
+            .filter_map(Value::as_array)
             .flatten()
             .filter_map(Value::as_array)
             .map(|values| {
-                let text = |list: &str, at: &Value| &data[list][at.as_u64().unwrap() as usize];
+                let text = |list: &str, at: &Value| &data[list][number(at) as usize];
                 let name = text("names", &values[0]).as_str().unwrap();
                 (name, text("strings", values.last().unwrap()))
             })

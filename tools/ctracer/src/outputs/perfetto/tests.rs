@@ -51,12 +51,10 @@ fn check(sample: &Sample) {
     assert_eq!(lives, sample.lives.len());
     slices.retain(|(name, ..)| *name != sample.trace.type_name && name != "clone");
     let report = sample.report();
-    let calls = &report.calls;
-    let expected = (0..calls.begin.len()).flat_map(|call| {
-        let times = (start + calls.begin[call], start + calls.end[call]);
-        let slice = (report.function(call).to_owned(), times.0, times.1);
+    let expected = report.calls.iter().flat_map(|call| {
+        let slice = (report.function(call).to_owned(), start + call.begin, start + call.end);
         // Once for each object, and once for the CPU.
-        std::iter::repeat_n(slice, calls.lives[call].len() + 1)
+        std::iter::repeat_n(slice, call.lives.len() + 1)
     });
     let mut expected: Vec<_> = expected.collect();
     expected.sort();
