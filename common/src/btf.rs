@@ -244,7 +244,8 @@ impl<'a> Type<'a> {
 
     /// The elements of an array: their type, and how many there are.
     pub fn array(&self) -> Option<(Type<'a>, usize)> {
-        let found = if self.is(sys::BTF_KIND_ARRAY) { self.after::<sys::btf_array>(1) } else { &[] };
+        let found =
+            if self.is(sys::BTF_KIND_ARRAY) { self.after::<sys::btf_array>(1) } else { &[] };
         found.first().map(|array| (self.btf.get(array.type_), array.nelems as usize))
     }
 

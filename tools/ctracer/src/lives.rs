@@ -369,109 +369,94 @@ mod tests {
     const A: u64 = 0xffff_8880_0000_1000;
     const B: u64 = 0xffff_8880_0000_2000;
 
-    struct Traced(Lives);
-
-    fn traced(type_name: &str, names: &[&str]) -> Traced {
-        Traced(Lives::new(Rules(type_name), names.iter().copied()))
+    fn of(type_name: &str, names: &[&str]) -> Lives {
+        Lives::new(Rules(type_name), names.iter().copied())
     }
 
-    impl Traced {
-        fn enter(
-            &mut self,
-            function: usize,
-            object: usize,
-            address: u64,
-            time: u64,
-            made: u64,
-        ) -> usize {
-            self.0.enter(function, object, address, time, made)
-        }
-
-        fn leave(&mut self, function: usize, life: usize, value: u64, began: u64, time: u64) {
-            let digits = self.0.lives[life].address.trim_start_matches("0x");
-            let address = u64::from_str_radix(digits, 16).unwrap();
-            self.0.leave(function, (address, life), value, (began, time));
-        }
+    fn leave(lives: &mut Lives, function: usize, life: usize, value: u64, began: u64, time: u64) {
+        let address = lives.lives[life].address.trim_start_matches("0x");
+        let address = u64::from_str_radix(address, 16).unwrap();
+        lives.leave(function, (address, life), value, (began, time));
     }
 
     #[test]
     fn a_reused_address_is_another_life() {
-        let mut lives = traced("bio", &["submit_bio", "bio_endio", "bio_put", "bio_free"]);
+        let mut lives = of("bio", &["submit_bio", "bio_endio", "bio_put", "bio_free"]);
         let mut call = |function, time| {
             let life = lives.enter(function, 0, A, time, 0);
-            lives.leave(function, life, 0, time, time + 1);
+            leave(&mut lives, function, life, 0, time, time + 1);
             life
         };
         assert_eq!([call(0, 1), call(1, 3), call(2, 5), call(3, 7)], [0; 4]);
         assert_eq!([call(0, 11), call(1, 13)], [1; 2], "freed before");
         assert_eq!([call(0, 21), call(2, 23)], [2; 2], "completed before");
         assert_eq!([call(0, 31), call(2, 33)], [3; 2], "submitted before");
-        assert_eq!(lives.0.lives[0].end, Some(8));
-        let Life { generation, begin, end, parent, .. } = lives.0.lives[1];
+        assert_eq!(lives.lives[0].end, Some(8));
+        let Life { generation, begin, end, parent, .. } = lives.lives[1];
         assert_eq!((generation, begin, end, parent), (1, 11, Some(13), None));
-        assert_eq!((lives.0.lives[2].generation, lives.0.lives[2].end), (2, None));
+        assert_eq!((lives.lives[2].generation, lives.lives[2].end), (2, None));
     }
 
     #[test]
     fn an_end_may_be_seen_without_its_call() {
-        let mut lives = traced("bio", &["submit_bio"]);
+        let mut lives = of("bio", &["submit_bio"]);
         for (again, time) in [(0, 1), (1, 11)] {
             let life = lives.enter(0, 0, A, time, 0);
-            lives.leave(0, life, 0, time, time + 1);
+            leave(&mut lives, 0, life, 0, time, time + 1);
             assert_eq!(life, again);
-            assert!(!lives.0.end_again(B, time + 2));
-            assert!(lives.0.end_again(A, time + 3));
-            assert!(!lives.0.end_again(A, time + 4));
-            assert_eq!(lives.0.lives[life].end, Some(time + 3));
+            assert!(!lives.end_again(B, time + 2));
+            assert!(lives.end_again(A, time + 3));
+            assert!(!lives.end_again(A, time + 4));
+            assert_eq!(lives.lives[life].end, Some(time + 3));
         }
     }
 
     #[test]
     fn a_completed_object_lives_on_while_it_is_completed() {
-        let mut lives = traced("bio", &["bio_endio", "bio_add_page"]);
+        let mut lives = of("bio", &["bio_endio", "bio_add_page"]);
         let life = lives.enter(0, 0, A, 1, 0);
         assert_eq!(lives.enter(1, 0, A, 2, 0), life, "inside its completion");
-        lives.leave(1, life, 0, 2, 3);
-        lives.leave(0, life, 0, 1, 4);
+        leave(&mut lives, 1, life, 0, 2, 3);
+        leave(&mut lives, 0, life, 0, 1, 4);
         assert_ne!(lives.enter(1, 0, A, 5, 0), life);
     }
 
     #[test]
     fn a_split_is_a_child() {
-        let mut lives = traced("bio", &["bio_split", "bio_alloc_clone", "bio_init", "bio_chain"]);
+        let mut lives = of("bio", &["bio_split", "bio_alloc_clone", "bio_init", "bio_chain"]);
         let parent = lives.enter(0, 0, A, 1, 0);
         lives.enter(1, 0, A, 2, 0);
         let child = lives.enter(2, 0, B, 3, 0);
-        lives.leave(2, child, 0, 3, 4);
-        lives.leave(1, parent, B, 2, 5);
-        assert_eq!(lives.0.lives[child].origin(), Some((parent, Link::Clone)));
-        lives.leave(0, parent, B, 1, 6);
+        leave(&mut lives, 2, child, 0, 3, 4);
+        leave(&mut lives, 1, parent, B, 2, 5);
+        assert_eq!(lives.lives[child].origin(), Some((parent, Link::Clone)));
+        leave(&mut lives, 0, parent, B, 1, 6);
         lives.enter(3, 0, B, 7, 0);
         lives.enter(3, 1, A, 7, 0);
-        lives.0.tie(3, &[(B, child), (A, parent)]);
-        assert_eq!(lives.0.lives[child].origin(), Some((parent, Link::Split)));
-        lives.leave(1, parent, 0, 7, 8);
-        lives.leave(1, parent, (-12_i64) as u64, 7, 8);
-        assert_eq!(lives.0.lives.len(), 2, "errors are no objects");
+        lives.tie(3, &[(B, child), (A, parent)]);
+        assert_eq!(lives.lives[child].origin(), Some((parent, Link::Split)));
+        leave(&mut lives, 1, parent, 0, 7, 8);
+        leave(&mut lives, 1, parent, (-12_i64) as u64, 7, 8);
+        assert_eq!(lives.lives.len(), 2, "errors are no objects");
     }
 
     #[test]
     fn a_clone_whose_beginning_was_missed_is_another_life() {
         let mut lives =
-            traced("bio", &["bio_alloc_clone", "bio_init", "submit_bio_noacct", "__bio_clone"]);
+            of("bio", &["bio_alloc_clone", "bio_init", "submit_bio_noacct", "__bio_clone"]);
         let parent = lives.enter(2, 0, A, 1, 0);
         let old = lives.enter(1, 0, B, 2, 0);
         lives.enter(0, 0, A, 10, 0);
-        lives.leave(0, parent, B, 10, 20);
+        leave(&mut lives, 0, parent, B, 10, 20);
         let clone = lives.enter(2, 0, B, 21, 0);
         assert_ne!(clone, old, "made before the call");
-        assert_eq!((lives.0.lives[old].origin(), lives.0.lives[clone].origin()), {
+        assert_eq!((lives.lives[old].origin(), lives.lives[clone].origin()), {
             (None, Some((parent, Link::Clone)))
         });
         // One whose completion was seen is known as early as it is filled.
-        let mut lives = traced("bio", &["bio_endio", "__bio_clone"]);
+        let mut lives = of("bio", &["bio_endio", "__bio_clone"]);
         let old = lives.enter(0, 0, B, 1, 0);
-        lives.leave(0, old, 0, 1, 2);
+        leave(&mut lives, 0, old, 0, 1, 2);
         assert_ne!(lives.enter(1, 0, B, 3, 0), old);
         assert_eq!(lives.enter(1, 1, A, 3, 0), lives.enter(1, 1, A, 4, 0));
     }
@@ -486,10 +471,10 @@ mod tests {
             "blk_stat_add",
             "blk_mq_requeue_request",
         ];
-        let mut lives = traced("request", &names);
+        let mut lives = of("request", &names);
         let mut call = |function, time, made| {
             let life = lives.enter(function, 0, A, time, made);
-            lives.leave(function, life, 0, time, time + 1);
+            leave(&mut lives, function, life, 0, time, time + 1);
             life
         };
         // The first one is known by its start; when it was made is told later.
@@ -497,24 +482,24 @@ mod tests {
         assert_eq!([call(0, 11, 2), call(3, 12, 2), call(1, 13, 12)], [1; 3], "prepared");
         assert_eq!([call(4, 14, 12), call(1, 15, 12)], [1; 2], "started again, not another one");
         assert_eq!([call(0, 21, 12), call(1, 23, 22)], [1, 2], "its end was missed");
-        assert_eq!(lives.0.lives[0].end, Some(5));
-        assert_eq!(lives.0.lives[1].end, None);
+        assert_eq!(lives.lives[0].end, Some(5));
+        assert_eq!(lives.lives[1].end, None);
     }
 
     #[test]
     fn bytes_of_a_life_are_compared_with_its_own() {
-        let mut lives = traced("bio", &["bio_init", "bio_free"]);
+        let mut lives = of("bio", &["bio_init", "bio_free"]);
         let first = lives.enter(0, 0, A, 1, 0);
-        assert_eq!(lives.0.replace_bytes(A, first, &[]), None, "unreadable");
-        assert_eq!(lives.0.replace_bytes(A, first, &[1]), Some(None));
-        assert_eq!(lives.0.replace_bytes(A, first, &[2]), Some(Some([1].into())));
+        assert_eq!(lives.replace_bytes(A, first, &[]), None, "unreadable");
+        assert_eq!(lives.replace_bytes(A, first, &[1]), Some(None));
+        assert_eq!(lives.replace_bytes(A, first, &[2]), Some(Some([1].into())));
         let second = lives.enter(0, 0, A, 2, 0);
-        assert_eq!(lives.0.replace_bytes(A, first, &[3]), None, "its memory is another's");
-        assert_eq!(lives.0.replace_bytes(A, second, &[4]), Some(None));
-        assert_eq!(lives.0.present().collect::<Vec<_>>(), [second]);
+        assert_eq!(lives.replace_bytes(A, first, &[3]), None, "its memory is another's");
+        assert_eq!(lives.replace_bytes(A, second, &[4]), Some(None));
+        assert_eq!(lives.present().collect::<Vec<_>>(), [second]);
         lives.enter(1, 0, A, 3, 0);
-        lives.leave(1, second, 0, 3, 4);
-        assert_eq!(lives.0.replace_bytes(A, second, &[5]), None, "freed");
+        leave(&mut lives, 1, second, 0, 3, 4);
+        assert_eq!(lives.replace_bytes(A, second, &[5]), None, "freed");
     }
 
     /// What the BPF program reads in a cookie.
