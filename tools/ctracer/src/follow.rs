@@ -84,7 +84,7 @@ impl<'a> Follower<'a> {
     }
 
     fn has_no_memory(&self) -> bool {
-        let report = self.outlet.report.as_ref().map_or(0, Report::memory);
+        let report = self.outlet.report.as_ref().map_or(0, |report| report.memory);
         let held = self.held.as_ref().map_or(0, |held| held.memory);
         let used = report + held + self.lives.memory() + self.outlet.summary.memory();
         used >= self.outlet.cli.memory

@@ -1,14 +1,14 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const { functions, threads, names, strings } = data;
+const { functions } = data;
 
 /** Columns with these names, out of rows: each an object, or a list in this order. */
 const columns = (rows, names) => Object.fromEntries(names.map((name, i) =>
   [name, rows.map((row) => Array.isArray(row) ? row[i] : row[name])]));
 const lives = columns(data.lives, ["address", "generation", "parent", "link", "begin", "end"]);
 const calls = columns(data.calls, ["begin", "end", "own", "exit"]);
-const events = columns(data.events.map(([place, object, ...fields]) => [...place, ...object, ...fields]),
+const events = columns(data.events.map(([place, object, ...said]) => [...place, ...object, ...said]),
   ["time", "cpu", "thread", "isReturn", "function", "argument", "depth", "life", "readable", "call", "value",
     "arguments", "fields", "changes"]);
 const total = { lives: data.lives.length, events: data.events.length };
@@ -32,7 +32,7 @@ const nameOf = (life) => `${data.type} ${lives.address[life]} #${lives.generatio
 const nameOfFunction = (event) => functions[events.function[event]].name;
 
 /** What an event says about fields: for each, its name, its value before (of a life's first event,
- *  there is none), and its value. Names and values are positions. */
+ *  there is none), and its value. */
 const valuesOf = (event) => events.changes[event]
   .concat(events.fields[event].map(([field, value]) => [field, undefined, value]));
 
@@ -47,15 +47,14 @@ const ABOUT = {
   request: [["cmd_flags", "__sector", "__data_len"], /^blk_mq_start_request$/],
 };
 const [about, submits] = ABOUT[data.type] ?? [[], /^$/];
-const positions = about.map((name) => names.indexOf(name));
 const described = new Map();
 function describe(life) {
   if (described.has(life)) return described.get(life);
   const values = about.map(() => "");
   for (const event of eventsOf[life]) {
     for (const [field, , value] of valuesOf(event)) {
-      const at = positions.indexOf(field);
-      if (at >= 0 && (strings[value] !== "0" || !values[at])) values[at] = strings[value];
+      const at = about.indexOf(field);
+      if (at >= 0 && (value !== "0" || !values[at])) values[at] = value;
     }
     if (submits.test(nameOfFunction(event))) break;
   }

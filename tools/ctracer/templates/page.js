@@ -68,17 +68,12 @@ let matches = () => true;
 function matcher() {
   const cpu = filters.cpu.value, wanted = filters.function.value;
   const text = filters.text.value.trim().toLowerCase();
-  const having = (texts) => new Set(texts.flatMap((t, i) => t.toLowerCase().includes(text) ? [i] : []));
-  const by = text && {
-    life: having(total.lives ? lives.address : []), thread: having(threads),
-    function: having(functions.map((found) => found.name)), value: having(strings),
-  };
+  const has = (found) => found.toLowerCase().includes(text);
   return (event) =>
     (cpu === "" || events.cpu[event] === +cpu)
     && (wanted === "" || events.function[event] === +wanted)
-    && (!text || by.life.has(events.life[event]) || by.thread.has(events.thread[event])
-      || by.function.has(events.function[event])
-      || valuesOf(event).some(([, , value]) => by.value.has(value)));
+    && (!text || has(lives.address[events.life[event]]) || has(events.thread[event])
+      || has(nameOfFunction(event)) || valuesOf(event).some(([, , value]) => has(value)));
 }
 
 const objects = list($("list"), (life) => make("div", {
@@ -112,7 +107,7 @@ let shallowest = new Map(), steps = [], past = new Map(), view = [0, 1];
 
 /** The arguments of a call that are no objects: `name=value`. */
 function others(event) {
-  return events.arguments[event].map(([name, value]) => `${names[name]}=${strings[value]}`);
+  return events.arguments[event].map(([name, value]) => `${name}=${value}`);
 }
 
 const hops = list($("calls"), (event, i) => {
@@ -121,14 +116,14 @@ const hops = list($("calls"), (event, i) => {
   const own = eventsOf[life];
   const parameter = parameters[events.argument[event]] || `argument ${events.argument[event] + 1}`;
   const text = isReturn
-    ? `} ${name}${events.value[event] === null ? "" : ` = ${strings[events.value[event]]}`}`
+    ? `} ${name}${events.value[event] === null ? "" : ` = ${events.value[event]}`}`
     : `${name}(${[parameter, ...others(event)].join(", ")}) {`;
   const line = make("span", { title: prototype }, "  ".repeat(events.depth[event] - shallowest.get(events.thread[event])) + text);
   line.style.whiteSpace = "pre";
   if (!events.readable[event]) line.append(make("span", { className: "quiet", textContent: "  no copy: freed or unreadable" }));
   for (const [field, before, after] of steps[i])
-    line.append(make("mark", { textContent: `${names[field]} ${strings[before] ?? "?"} → ${strings[after]}` }));
-  line.title += steps[i].map(([field, before, after]) => `\n${names[field]} ${strings[before] ?? "?"} → ${strings[after]}`).join("");
+    line.append(make("mark", { textContent: `${field} ${before ?? "?"} → ${after}` }));
+  line.title += steps[i].map(([field, before, after]) => `\n${field} ${before ?? "?"} → ${after}`).join("");
   const next = own[i + 1];
   const lasted = call !== null && !isReturn;
   const wait = next === undefined ? make("span") : timed("span", events.time[next] - events.time[event]);
@@ -139,7 +134,7 @@ const hops = list($("calls"), (event, i) => {
     onclick: () => pickHop(i),
   }, timed("span", events.time[event] - lives.begin[life]),
   wait, make("span", { className: "number", textContent: events.cpu[event] }),
-  make("span", { textContent: threads[events.thread[event]], title: threads[events.thread[event]] }),
+  make("span", { textContent: events.thread[event], title: events.thread[event] }),
   lasted ? timed("span", calls.end[call] - calls.begin[call], calls.exit[call] === null ? "≥ " : "") : make("span"),
   line);
 });
@@ -233,7 +228,7 @@ function showFields() {
   $("fields").replaceChildren(
     make("tr", {}, ...["Field", "Value", "All its values"].map((text) => make("th", { textContent: text }))),
     ...rows.map(([field, value]) => make("tr", { className: now.has(field) ? "now" : "" },
-      make("td", { textContent: names[field] }), make("td", { textContent: strings[value] }),
+      make("td", { textContent: field }), make("td", { textContent: value }),
       make("td", { className: "quiet" }, ...pastOf(field)))));
 }
 
@@ -243,7 +238,7 @@ function pastOf(field) {
   const at = all.findLastIndex(([i]) => i <= hop);
   const from = Math.max(0, at - 3), near = all.slice(from, at + 6);
   const buttons = near.map(([i, value]) => make("button", { className: "link", onclick: () => pickHop(i),
-    title: nameOfFunction(eventsOf[picked][i]), textContent: strings[value] ?? "?" }));
+    title: nameOfFunction(eventsOf[picked][i]), textContent: value ?? "?" }));
   const arrowed = buttons.flatMap((button, i) => i ? ["→ ", button] : [button]);
   return [from ? "… → " : "", ...arrowed, from + near.length < all.length ? "→ …" : ""];
 }

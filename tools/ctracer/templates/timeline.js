@@ -37,7 +37,7 @@ function drawTimeline() {
     draw.fillRect(x(t + start), 0, 1, y);
     draw.fillText(time(Math.round(t)), x(t + start) + 3, 11);
   }
-  for (const [thread, lane] of lanes) draw.fillText(threads[thread], 3, lane.y - 4);
+  for (const [thread, lane] of lanes) draw.fillText(thread, 3, lane.y - 4);
   if (related.length) {
     const more = childrenOf[picked].length - related.length;
     draw.fillText(`objects made of this one${more ? `, the first ${RELATED} of ${RELATED + more}` : ""}`, 3, relatedTop - 3);

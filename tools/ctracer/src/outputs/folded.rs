@@ -16,9 +16,9 @@ pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
     for call in &report.calls {
         let outer = match call.parent {
             Some(parent) => stacks[parent].as_str(),
-            None => &thread(report.thread(call).0),
+            None => &thread(&report.events[call.entry].comm),
         };
-        let stack = format!("{outer};{}", report.function(call));
+        let stack = format!("{outer};{}", report.events[call.entry].function);
         *times.entry(stack.clone()).or_default() += call.own_time();
         stacks.push(stack);
     }

@@ -17,7 +17,10 @@ use std::{
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-use crate::report::Report;
+use crate::{
+    record::{Change, Event, Kind, named, plain},
+    report::Report,
+};
 
 /// The number of the first object as a process, and of its life as a thread. The kernel's threads have
 /// smaller numbers.
@@ -30,7 +33,7 @@ type Track = (u64, u64);
 
 /// Writes the trace.
 pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
-    let (trace, start) = (&report.trace, &report.start);
+    let (trace, start) = (&report.trace, report.start().to_string());
     let metadata = json!({ "type": trace.type_name, "release": trace.release, "start": start });
     write!(w, "{{\"metadata\":{metadata},\"traceEvents\":[")?;
     let mut separator = "\n";
@@ -44,12 +47,12 @@ pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
 
 /// Hands the events over, in the order of the file.
 fn each_event(report: &Report, mut write: impl FnMut(Value) -> Result<()>) -> Result<()> {
-    let type_name = &report.trace.type_name;
+    let (type_name, start) = (&report.trace.type_name, report.start());
     let cpus: BTreeSet<u32> = report.events.iter().map(|event| event.cpu).collect();
     for cpu in cpus {
         process(of_cpu(cpu), &format!("CPU {cpu}")).into_iter().try_for_each(&mut write)?;
     }
-    let last = report.events.last().map_or(0, |event| event.time);
+    let last = report.events.last().map_or(start, |event| event.time);
     for life in &report.lives {
         let (track, address, generation) = (of_life(life.life), &life.address, life.generation);
         let name = format!("{type_name} {address} #{generation}");
@@ -59,37 +62,35 @@ fn each_event(report: &Report, mut write: impl FnMut(Value) -> Result<()>) -> Re
         if life.end.is_none() {
             args["end"] = "not seen".into();
         }
-        write(slice(track, type_name, (life.begin, life.end.unwrap_or(last)), args))?;
+        write(slice(start, track, type_name, (life.begin, life.end.unwrap_or(last)), args))?;
     }
     // An arrow begins and ends at the innermost slice that is open on a track at its time. Readers
     // take events of the same time in the order of the file, but longer slices first: so the
     // beginning is a slice of its own, and stands before the end.
     for life in &report.lives {
         let Some((parent, link)) = life.origin() else { continue };
-        write(slice(of_life(parent), link.name(), (life.begin, life.begin), json!({})))?;
+        write(slice(start, of_life(parent), link.name(), (life.begin, life.begin), json!({})))?;
         for (phase, (pid, tid)) in [("s", of_life(parent)), ("f", of_life(life.life))] {
             write(json!({
                 "ph": phase, "bp": "e", "cat": "link", "name": link.name(), "id": life.life,
-                "pid": pid, "tid": tid, "ts": microseconds(life.begin),
+                "pid": pid, "tid": tid, "ts": microseconds(start, life.begin),
             }))?;
         }
     }
     // The calls: on the track of each object, and on that of the CPU where the call began.
     let mut threads = HashSet::new();
     for (number, call) in report.calls.iter().enumerate() {
-        let cpu = report.events[call.entry].cpu;
-        let (comm, tid) = report.thread(call);
-        let tid = if tid == 0 { IDLE + u64::from(cpu) } else { tid };
+        let Event { cpu, tid, comm, function, .. } = &report.events[call.entry];
+        let tid = if *tid == 0 { IDLE + u64::from(*cpu) } else { u64::from(*tid) };
         for life in call.lives.iter().copied().map(Some).chain([None]) {
-            let track = (life.map_or(of_cpu(cpu), |life| of_life(life).0), tid);
+            let track = (life.map_or(of_cpu(*cpu), |life| of_life(life).0), tid);
             if threads.insert(track) {
                 write(describe("thread_name", track, json!({ "name": comm })))?;
             }
             let mut args = details(report, number, call.entry, life);
             let returned = call.exit.map(|exit| details(report, number, exit, life));
             args.insert("return".to_owned(), returned.map_or("not seen".into(), Value::from));
-            let times = (call.begin, call.end);
-            write(slice(track, report.function(call), times, args.into()))?;
+            write(slice(start, track, function, (call.begin, call.end), args.into()))?;
         }
     }
     Ok(())
@@ -105,15 +106,15 @@ fn describe(what: &str, (pid, tid): Track, args: Value) -> Value {
     json!({ "ph": "M", "name": what, "pid": pid, "tid": tid, "args": args })
 }
 
-fn slice((pid, tid): Track, name: &str, (begin, end): (u64, u64), args: Value) -> Value {
+fn slice(start: u64, (pid, tid): Track, name: &str, times: (u64, u64), args: Value) -> Value {
     json!({
         "ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
-        "ts": microseconds(begin), "dur": microseconds(end.saturating_sub(begin)),
+        "ts": microseconds(start, times.0), "dur": microseconds(times.0, times.1),
     })
 }
 
-fn microseconds(ns: u64) -> f64 {
-    ns as f64 / 1000.0
+fn microseconds(from: u64, to: u64) -> f64 {
+    to.saturating_sub(from) as f64 / 1000.0
 }
 
 /// A CPU's number as a process, which must not be 0.
@@ -129,18 +130,27 @@ fn of_life(life: usize) -> Track {
 /// the object.
 fn details(report: &Report, call: usize, at: usize, life: Option<usize>) -> Map<String, Value> {
     let event = &report.events[at];
-    let mut values = report.said(event);
+    let mut values = Map::new();
+    values.extend(event.value.iter().map(|value| ("value".to_owned(), named(value).into())));
+    let arguments = event.arguments.iter().flatten();
+    values.extend(arguments.map(|(name, value)| (name.clone(), named(value).into())));
     let Some(life) = life else {
-        if !event.is_return {
-            let address = report.lives[event.life].address.as_str();
-            values.insert(report.trace.type_name.clone(), address.into());
+        if event.kind == Kind::Entry {
+            values.insert(report.trace.type_name.clone(), event.address.as_str().into());
         }
         return values;
     };
     // The events of a call's further objects follow the first one's.
-    let mut of_call = report.events[at..].iter().take_while(|next| next.time == event.time);
-    let own = of_call.find(|event| event.life == life && event.call == Some(call));
-    values.extend(own.map(|own| report.shown(own)).unwrap_or_default());
+    let of_call = (at..report.events.len())
+        .take_while(|&next| report.events[next].time == event.time)
+        .filter(|&next| report.call_of[next] == Some(call));
+    if let Some(own) = of_call.map(|at| &report.events[at]).find(|event| event.life == life) {
+        let fields = own.fields.iter().flatten();
+        values.extend(fields.map(|(name, value)| (name.clone(), plain(value).into())));
+        let change = |of: &Change| format!("{} → {}", plain(&of.before), plain(&of.after)).into();
+        let changes = own.changes.iter().flatten();
+        values.extend(changes.map(|of| (of.field.clone(), change(of))));
+    }
     values
 }
 

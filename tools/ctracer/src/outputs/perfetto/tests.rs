@@ -52,7 +52,8 @@ fn check(sample: &Sample) {
     slices.retain(|(name, ..)| *name != sample.trace.type_name && name != "clone");
     let report = sample.report();
     let expected = report.calls.iter().flat_map(|call| {
-        let slice = (report.function(call).to_owned(), start + call.begin, start + call.end);
+        let function = report.events[call.entry].function.clone();
+        let slice = (function, call.begin, call.end);
         // Once for each object, and once for the CPU.
         std::iter::repeat_n(slice, call.lives.len() + 1)
     });
