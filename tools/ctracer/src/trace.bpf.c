@@ -20,7 +20,7 @@
 #define BEGINS_IF(effect) ((effect)&31) /* in such a life, the call is the first of another one */
 #define AT_CALL(effect) ((effect) >> 5 & 31) /* what the call sets */
 #define AT_RETURN(effect) ((effect) >> 10 & 31) /* what the return sets */
-#define ENDS_LIFE (31UL << 58) /* in the cookie of a function that completes or frees: AT_RETURN() */
+#define ENDS_LIFE(cookie) ((cookie) >> 58) /* AT_RETURN() is not 0: the function completes or frees */
 #define FREED 16 /* in a state: any call is the first of another life */
 #define TOO_EARLY (1UL << 47) /* the object may still say when the one before it was made */
 #ifdef __TARGET_ARCH_x86
@@ -330,7 +330,7 @@ static __always_inline struct call *call_begins(struct pt_regs *ctx, struct coun
 	struct call *remembered;
 	bool by_history = pid || sample > 1 || comparisons, any = false, wanted = false;
 
-	if (call.cookie & ENDS_LIFE)
+	if (ENDS_LIFE(call.cookie))
 		counts->ending = registers[call.cookie >> 32 & 7];
 	for (u32 i = 0; i < OBJECTS; i++) {
 		u64 object = registers[call.cookie >> (32 + 4 * i) & 7];
@@ -339,7 +339,7 @@ static __always_inline struct call *call_begins(struct pt_regs *ctx, struct coun
 		any = true;
 		if (dev && device_of(object, device, !i && call.cookie >> 44 & 7) != dev)
 			continue;
-		if (by_history && !i && call.cookie & ENDS_LIFE)
+		if (by_history && !i && ENDS_LIFE(call.cookie))
 			call.ends = object;
 		if (by_history && !is_followed(object, call.cookie, !i))
 			continue;
