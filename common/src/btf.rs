@@ -4,7 +4,6 @@
 //! libbpf's own functions.
 
 use std::{
-    collections::HashMap,
     ffi::{CStr, CString},
     fs,
     ptr::{self, NonNull},
@@ -44,8 +43,12 @@ impl<'base> Btf<'base> {
     /// Reads `/sys/kernel/btf/NAME`. Fails where the kernel has no such file, or libbpf cannot
     /// parse it.
     pub fn read(name: &str, base: Option<&'base Btf<'base>>) -> Result<Btf<'base>> {
-        let path = format!("/sys/kernel/btf/{name}");
-        let c_path = CString::new(path.as_str()).context("a module's name has a zero byte")?;
+        Btf::open(&format!("/sys/kernel/btf/{name}"), base)
+    }
+
+    /// Reads a file with types, or an object file that contains them.
+    pub fn open(path: &str, base: Option<&'base Btf<'base>>) -> Result<Btf<'base>> {
+        let c_path = CString::new(path).context("a path has a zero byte")?;
         let below = base.map_or(ptr::null_mut(), |base| base.pointer.as_ptr());
         // SAFETY: the path ends with a zero, and the base outlives the result.
         let pointer = unsafe { sys::btf__parse_split(c_path.as_ptr(), below) };
@@ -69,8 +72,18 @@ impl<'base> Btf<'base> {
 
     /// The functions that this BTF adds to its base's.
     pub fn functions(&self) -> impl Iterator<Item = Type<'_>> {
+        self.of_kind(BTF_KIND_FUNC)
+    }
+
+    /// The enum that has a constant of this name.
+    pub fn enum_with(&self, constant: &str) -> Option<Type<'_>> {
+        self.of_kind(sys::BTF_KIND_ENUM)
+            .find(|kind| kind.constants().iter().any(|(name, _)| *name == constant))
+    }
+
+    fn of_kind(&self, kind: u32) -> impl Iterator<Item = Type<'_>> {
         let first = self.base.map_or(1, Btf::count);
-        (first..self.count()).map(|id| self.get(id)).filter(|kind| kind.is(BTF_KIND_FUNC))
+        (first..self.count()).map(|id| self.get(id)).filter(move |found| found.is(kind))
     }
 
     /// The struct of this name.
@@ -90,6 +103,18 @@ impl<'base> Btf<'base> {
         let id = unsafe { sys::btf__find_by_name_kind(pointer, name.as_ptr(), kind) };
         Some(self.get(u32::try_from(id).ok()?))
     }
+}
+
+/// A member of a struct or union.
+pub struct Member<'a> {
+    /// Its name; `""` for a struct or union without one, whose members are the outer one's.
+    pub name: &'a str,
+    /// Its type.
+    pub kind: Type<'a>,
+    /// The number of its first bit.
+    pub offset: usize,
+    /// Its width, where it is a bit field.
+    pub bits: Option<usize>,
 }
 
 /// A type of BTF.
@@ -177,8 +202,7 @@ impl<'a> Type<'a> {
     /// The parameters of a function: name and type.
     pub fn parameters(&self) -> Vec<(&'a str, Type<'a>)> {
         let prototype = self.next();
-        let count = prototype.found.map_or(0, |found| (found.info & 0xffff) as usize);
-        let parameters = prototype.after::<btf_param>(count);
+        let parameters = prototype.after::<btf_param>(prototype.elements());
         let typed = |p: &btf_param| (self.string(p.name_off), self.btf.get(p.type_));
         parameters.iter().map(typed).collect()
     }
@@ -194,24 +218,45 @@ impl<'a> Type<'a> {
         self.after::<u32>(1).first().map_or(0, |word| word >> 24 & 0xf)
     }
 
-    /// The constants of an enum, by value: of several with the same, the first.
-    pub fn constants(&self) -> HashMap<i128, String> {
-        let mut names = HashMap::new();
-        let mut add = |name: u32, value: i128| {
-            names.entry(value).or_insert_with(|| self.string(name).to_owned());
-        };
-        let count = self.found.map_or(0, |found| (found.info & 0xffff) as usize);
+    /// The constants of an enum: names and values.
+    pub fn constants(&self) -> Vec<(&'a str, i128)> {
         if self.is(sys::BTF_KIND_ENUM) {
-            let constants = self.after::<sys::btf_enum>(count);
-            constants.iter().for_each(|one| add(one.name_off, one.val.into()));
-        } else {
-            let constants = self.after::<sys::btf_enum64>(count).iter();
-            constants.for_each(|one| {
-                let value = u64::from(one.val_hi32) << 32 | u64::from(one.val_lo32);
-                add(one.name_off, (value as i64).into());
-            });
+            let constants = self.after::<sys::btf_enum>(self.elements()).iter();
+            return constants.map(|one| (self.string(one.name_off), one.val.into())).collect();
         }
-        names
+        let value = |one: &sys::btf_enum64| u64::from(one.val_hi32) << 32 | u64::from(one.val_lo32);
+        let constants = self.after::<sys::btf_enum64>(self.elements()).iter();
+        constants.map(|one| (self.string(one.name_off), (value(one) as i64).into())).collect()
+    }
+
+    /// The members of a struct or union.
+    pub fn members(&self) -> Vec<Member<'a>> {
+        // Where the type's flag says so, the offset contains the width of a bit field.
+        let has_widths = self.found.is_some_and(|found| found.info >> 31 == 1);
+        let member = |member: &sys::btf_member| Member {
+            name: self.string(member.name_off),
+            kind: self.btf.get(member.type_),
+            offset: (if has_widths { member.offset & 0xff_ffff } else { member.offset }) as usize,
+            bits: Some((member.offset >> 24) as usize).filter(|&bits| has_widths && bits > 0),
+        };
+        self.after::<sys::btf_member>(self.elements()).iter().map(member).collect()
+    }
+
+    /// The elements of an array: their type, and how many there are.
+    pub fn array(&self) -> Option<(Type<'a>, usize)> {
+        let found =
+            if self.is(sys::BTF_KIND_ARRAY) { self.after::<sys::btf_array>(1) } else { &[] };
+        found.first().map(|array| (self.btf.get(array.type_), array.nelems as usize))
+    }
+
+    /// What a pointer points to.
+    pub fn target(&self) -> Option<Type<'a>> {
+        self.is(BTF_KIND_PTR).then(|| self.next().bare())
+    }
+
+    /// How many members, constants or parameters follow.
+    fn elements(&self) -> usize {
+        self.found.map_or(0, |found| (found.info & 0xffff) as usize)
     }
 
     /// What follows a btf_type: so many of `T`, as its kind has them.

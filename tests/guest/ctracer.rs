@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     commands::{loaded, wait_until_unloaded},
-    ctracer_outputs::{FILES, forms},
+    ctracer_outputs::{FILES, forms, reports},
     disks::{self, Mapped, NullBlk},
     run::{Running, program, shell, stage, wait_until},
 };
@@ -189,7 +189,8 @@ fn field<'a>(events: &[&'a Value], life: u64, at: usize, name: &str) -> Result<&
 }
 
 /// One run over four reads: of a disk; through a partition; through device mapper;
-/// and one that is split. Its files say the same as its JSON lines.
+/// and one that is split. Its files say the same as its JSON lines, and are made
+/// out of these once more.
 fn ctracer_follows_a_bio() -> Result<()> {
     let slow = NullBlk::slow()?;
     let disk = &slow.name;
@@ -209,7 +210,8 @@ fn ctracer_follows_a_bio() -> Result<()> {
     let all = parse(&output)?;
     adds_up(&all)?;
     follows(&all, &output)?;
-    forms(&all)
+    forms(&all)?;
+    reports(&output)
 }
 
 fn follows(all: &[Value], output: &str) -> Result<()> {
@@ -317,7 +319,7 @@ fn ctracer_leaves_nothing() -> Result<()> {
 }
 
 fn ctracer_says_what_is_wrong() -> Result<()> {
-    let wrong: [(&[&str], i32, &str); 11] = [
+    let wrong: [(&[&str], i32, &str); 16] = [
         (&["--type=nonesuch"], 1, "this kernel has no struct nonesuch"),
         (&["--type=io_cqring_offsets"], 1, "kernel takes a struct io_cqring_offsets *"),
         (&["--type=inode", "--dev=254:0"], 1, "--dev needs bios"),
@@ -329,6 +331,11 @@ fn ctracer_says_what_is_wrong() -> Result<()> {
         (&["--only=submit_bio", "--filter=bi_iter == 1"], 1, "like bi_iter.bi_sector"),
         (&["--only=submit_bio", "--html=/no/such/x.html"], 1, "give another path"),
         (&["--html=/run/same", "--folded=/run/../run/./same"], 2, "hold two outputs"),
+        (&["report", "/etc/passwd"], 2, "--perfetto"),
+        (&["--json", "report", "/etc/passwd", "--html=/run/x"], 2, "cannot be used with"),
+        (&["report", "/no/such/file", "--html=/run/x"], 1, "/no/such/file cannot be read"),
+        (&["report", "/dev/null", "--html=/run/x"], 1, "/dev/null: the file is empty"),
+        (&["report", "/etc/passwd", "--html=/run/x"], 1, "no file of ctracer --json: line 1"),
     ];
     for (arguments, code, message) in wrong {
         let ended = stage("ctracer", arguments)?;

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    process::Command,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,7 +13,7 @@ use serde_json::Value;
 use crate::{
     ctracer::{lines, number, parse},
     disks::{self, NullBlk},
-    run::{Running, count, fio},
+    run::{Ended, Running, count, fio, program, shell},
 };
 
 tests![ctracer_says_what_it_has_lost, ctracer_writes_each_output,];
@@ -98,15 +99,60 @@ fn html(page: &str, all: &[Value]) -> Result<()> {
     let data = data.split_once('>').and_then(|(_, data)| data.split_once("</script>"));
     let data: Value = serde_json::from_str(data.context("no data")?.0)?;
     let start = number(&data["start"])?;
-    for (list, kind, time) in [("events", "event", "time"), ("lives", "life", "begin")] {
-        let times = data[list][time].as_array().context("no times")?;
-        let times =
-            times.iter().map(|time| Ok(start + number(time)?)).collect::<Result<Vec<_>>>()?;
-        let expected =
-            lines(all, kind).map(|line| number(&line[time])).collect::<Result<Vec<_>>>()?;
-        ensure!(times == expected, "{list}: {times:?}, expected: {expected:?}");
+    let times = |times: Vec<&Value>| {
+        times.into_iter().map(|time| Ok(start + number(time)?)).collect::<Result<Vec<_>>>()
+    };
+    let expected = |kind: &str, time: &str| {
+        lines(all, kind).map(|line| number(&line[time])).collect::<Result<Vec<_>>>()
+    };
+    let events = data["events"].as_array().context("no events")?;
+    let events = times(events.iter().map(|event| &event[0][0]).collect())?;
+    let expected_events = expected("event", "time")?;
+    ensure!(events == expected_events, "events: {events:?}, expected: {expected_events:?}");
+    let lives = data["lives"].as_array().context("no lives")?;
+    let lives = times(lives.iter().map(|life| &life["begin"]).collect())?;
+    let expected = expected("life", "begin")?;
+    ensure!(lives == expected, "lives: {lives:?}, expected: {expected:?}");
+    let ledger = lines(all, "ledger").next().and_then(Value::as_object).context("no ledger")?;
+    let differs =
+        ledger.iter().find(|(key, value)| *key != "line" && data["ledger"][key] != **value);
+    ensure!(differs.is_none(), "{differs:?} in the lines, in the page {}", data["ledger"]);
+    Ok(())
+}
+
+/// `ctracer report` of what `--json` has printed, by a user who is not root, gives the same files. Of a
+/// file that is cut off, it says where, and what it has read is written.
+pub fn reports(output: &str) -> Result<()> {
+    let ctracer = program("ctracer").display().to_string();
+    let report = |text: &str| -> Result<Ended> {
+        shell("rm -rf /run/report; install -d -o 65534 /run/report")?;
+        fs::write("/run/report/lines", text)?;
+        let files = FILES.map(|option| option.replace("/run/", "/run/report/")).join(" ");
+        let user = "exec setpriv --reuid 65534 --clear-groups";
+        let line = format!("{user} {ctracer} report /run/report/lines {files}");
+        Running::spawn(Command::new("sh").args(["-c", &line]))?.end()
+    };
+    let written = |name: &str| fs::read_to_string(format!("/run/report/{name}"));
+    let ended = report(output)?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    for name in ["perfetto", "html", "folded"] {
+        let is_same = written(name)? == fs::read_to_string(format!("/run/{name}"))?;
+        ensure!(is_same, "{name} of the trace and of the report differ");
     }
-    ensure!(Some(&data["ledger"]) == lines(all, "ledger").next(), "{}", data["ledger"]);
+    let half = &output[..output.len() / 2];
+    let number = half.lines().count();
+    let ended = report(half)?;
+    let is_said = ended.stderr.contains(&format!("line {number} is damaged"));
+    ensure!(ended.code == Some(1) && is_said, "cut off in line {number}: {ended:?}");
+    let whole: String = half.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
+    let calls = parse(&whole)?.iter().filter(|line| line["kind"] == "entry").count();
+    let trace: Value = serde_json::from_str(&written("perfetto")?)?;
+    let tracks = trace["traceEvents"].as_array().context("no events")?.iter();
+    let on_cpus = |event: &&Value| event["ph"] == "X" && event["pid"].as_u64() < Some(1 << 22);
+    let slices = tracks.filter(on_cpus).count();
+    ensure!(calls > 10 && slices <= calls && 2 * slices > calls, "{slices} of {calls} calls");
+    let page = written("html")?;
+    ensure!(page.contains("\"ledger\":null"), "a ledger that is not in the lines: {page}");
     Ok(())
 }
 

@@ -1,22 +1,19 @@
 //! The command line.
 
-use std::{
-    fs,
-    ops::Deref,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
-use clap::{
-    ArgMatches, Args, Command, Error, FromArgMatches, builder::NonEmptyStringValueParser,
-    error::ErrorKind,
-};
+use clap::{ArgGroup, Args, Subcommand, builder::NonEmptyStringValueParser};
 use glob::Pattern;
 
 use crate::filter::Filter;
 
 /// What only this program has.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Ctracer {
+    /// Something else than a trace.
+    #[command(subcommand)]
+    pub command: Option<Command>,
     /// The struct whose objects are followed: bio, request, folio, inode, sk_buff, task_struct ...
     #[arg(long = "type", value_name = "STRUCT", default_value = "bio")]
     #[arg(value_parser = NonEmptyStringValueParser::new())]
@@ -62,7 +59,7 @@ pub struct Ctracer {
     pub json: bool,
     /// The files to write.
     #[command(flatten)]
-    pub files: Checked,
+    pub files: Files,
 }
 
 /// The files to write at the end.
@@ -84,70 +81,22 @@ impl Files {
     pub fn any(&self) -> bool {
         self.perfetto.is_some() || self.html.is_some() || self.folded.is_some()
     }
-
-    /// A file that is named twice.
-    fn twice(&self) -> Option<&Path> {
-        let paths = [&self.perfetto, &self.html, &self.folded];
-        let paths: Vec<&Path> = paths.into_iter().flatten().map(PathBuf::as_path).collect();
-        // One that is no file, as /dev/null, takes any number.
-        let is_file = |path: &Path| fs::metadata(path).is_ok_and(|data| data.is_file());
-        let is_one = |path: &Path| !path.exists() || is_file(path);
-        let same = |a: &Path, b: &Path| is_one(a) && place(a) == place(b);
-        let found = (1..paths.len()).find(|&n| paths[..n].iter().any(|path| same(path, paths[n])));
-        found.map(|n| paths[n])
-    }
 }
 
-/// The path of a file without links, which may not exist yet.
-fn place(path: &Path) -> PathBuf {
-    let directory = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    fs::canonicalize(path).unwrap_or_else(|_| {
-        let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
-        directory.join(path.file_name().unwrap_or_default())
-    })
-}
-
-/// [`Files`] of which no two are the same.
-#[derive(Debug)]
-pub struct Checked(Files);
-
-impl Deref for Checked {
-    type Target = Files;
-
-    fn deref(&self) -> &Files {
-        &self.0
-    }
-}
-
-impl FromArgMatches for Checked {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Checked, Error> {
-        let files = Files::from_arg_matches(matches)?;
-        match files.twice() {
-            None => Ok(Checked(files)),
-            Some(path) => Err(Error::raw(
-                ErrorKind::ArgumentConflict,
-                format!("{} cannot hold two outputs: give each its own file\n", path.display()),
-            )),
-        }
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = Checked::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl Args for Checked {
-    fn augment_args(command: Command) -> Command {
-        Files::augment_args(command)
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Files::augment_args_for_update(command)
-    }
+/// Something else than a trace.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Write files out of what --json has printed; needs no root
+    #[command(group(
+        ArgGroup::new("output").args(["perfetto", "html", "folded"]).required(true).multiple(true)
+    ))]
+    Report {
+        /// The JSON lines of a trace
+        file: PathBuf,
+        /// The files to write.
+        #[command(flatten)]
+        files: Files,
+    },
 }
 
 /// `64M` in bytes.
@@ -176,20 +125,6 @@ fn device(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_file_holds_one_output() {
-        let files = |names: [&str; 2]| Files {
-            perfetto: Some(names[0].into()),
-            html: None,
-            folded: Some(names[1].into()),
-        };
-        assert_eq!(files(["a", "b"]).twice(), None);
-        assert_eq!(files(["/dev/null", "/dev/null"]).twice(), None);
-        for same in [["new", "new"], ["./new", "new"], ["Cargo.toml", "src/../Cargo.toml"]] {
-            assert_eq!(files(same).twice(), Some(Path::new(same[1])));
-        }
-    }
 
     #[test]
     fn a_size_has_a_unit() {

@@ -7,68 +7,56 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::btf::{Btf, HasSize, types::Struct};
+use common::btf::Btf;
 
-use crate::{model::Change, value::Value};
+use crate::record::{Change, Pairs};
 
 mod builder;
-mod field;
+mod scalar;
 use builder::Builder;
-use field::{Field, Shape};
+use scalar::{Field, Shape};
+pub use scalar::{Functions, Scalar, hex};
 
 /// The fields of a struct, and how to read them.
 pub struct Layout {
-    size: usize,
+    /// In bytes.
+    pub size: usize,
     fields: Vec<Field>,
-    /// The names of the kernel's functions, by address.
-    functions: HashMap<u128, String>,
+    pub functions: Functions,
 }
 
-/// A field that is a whole number: its first byte, and how many there are.
+/// A field that is a whole number, as the BPF program compares it.
 pub struct Number {
-    /// From the start of the struct.
+    /// Its first byte, from the start of the struct.
     pub offset: usize,
     /// 1, 2, 4 or 8.
     pub size: usize,
-    /// Whether it can be negative.
     pub is_signed: bool,
 }
 
 impl Layout {
-    /// The layout of `struct type_name`. Fails where BTF has no definition of it.
-    pub fn new(btf: &Btf, type_name: &str) -> Result<Self> {
-        let is_named = |found: &Struct| found.name().is_some_and(|name| name == type_name);
+    /// The layout of `struct type_name`. Fails where BTF has no definition of it. `kallsyms`, the
+    /// content of /proc/kallsyms, gives pointers to functions their names: it has lines like
+    /// `ffffffff814a2b10 t bio_endio`, for a module's with the module behind.
+    pub fn new(btf: &Btf, type_name: &str, kallsyms: &str) -> Result<Self> {
         let found = btf
-            .type_by_kind::<Struct>()
-            .find(is_named)
+            .structure(type_name)
             .with_context(|| format!("BTF has no definition of struct {type_name}"))?;
         let mut builder = Builder::new(btf);
-        builder.members(&found.into(), type_name, "", 0)?;
-        Ok(Self { size: found.size(), fields: builder.fields, functions: HashMap::new() })
-    }
-
-    /// Gives pointers to functions the names of the functions. `kallsyms` is the content of
-    /// /proc/kallsyms: lines `ffffffff814a2b10 t bio_endio`, for a module's with the module behind.
-    pub fn with_functions(mut self, kallsyms: &str) -> Self {
+        builder.members(found, type_name, "", 0)?;
         let function = |line: &str| {
             let mut words = line.split_whitespace();
-            let address =
-                u128::from_str_radix(words.next()?, 16).ok().filter(|&found| found != 0)?;
+            let address = u64::from_str_radix(words.next()?, 16).ok().filter(|&at| at != 0)?;
             let is_code = words.next()?.eq_ignore_ascii_case("t");
             is_code.then_some((address, words.next()?.to_owned()))
         };
-        self.functions = kallsyms.lines().filter_map(function).collect();
-        self
+        let functions: HashMap<_, _> = kallsyms.lines().filter_map(function).collect();
+        Ok(Self { size: found.size(), fields: builder.fields, functions })
     }
 
-    /// The struct's size in bytes.
-    pub fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Where a field lies that is a number of 1, 2, 4 or 8 bytes. Fails where there is none of this name,
-    /// or it is something else.
-    pub fn number(&self, name: &str) -> Result<Number> {
+    /// A field that is a number of 1, 2, 4 or 8 bytes. Fails where there is none of this name, or it is
+    /// something else.
+    pub fn as_scalar(&self, name: &str) -> Result<Number> {
         let field = self.fields.iter().find(|field| field.name == name).with_context(|| {
             let within = format!("{name}.");
             let of_it = self.fields.iter().find(|field| field.name.starts_with(&within));
@@ -78,17 +66,14 @@ impl Layout {
             };
             format!("the struct has no field {name}: {hint}")
         })?;
+        let (offset, bits) = (field.offset, field.scalar.bits);
         ensure!(
-            field.offset % 8 == 0 && matches!(field.bits, 8 | 16 | 32 | 64),
-            "{name} has {} bits from bit {} on: only whole numbers of 1, 2, 4 or 8 bytes are compared",
-            field.bits,
-            field.offset
+            offset % 8 == 0 && matches!(bits, 8 | 16 | 32 | 64),
+            "{name} has {bits} bits from bit {offset} on: only whole numbers of 1, 2, 4 or 8 bytes are \
+             compared"
         );
-        Ok(Number {
-            offset: field.offset / 8,
-            size: field.bits / 8,
-            is_signed: matches!(field.shape, Shape::Signed),
-        })
+        let is_signed = field.scalar.shape == Shape::Signed;
+        Ok(Number { offset: offset / 8, size: bits / 8, is_signed })
     }
 
     /// The first byte of a field.
@@ -101,19 +86,18 @@ impl Layout {
     /// A member of a member is called `bi_iter.bi_sector`, an element of an array `priv[1]`. Members
     /// of anonymous structs and unions have no prefix. Where members of a union have the same
     /// position and width, the first stands for all of them.
-    pub fn fields(&self, bytes: &[u8]) -> Vec<(String, Value)> {
-        let within = self.fields.iter().filter(|field| field.end() <= bytes.len());
+    pub fn fields(&self, bytes: &[u8]) -> Pairs {
+        let within = self.fields.iter().filter(|field| field.bytes().end <= bytes.len());
         within.map(|field| (field.name.clone(), field.value(bytes, &self.functions))).collect()
     }
 
     /// What differs between two copies of the same object, in the order of the struct.
     pub fn changes(&self, before: &[u8], after: &[u8]) -> Vec<Change> {
         let common = before.len().min(after.len());
-        let differing = self
-            .fields
-            .iter()
-            .filter(|field| field.end() <= common && before[field.bytes()] != after[field.bytes()]);
-        let changes = differing.map(|field| Change {
+        let differs = |field: &&Field| {
+            field.bytes().end <= common && before[field.bytes()] != after[field.bytes()]
+        };
+        let changes = self.fields.iter().filter(differs).map(|field| Change {
             field: field.name.clone(),
             before: field.value(before, &self.functions),
             after: field.value(after, &self.functions),

@@ -11,7 +11,8 @@ use glob::Pattern;
 
 use crate::{
     cli::Ctracer,
-    model::{Function, Parameter, Trace},
+    decode::Scalar,
+    record::{Function, Probe, Trace},
 };
 
 /// How many integer arguments both calling conventions, x86-64's and arm64's, pass in registers.
@@ -23,23 +24,11 @@ const OBJECTS: usize = 3;
 #[derive(Default)]
 pub struct Discovery {
     /// The functions to trace.
-    pub functions: Vec<Traceable>,
+    pub functions: Vec<Function>,
     /// The others, and why.
     pub left_out: Vec<(Function, String)>,
     /// The content of /proc/kallsyms.
     pub symbols: String,
-}
-
-/// A function to trace.
-pub struct Traceable {
-    /// The function.
-    pub function: Function,
-    /// Its address.
-    pub address: u64,
-    /// The registers of [`Function::arguments`]; 1 is the first one.
-    pub registers: Vec<u8>,
-    /// The register of a `struct block_device *` among its parameters.
-    pub device: Option<u8>,
 }
 
 /// Asks the BTF of vmlinux and of all loaded modules.
@@ -65,22 +54,20 @@ pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
     if candidates.is_empty() {
         bail!("no function of this kernel takes a struct {name} *: there is nothing to trace");
     }
-    let names = candidates.iter().map(|candidate| candidate.function.name.clone()).collect();
+    let names = candidates.iter().map(|(function, _)| function.name.clone()).collect();
     let kernel = Kernel::read(&names)?;
-    for Candidate { function, registers, device } in candidates {
+    for (mut function, hidden) in candidates {
         let refused = || kernel.refuses(&function.name, function.module.as_deref());
         let why = unwanted(&function, cli).or_else(|| refused().map(|why| why.to_string()));
-        match (why, registers) {
-            (Some(why), _) => found.left_out.push((function, why)),
-            (None, Err(why)) => found.left_out.push((function, why)),
-            (None, Ok(registers)) => {
-                let address = kernel.address(&function.name);
-                found.functions.push(Traceable { function, address, registers, device });
-            }
+        if let Some(why) = why.or(hidden) {
+            found.left_out.push((function, why));
+        } else {
+            function.probe.address = kernel.address(&function.name);
+            found.functions.push(function);
         }
     }
     found.symbols = kernel.symbols;
-    found.functions.sort_by(|a, b| a.function.name.cmp(&b.function.name));
+    found.functions.sort_by(|a, b| a.name.cmp(&b.name));
     found.left_out.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
     if found.functions.is_empty() && !cli.list {
         bail!(
@@ -91,15 +78,8 @@ pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
     Ok(found)
 }
 
-struct Candidate {
-    function: Function,
-    /// Or why the registers cannot be told.
-    registers: Result<Vec<u8>, String>,
-    device: Option<u8>,
-}
-
-/// The functions of one BTF that take the struct.
-fn taking(btf: &Btf, name: &str, module: Option<&str>) -> Vec<Candidate> {
+/// The functions of one BTF that take the struct, and why the registers of one cannot be told.
+fn taking(btf: &Btf, name: &str, module: Option<&str>) -> Vec<(Function, Option<String>)> {
     let mut seen = HashSet::new();
     let mut candidates = Vec::new();
     for function in btf.functions() {
@@ -117,42 +97,40 @@ fn candidate(
     parameters: &[(&str, Type)],
     name: &str,
     module: Option<&str>,
-) -> Candidate {
-    let positions: Vec<usize> =
-        (0..parameters.len()).filter(|&i| parameters[i].1.points_to(name)).collect();
+) -> (Function, Option<String>) {
     let passed = registers(parameters);
+    let takes = |&at: &usize| parameters[at].1.points_to(name);
+    let objects: Vec<usize> = (0..parameters.len()).filter(takes).take(OBJECTS).collect();
+    let hidden = objects.iter().find(|&&at| passed[at].is_none());
+    let hidden = hidden.map(|&at| format!("parameter {} is passed on the stack", parameters[at].0));
     let device = parameters.iter().position(|(_, kind)| kind.points_to("block_device"));
-    let device = device.and_then(|at| passed[at]);
-    let positions = &positions[..positions.len().min(OBJECTS)];
-    let of_object = |&at: &usize| {
-        passed[at].ok_or_else(|| format!("parameter {} is passed on the stack", parameters[at].0))
-    };
-    let others = (0..parameters.len()).filter(|at| !positions.contains(at));
-    let others = others.filter_map(|at| {
-        let (name, kind) = &parameters[at];
+    let (mut others, mut statuses) = (Vec::new(), Vec::new());
+    for (at, (name, kind)) in parameters.iter().enumerate() {
+        let Some(register) = passed[at].filter(|_| !objects.contains(&at)) else { continue };
         let name = if name.is_empty() { format!("arg{}", at + 1) } else { (*name).to_owned() };
-        let is_status = kind.name() == "blk_status_t";
-        let register = usize::from(passed[at]?) - 1;
-        Some(Parameter { name, register, kind: (*kind).into(), is_status })
-    });
-    let declared: Vec<String> =
-        parameters.iter().map(|(name, kind)| kind.declaration() + name).collect();
-    let declared = declared.iter().map(|parameter| parameter.trim_end()).collect::<Vec<_>>();
-    let result = function.result();
-    let prototype = format!("{}{}({})", result.declaration(), function.name(), declared.join(", "));
-    Candidate {
-        function: Function {
-            name: function.name().to_owned(),
-            module: module.map(str::to_owned),
-            prototype,
-            parameters: parameters.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            arguments: positions.iter().filter_map(|&at| u8::try_from(at).ok()).collect(),
-            others: others.collect(),
-            returns: result.into(),
-        },
-        registers: positions.iter().map(of_object).collect(),
-        device,
+        let register = usize::from(register) - 1;
+        others.extend(Scalar::in_register(*kind).map(|scalar| (name, register, scalar)));
+        statuses.extend((kind.name() == "blk_status_t").then_some(register));
     }
+    let declared = parameters.iter().map(|(name, kind)| kind.declaration() + name);
+    let declared: Vec<String> = declared.map(|text| text.trim_end().to_owned()).collect();
+    let result = function.result();
+    let function = Function {
+        name: function.name().to_owned(),
+        module: module.map(str::to_owned),
+        prototype: format!("{}{}({})", result.declaration(), function.name(), declared.join(", ")),
+        parameters: parameters.iter().map(|(name, _)| (*name).to_owned()).collect(),
+        probe: Probe {
+            address: 0,
+            arguments: objects.iter().map(|&at| at as u8).collect(),
+            registers: objects.iter().filter_map(|&at| passed[at]).collect(),
+            device: device.and_then(|at| passed[at]),
+            others,
+            statuses,
+            returns: Scalar::in_register(result),
+        },
+    };
+    (function, hidden)
 }
 
 /// The first register of each parameter, 1 to 6; `None`: it is passed on the stack. A struct that is
@@ -186,7 +164,7 @@ impl Discovery {
     /// Prints what `--list` promises.
     pub fn print(&self) {
         let place = |f: &Function| f.module.as_ref().map_or(String::new(), |m| format!(" [{m}]"));
-        for Traceable { function, .. } in &self.functions {
+        for function in &self.functions {
             println!("{}{}", function.prototype, place(function));
         }
         println!("\nLeft out:");
@@ -201,7 +179,6 @@ impl Discovery {
     pub fn into_trace(self, type_name: &str) -> Result<Trace> {
         let path = "/proc/sys/kernel/osrelease";
         let release = fs::read_to_string(path).context(path)?.trim().to_owned();
-        let functions = self.functions.into_iter().map(|found| found.function).collect();
-        Ok(Trace { type_name: type_name.to_owned(), release, functions, ..Trace::default() })
+        Ok(Trace { type_name: type_name.to_owned(), release, functions: self.functions })
     }
 }

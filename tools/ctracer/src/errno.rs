@@ -1,196 +1,65 @@
 //! The names of error numbers, as <errno.h> and the kernel have them.
 
-/// From 1 on; 41 and 58 are not used.
-const NAMES: [&str; 133] = [
-    "EPERM",
-    "ENOENT",
-    "ESRCH",
-    "EINTR",
-    "EIO",
-    "ENXIO",
-    "E2BIG",
-    "ENOEXEC",
-    "EBADF",
-    "ECHILD",
-    "EAGAIN",
-    "ENOMEM",
-    "EACCES",
-    "EFAULT",
-    "ENOTBLK",
-    "EBUSY",
-    "EEXIST",
-    "EXDEV",
-    "ENODEV",
-    "ENOTDIR",
-    "EISDIR",
-    "EINVAL",
-    "ENFILE",
-    "EMFILE",
-    "ENOTTY",
-    "ETXTBSY",
-    "EFBIG",
-    "ENOSPC",
-    "ESPIPE",
-    "EROFS",
-    "EMLINK",
-    "EPIPE",
-    "EDOM",
-    "ERANGE",
-    "EDEADLK",
-    "ENAMETOOLONG",
-    "ENOLCK",
-    "ENOSYS",
-    "ENOTEMPTY",
-    "ELOOP",
-    "",
-    "ENOMSG",
-    "EIDRM",
-    "ECHRNG",
-    "EL2NSYNC",
-    "EL3HLT",
-    "EL3RST",
-    "ELNRNG",
-    "EUNATCH",
-    "ENOCSI",
-    "EL2HLT",
-    "EBADE",
-    "EBADR",
-    "EXFULL",
-    "ENOANO",
-    "EBADRQC",
-    "EBADSLT",
-    "",
-    "EBFONT",
-    "ENOSTR",
-    "ENODATA",
-    "ETIME",
-    "ENOSR",
-    "ENONET",
-    "ENOPKG",
-    "EREMOTE",
-    "ENOLINK",
-    "EADV",
-    "ESRMNT",
-    "ECOMM",
-    "EPROTO",
-    "EMULTIHOP",
-    "EDOTDOT",
-    "EBADMSG",
-    "EOVERFLOW",
-    "ENOTUNIQ",
-    "EBADFD",
-    "EREMCHG",
-    "ELIBACC",
-    "ELIBBAD",
-    "ELIBSCN",
-    "ELIBMAX",
-    "ELIBEXEC",
-    "EILSEQ",
-    "ERESTART",
-    "ESTRPIPE",
-    "EUSERS",
-    "ENOTSOCK",
-    "EDESTADDRREQ",
-    "EMSGSIZE",
-    "EPROTOTYPE",
-    "ENOPROTOOPT",
-    "EPROTONOSUPPORT",
-    "ESOCKTNOSUPPORT",
-    "EOPNOTSUPP",
-    "EPFNOSUPPORT",
-    "EAFNOSUPPORT",
-    "EADDRINUSE",
-    "EADDRNOTAVAIL",
-    "ENETDOWN",
-    "ENETUNREACH",
-    "ENETRESET",
-    "ECONNABORTED",
-    "ECONNRESET",
-    "ENOBUFS",
-    "EISCONN",
-    "ENOTCONN",
-    "ESHUTDOWN",
-    "ETOOMANYREFS",
-    "ETIMEDOUT",
-    "ECONNREFUSED",
-    "EHOSTDOWN",
-    "EHOSTUNREACH",
-    "EALREADY",
-    "EINPROGRESS",
-    "ESTALE",
-    "EUCLEAN",
-    "ENOTNAM",
-    "ENAVAIL",
-    "EISNAM",
-    "EREMOTEIO",
-    "EDQUOT",
-    "ENOMEDIUM",
-    "EMEDIUMTYPE",
-    "ECANCELED",
-    "ENOKEY",
-    "EKEYEXPIRED",
-    "EKEYREVOKED",
-    "EKEYREJECTED",
-    "EOWNERDEAD",
-    "ENOTRECOVERABLE",
-    "ERFKILL",
-    "EHWPOISON",
+use nix::errno::Errno;
+
+/// Errors that stay within the kernel, which no header for programs has.
+const INTERNAL: [(i64, &str); 19] = [
+    (512, "ERESTARTSYS"),
+    (513, "ERESTARTNOINTR"),
+    (514, "ERESTARTNOHAND"),
+    (515, "ENOIOCTLCMD"),
+    (516, "ERESTART_RESTARTBLOCK"),
+    (517, "EPROBE_DEFER"),
+    (518, "EOPENSTALE"),
+    (519, "ENOPARAM"),
+    (521, "EBADHANDLE"),
+    (522, "ENOTSYNC"),
+    (523, "EBADCOOKIE"),
+    (524, "ENOTSUPP"),
+    (525, "ETOOSMALL"),
+    (526, "ESERVERFAULT"),
+    (527, "EBADTYPE"),
+    (528, "EJUKEBOX"),
+    (529, "EIOCBQUEUED"),
+    (530, "ERECALLCONFLICT"),
+    (531, "ENOGRACE"),
 ];
 
-/// From 512 on, those that only the kernel sees; 520 is not used.
-const INTERNAL: [&str; 20] = [
-    "ERESTARTSYS",
-    "ERESTARTNOINTR",
-    "ERESTARTNOHAND",
-    "ENOIOCTLCMD",
-    "ERESTART_RESTARTBLOCK",
-    "EPROBE_DEFER",
-    "EOPENSTALE",
-    "ENOPARAM",
-    "",
-    "EBADHANDLE",
-    "ENOTSYNC",
-    "EBADCOOKIE",
-    "ENOTSUPP",
-    "ETOOSMALL",
-    "ESERVERFAULT",
-    "EBADTYPE",
-    "EJUKEBOX",
-    "EIOCBQUEUED",
-    "ERECALLCONFLICT",
-    "ENOGRACE",
-];
-
-/// The name of an error number: `EINVAL` for 22.
-pub fn name(number: u64) -> Option<&'static str> {
-    let number = usize::try_from(number).ok()?;
-    let found = match number {
-        512.. => INTERNAL.get(number - 512),
-        _ => NAMES.get(number.checked_sub(1)?),
-    };
-    found.copied().filter(|name| !name.is_empty())
+/// The name of the error that a result stands for: `EINVAL` for -22.
+pub fn of(result: i64) -> Option<String> {
+    let number = result.checked_neg().filter(|&number| number > 0)?;
+    if let Some((_, name)) = INTERNAL.iter().find(|(known, _)| *known == number) {
+        return Some((*name).to_owned());
+    }
+    let known = Errno::from_raw(i32::try_from(number).ok()?);
+    (known != Errno::UnknownErrno).then(|| format!("{known:?}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::name;
+    use super::of;
 
     #[test]
     fn numbers_have_the_names_of_the_system() {
         let known = [
             (libc::EPERM, "EPERM"),
             (libc::EINVAL, "EINVAL"),
+            (libc::EAGAIN, "EAGAIN"),
             (libc::ELOOP, "ELOOP"),
             (libc::ENOMSG, "ENOMSG"),
-            (libc::EBFONT, "EBFONT"),
-            (libc::ECONNREFUSED, "ECONNREFUSED"),
+            (libc::EOPNOTSUPP, "EOPNOTSUPP"),
             (libc::EHWPOISON, "EHWPOISON"),
+            (512, "ERESTARTSYS"),
+            (517, "EPROBE_DEFER"),
+            (524, "ENOTSUPP"),
+            (529, "EIOCBQUEUED"),
         ];
         for (number, expected) in known {
-            assert_eq!(name(number as u64), Some(expected));
+            assert_eq!(of(i64::from(-number)).as_deref(), Some(expected));
         }
-        assert_eq!((name(512), name(517)), (Some("ERESTARTSYS"), Some("EPROBE_DEFER")));
-        assert_eq!((name(524), name(529)), (Some("ENOTSUPP"), Some("EIOCBQUEUED")));
-        assert_eq!([0, 41, 58, 134, 511, 520, 532, u64::MAX].map(name), [None; 8]);
+        assert_eq!(
+            [0, 22, -41, -58, -134, -511, -520, -532, i64::MIN].map(of),
+            [const { None }; 9]
+        );
     }
 }

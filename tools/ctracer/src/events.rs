@@ -1,29 +1,36 @@
 //! From the ring buffer's bytes to events in the order of their times.
 
-use std::{cell::RefCell, collections::HashMap, mem, thread, time::Duration};
+use std::{cell::RefCell, collections::HashMap, mem, ops::Deref, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 use plain::Plain;
 
-use crate::model::{Kind, Registers};
+use crate::record::Kind;
 
 /// What stands before the object's bytes: `struct event` of `trace.bpf.c`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-struct Header {
-    time: u64,
-    address: u64,
-    value: u64,
-    stack: u64,
-    function: u32,
-    cpu: u32,
-    tgid: u32,
-    tid: u32,
-    is_return: u32,
-    object: u32,
+pub struct Header {
+    /// ns, CLOCK_MONOTONIC.
+    pub time: u64,
+    pub address: u64,
+    /// What the function returned, at a return.
+    pub value: u64,
+    /// Identifies the call as long as it has not returned: the stack pointer at the entry, and in the
+    /// lowest bits, how many of the calls before had the same one.
+    pub stack: u64,
+    pub function: u32,
+    pub cpu: u32,
+    pub tgid: u32,
+    pub tid: u32,
+    /// 0: a call; 1: a return; 2: an end that only the fentry program has seen.
+    pub what: u32,
+    /// Which object of the call.
+    pub object: u32,
     readable: u64,
-    registers: Registers,
+    /// Of the arguments, at a call.
+    pub registers: [u64; 6],
     comm: [u8; 16],
 }
 
@@ -31,66 +38,47 @@ struct Header {
 unsafe impl Plain for Header {}
 
 /// One object of one call, as the kernel reported it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Raw {
-    /// ns, CLOCK_MONOTONIC.
-    pub time: u64,
-    /// The object's address.
-    pub address: u64,
-    /// Identifies the call as long as it has not returned: the stack pointer at the entry, and in the
-    /// lowest bits, how many of the calls before had the same one.
-    pub stack: u64,
-    /// Number of the function.
-    pub function: usize,
-    /// Entry, or return with its value.
-    pub kind: Kind,
-    /// What the registers of the arguments held at the call; of a return, 0.
-    pub registers: Registers,
-    /// Only that the object's life ends in this call is known: its probe was skipped.
-    pub is_end: bool,
-    /// The first, second, ... object of the call.
-    pub object: usize,
-    /// The CPU.
-    pub cpu: u32,
-    /// The process.
-    pub tgid: u32,
-    /// The thread.
-    pub tid: u32,
-    /// The thread's name.
-    pub comm: String,
+    pub header: Header,
     /// The object's bytes; empty where they could not be read.
     pub bytes: Box<[u8]>,
+}
+
+impl Deref for Raw {
+    type Target = Header;
+
+    fn deref(&self) -> &Header {
+        &self.header
+    }
 }
 
 impl Raw {
     fn parse(bytes: &[u8]) -> Option<Raw> {
         let mut header = Header::default();
         header.copy_from_bytes(bytes).ok()?;
-        let object = bytes.get(size_of::<Header>()..).filter(|_| header.readable != 0);
-        let comm = header.comm.split(|&byte| byte == 0).next().unwrap_or_default();
-        Some(Raw {
-            time: header.time,
-            address: header.address,
-            stack: header.stack,
-            function: header.function as usize,
-            kind: match header.is_return {
-                1 => Kind::Return { value: header.value },
-                _ => Kind::Entry,
-            },
-            is_end: header.is_return == 2,
-            registers: header.registers,
-            object: header.object as usize,
-            cpu: header.cpu,
-            tgid: header.tgid,
-            tid: header.tid,
-            // What a thread calls itself must not move the cursor.
-            comm: String::from_utf8_lossy(comm).replace(char::is_control, "?"),
-            bytes: object.unwrap_or_default().into(),
-        })
+        let bytes = bytes.get(size_of::<Header>()..).filter(|_| header.readable != 0);
+        Some(Raw { header, bytes: bytes.unwrap_or_default().into() })
+    }
+
+    /// Whether the function was called or has returned.
+    pub fn kind(&self) -> Kind {
+        if self.what == 1 { Kind::Return } else { Kind::Entry }
+    }
+
+    /// Whether it is no event, but says that the object's life ends in this call: its probe was skipped.
+    pub fn is_end(&self) -> bool {
+        self.what == 2
+    }
+
+    /// The thread's name. What a thread calls itself must not move the cursor.
+    pub fn comm(&self) -> String {
+        let name = self.comm.split(|&byte| byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(name).replace(char::is_control, "?")
     }
 
     /// The thread; every CPU has an idle thread of its own.
-    pub fn thread(&self) -> (u32, Option<u32>) {
+    fn thread(&self) -> (u32, Option<u32>) {
         (self.tid, (self.tid == 0).then_some(self.cpu))
     }
 }
@@ -170,8 +158,7 @@ impl<'a> Reader<'a> {
 #[derive(Clone, Debug)]
 pub struct Open {
     stack: u64,
-    function: usize,
-    /// When it was called.
+    function: u32,
     pub time: u64,
     /// Address and life of each of its objects.
     pub objects: Vec<(u64, usize)>,

@@ -17,7 +17,7 @@ const OPERATORS: [(&str, u32); 6] =
 struct Comparison {
     field: String,
     mask: Option<u64>,
-    operator: u32,
+    holds_if: u32,
     value: u64,
 }
 
@@ -40,21 +40,21 @@ fn comparison(text: &str) -> Result<Comparison, String> {
         let (left, right) = text.split_once(name)?;
         Some((left.trim(), *bits, right.trim()))
     });
-    let Some((left, operator, right)) = found else {
+    let Some((left, holds_if, right)) = found else {
         return Err(format!(
             "{text:?} is no comparison: write a field, one of == != < <= > >= and a number, as in \
              'bi_iter.bi_sector == 2048' or 'bi_opf & 0xff == 1'"
         ));
     };
     let (field, mask) = match left.split_once('&') {
-        Some((field, mask)) => (field.trim(), Some(number(mask.trim())?)),
+        Some((field, mask)) => (field.trim(), Some(as_number(mask.trim())?)),
         None => (left, None),
     };
-    Ok(Comparison { field: field.to_owned(), mask, operator, value: number(right)? })
+    Ok(Comparison { field: field.to_owned(), mask, holds_if, value: as_number(right)? })
 }
 
 /// `2048`, `0xff`, `-1`, `true`: a negative number as it stands in 64 bits.
-fn number(text: &str) -> Result<u64, String> {
+fn as_number(text: &str) -> Result<u64, String> {
     let (digits, is_negative) = match text.strip_prefix('-') {
         Some(digits) => (digits, true),
         None => (text, false),
@@ -74,8 +74,8 @@ impl Filter {
     /// As the program wants it, for the struct of this layout. Fails where the struct has no such field,
     /// or one that is no whole number of bytes.
     pub fn resolve(&self, layout: &Layout) -> Result<Vec<types::comparison>> {
-        let resolve = |Comparison { field, mask, operator, value }: &Comparison| {
-            let number = layout.number(field).context("--filter")?;
+        let resolve = |Comparison { field, mask, holds_if, value }: &Comparison| {
+            let number = layout.as_scalar(field).context("--filter")?;
             Ok(types::comparison {
                 mask: mask.unwrap_or(u64::MAX),
                 value: *value,
@@ -83,7 +83,7 @@ impl Filter {
                 size: number.size as u32,
                 // With a mask, what is compared is no negative number.
                 is_signed: u32::from(number.is_signed && mask.is_none()),
-                operator: *operator,
+                holds_if: *holds_if,
             })
         };
         self.0.iter().map(resolve).collect()
@@ -102,7 +102,7 @@ mod tests {
             one.offset.into(),
             one.size.into(),
             one.mask,
-            one.operator.into(),
+            one.holds_if.into(),
             one.value,
             one.is_signed.into(),
         ]

@@ -1,95 +1,93 @@
-//! From raw events to the model: depth, lives, changes; and what is done with every event.
+//! From raw events to the record: depth, lives, changes; and what is done with every event.
 
-use std::io::{BufWriter, StdoutLock, Write};
+use std::{
+    io::{BufWriter, StdoutLock, Write},
+    mem,
+};
 
 use anyhow::{Context, Result};
 
 use crate::{
     cli::Ctracer,
-    decode::Layout,
+    decode::{Layout, Scalar, hex},
     errors::Held,
     events::{Calls, Raw},
     lives::{Lives, Rules},
-    model::{Event, Kind, Ledger, Life, Trace},
-    outputs::{
-        json,
-        summary::Summary,
-        text::{HEADING, Text},
-    },
+    record::{Event, Kind, Ledger, Life, Line, Trace},
+    report::Report,
+    summary::Summary,
+    text::{HEADING, Text},
 };
-
-/// What the outputs at the end need for an event beside it, in bytes: a page holds it as JSON, and then
-/// as text.
-const OUTPUT: usize = 1_000;
 
 /// Everything that is known about the objects so far.
 pub struct Follower<'a> {
-    cli: &'a Ctracer,
     layout: &'a Layout,
     calls: Calls,
     lives: Lives,
-    /// Where an object says when it was made.
+    /// Where an object says when it was made, and where a bio has its status.
     made_at: Option<usize>,
-    text: Text,
-    summary: Summary,
-    /// With events only where an output at the end needs them.
-    trace: Trace,
-    /// The memory of those events, in bytes.
-    kept: usize,
-    /// What waits for an error.
+    status_at: Option<usize>,
+    /// What waits for an error, with `--errors`.
     held: Option<Held>,
     /// Which lives have had an event with all fields.
     described: Vec<bool>,
+    outlet: Outlet<'a>,
+}
+
+/// Where events go.
+struct Outlet<'a> {
+    cli: &'a Ctracer,
+    trace: &'a Trace,
+    text: Text,
+    summary: Summary,
+    /// For the outputs at the end, where there are any.
+    report: Option<Report>,
     out: BufWriter<StdoutLock<'static>>,
 }
 
 impl<'a> Follower<'a> {
-    /// For this trace, which has its functions and no events yet.
     pub fn new(
         cli: &'a Ctracer,
         layout: &'a Layout,
-        rules: &Rules,
-        trace: Trace,
+        rules: Rules,
+        trace: &'a Trace,
     ) -> Result<Follower<'a>> {
-        let lives = Lives::new(rules, trace.functions.iter());
-        let made_at = rules.made.and_then(|field| layout.position(field));
-        let mut out = BufWriter::new(std::io::stdout().lock());
-        if cli.json {
-            writeln!(out, "{}", json::trace_line(&trace))?;
-        } else if !cli.quiet {
-            writeln!(out, "{HEADING}")?;
-        }
-        out.flush().context("stdout")?;
-        let held = cli.errors.then(|| Held::new(layout, rules, &trace));
-        Ok(Follower {
+        let names = trace.functions.iter().map(|function| function.name.as_str());
+        let mut outlet = Outlet {
             cli,
-            layout,
-            calls: Calls::default(),
-            lives,
-            made_at,
+            trace,
             text: Text::default(),
             summary: Summary::default(),
-            trace,
-            kept: 0,
-            held,
+            report: cli.files.any().then(Report::default),
+            out: BufWriter::new(std::io::stdout().lock()),
+        };
+        if !cli.json && !cli.quiet {
+            writeln!(outlet.out, "{HEADING}")?;
+        }
+        outlet.line(Line::Trace(trace.clone()))?;
+        outlet.out.flush().context("stdout")?;
+        Ok(Follower {
+            layout,
+            calls: Calls::default(),
+            lives: Lives::new(rules, names),
+            made_at: rules.made().and_then(|field| layout.position(field)),
+            status_at: layout.position("bi_status"),
+            held: cli.errors.then(Held::default),
             described: Vec::new(),
-            out,
+            outlet,
         })
     }
 
     /// Whether so many events have come as were asked for, or the memory is used up.
     pub fn is_full(&self) -> bool {
-        self.summary.events() >= self.cli.max_events || self.has_no_memory()
+        self.outlet.is_full() || self.has_no_memory()
     }
 
     fn has_no_memory(&self) -> bool {
-        self.kept + self.held() + self.lives.memory() + self.summary.memory() >= self.cli.memory
-    }
-
-    /// The memory of what waits for an error, and of all lives until then.
-    fn held(&self) -> usize {
-        let lives = self.trace.lives.len() * size_of::<Life>();
-        self.held.as_ref().map_or(0, |held| held.memory + lives)
+        let report = self.outlet.report.as_ref().map_or(0, |report| report.memory);
+        let held = self.held.as_ref().map_or(0, |held| held.memory);
+        let used = report + held + self.lives.memory() + self.outlet.summary.memory();
+        used >= self.outlet.cli.memory
     }
 
     /// Takes events in the order of their times.
@@ -97,138 +95,170 @@ impl<'a> Follower<'a> {
         for raw in events {
             if self.is_full() {
                 // The end that an fentry program has seen is no event.
-                self.summary.beyond += u64::from(!raw.is_end);
-                self.summary.no_memory = self.has_no_memory();
+                self.outlet.summary.beyond += u64::from(!raw.is_end());
+                self.outlet.summary.no_memory = self.has_no_memory();
                 continue;
             }
-            self.event(raw).context("stdout")?;
+            self.event(&raw).context("stdout")?;
         }
-        self.out.flush().context("stdout")
+        self.outlet.out.flush().context("stdout")
     }
 
-    fn event(&mut self, raw: Raw) -> std::io::Result<()> {
-        let function = raw.function;
-        if raw.is_end {
-            let is_new = self.lives.end_again(&mut self.trace.lives, raw.address, raw.time);
-            self.summary.ends_again += u64::from(is_new);
+    fn event(&mut self, raw: &Raw) -> Result<()> {
+        if raw.is_end() {
+            let is_new = self.lives.end_again(raw.address, raw.time);
+            self.outlet.summary.ends_again += u64::from(is_new);
             return Ok(());
         }
-        // The lives are in the trace whenever it is read, and with their rules while they change.
-        std::mem::swap(&mut self.lives.lives, &mut self.trace.lives);
-        let found = self.place(&raw);
-        let bytes = match found {
-            // After its end, the memory holds something else.
-            Some((life, ..)) if self.lives.is_there(life) => raw.bytes,
-            _ => Box::default(),
-        };
-        let before = found.and_then(|(life, ..)| self.lives.replace_bytes(life, &bytes));
-        std::mem::swap(&mut self.lives.lives, &mut self.trace.lives);
-        let Some((life, depth, began)) = found else { return Ok(()) };
-        let changes = before.map(|before| self.layout.changes(&before, &bytes)).unwrap_or_default();
-        let argument = self.trace.functions[function].arguments.get(raw.object).copied();
+        let Some((life, depth, began)) = self.place(raw) else { return Ok(()) };
+        // After its end, the memory holds something else.
+        let before = self.lives.replace_bytes(raw.address, life, &raw.bytes);
+        self.described.resize(self.lives.lives.len(), false);
+        let is_first = before.is_some() && !mem::replace(&mut self.described[life], true);
+        let number = raw.function as usize;
+        if !self.outlet.wants_events() {
+            self.outlet.summary.event(number, life, raw.kind(), raw.time);
+            return Ok(());
+        }
+        let function = &self.outlet.trace.functions[number];
+        let (probe, is_entry) = (&function.probe, raw.kind() == Kind::Entry);
+        let changes = before.as_ref().map(|before| {
+            before.as_ref().map_or(Vec::new(), |before| self.layout.changes(before, &raw.bytes))
+        });
+        let in_register =
+            |scalar: &Scalar, register: u64| scalar.value(register.into(), &self.layout.functions);
+        let arguments = probe.others.iter().map(|(name, register, scalar)| {
+            (name.clone(), in_register(scalar, raw.registers[*register]))
+        });
+        let returns = probe.returns.as_ref().filter(|_| !is_entry);
         let event = Event {
+            kind: raw.kind(),
             time: raw.time,
             cpu: raw.cpu,
             tgid: raw.tgid,
             tid: raw.tid,
-            comm: raw.comm,
-            function,
-            kind: raw.kind,
-            argument: argument.unwrap_or(0),
-            address: raw.address,
-            registers: raw.registers,
-            life,
+            comm: raw.comm(),
+            function: function.name.clone(),
             depth,
-            readable: !bytes.is_empty(),
-            bytes,
-            changes,
+            argument: probe.arguments.get(raw.object as usize).copied().unwrap_or(0),
+            address: hex(raw.address),
+            life,
+            arguments: is_entry.then(|| arguments.collect()),
+            value: returns.map(|scalar| in_register(scalar, raw.value)),
+            errno: returns.and_then(|scalar| scalar.error(raw.value)),
+            duration: (!is_entry).then(|| raw.time - began),
+            unreadable: before.is_none(),
+            fields: is_first.then(|| self.layout.fields(&raw.bytes)),
+            changes: changes.filter(|_| !is_first),
         };
-        if let Some(held) = &mut self.held {
-            held.add(&self.trace, event, began, |life| self.lives.is_last(&self.trace.lives, life));
-            return Ok(());
-        }
-        self.pass_on(event, began)
-    }
-
-    /// Passes on what has waited, now that it is known which lives have an error.
-    fn release(&mut self, mut held: Held) -> std::io::Result<()> {
-        let (events, lives, others) = held.take(&std::mem::take(&mut self.trace.lives));
-        self.summary.without_error = Some(others);
-        for (event, began) in events {
-            // Each life comes with its first event, as it does without --errors.
-            let known = self.trace.lives.len();
-            self.trace.lives.extend_from_slice(lives.get(known..=event.life).unwrap_or_default());
-            if self.summary.events() < self.cli.max_events {
-                self.pass_on(event, began)?;
-            } else {
-                self.summary.beyond += 1;
-            }
+        let is_error = self.is_error(raw, &event);
+        match &mut self.held {
+            Some(held) => held.add(number, event, is_error, || self.lives.present().collect()),
+            None => self.outlet.event(number, event, &self.lives.lives)?,
         }
         Ok(())
     }
 
-    /// The life and the depth of an event, and for a return, when the call began. `None`: the return
-    /// of a call that is not known.
-    fn place(&mut self, raw: &Raw) -> Option<(usize, u32, Option<u64>)> {
-        match raw.kind {
-            Kind::Entry => {
-                let made = self.made_at.and_then(|at| raw.bytes.get(at..at + 8)?.try_into().ok());
-                let made = made.map_or(0, u64::from_le_bytes);
-                let life = self.lives.enter(raw.function, raw.object, raw.address, raw.time, made);
-                let (depth, objects) = self.calls.enter(raw, life);
-                self.lives.tie(raw.function, objects);
-                Some((life, depth, None))
-            }
-            Kind::Return { value } => {
-                let (call, depth) = self.calls.leave(raw)?;
-                let (_, life) = call.objects.iter().find(|(address, _)| *address == raw.address)?;
-                self.lives.leave(raw.function, *life, value, call.time, raw.time);
-                Some((*life, depth, Some(call.time)))
-            }
+    /// The life and the depth of an event, and when the call began. `None`: the return of a call that
+    /// is not known.
+    fn place(&mut self, raw: &Raw) -> Option<(usize, u32, u64)> {
+        let number = raw.function as usize;
+        if raw.kind() == Kind::Entry {
+            let made = self.made_at.and_then(|at| raw.bytes.get(at..at + 8)?.try_into().ok());
+            let made = made.map_or(0, u64::from_le_bytes);
+            let life = self.lives.enter(number, raw.object as usize, raw.address, raw.time, made);
+            let (depth, objects) = self.calls.enter(raw, life);
+            self.lives.tie(number, objects);
+            return Some((life, depth, raw.time));
         }
+        let (call, depth) = self.calls.leave(raw)?;
+        let object = *call.objects.iter().find(|(address, _)| *address == raw.address)?;
+        self.lives.leave(number, object, raw.value, (call.time, raw.time));
+        Some((object.1, depth, call.time))
     }
 
-    fn pass_on(&mut self, mut event: Event, began: Option<u64>) -> std::io::Result<()> {
-        self.summary.event(&event);
-        self.described.resize(self.trace.lives.len(), false);
-        let is_first = !self.described[event.life] && event.readable;
-        self.described[event.life] |= is_first;
-        if self.cli.json {
-            let line = json::event_line(&self.trace, &event, self.layout, is_first, began);
-            writeln!(self.out, "{line}")?;
-        } else if !self.cli.quiet {
-            let lines = self.text.event(&self.trace, &event, began);
-            self.out.write_all(lines.as_bytes())?;
-        }
-        if self.cli.files.any() {
-            if !is_first {
-                event.bytes = Box::default();
-            }
-            self.kept += event.memory() + OUTPUT;
-            self.trace.events.push(event);
-        }
-        Ok(())
+    /// Whether an event says that something failed: a negative error number or an error in place of a
+    /// pointer is returned, a status other than 0 is passed on, or a bio is completed with one. At
+    /// other times, a bio's memory may still hold the status of the one before.
+    fn is_error(&self, raw: &Raw, event: &Event) -> bool {
+        let number = raw.function as usize;
+        let statuses = &self.outlet.trace.functions[number].probe.statuses;
+        let is_passed = statuses.iter().any(|&register| raw.registers[register] & 0xff != 0);
+        let status = self.status_at.filter(|_| self.lives.completes(number) && !event.unreadable);
+        let is_completed = status.and_then(|at| raw.bytes.get(at)).is_some_and(|&byte| byte != 0);
+        event.errno.is_some() || is_passed || is_completed
     }
 
-    /// Prints what is left: lives and ledger, or the summary.
-    pub fn finish(mut self, ledger: Ledger) -> Result<Trace> {
-        self.trace.ledger = ledger;
+    /// Prints what is left: lives and ledger, or the summary. Returns what the outputs are made of.
+    pub fn finish(mut self, ledger: Ledger) -> Result<Option<Report>> {
         let has_no_memory = self.has_no_memory();
-        if let Some(held) = self.held.take() {
-            self.release(held).context("stdout")?;
+        let mut lives = mem::take(&mut self.lives.lives);
+        let mut outlet = self.outlet;
+        if let Some(held) = self.held {
+            // Now it is known which lives have an error.
+            let (events, failed) = held.take(&lives);
+            outlet.summary.without_error = Some(lives.len() - failed.len());
+            lives = failed;
+            let mut known = 0;
+            for (number, event) in events {
+                if outlet.is_full() {
+                    outlet.summary.beyond += 1;
+                    continue;
+                }
+                // Each life comes with its first event, as it does without --errors.
+                known = known.max(event.life + 1);
+                outlet.event(number, event, &lives[..known]).context("stdout")?;
+            }
+            lives.truncate(known);
         }
         if has_no_memory {
-            let megabytes = self.cli.memory / 1_000_000;
+            let megabytes = outlet.cli.memory / 1_000_000;
             eprintln!("ctracer: the trace has ended, since it takes {megabytes} MB (--memory)");
         }
-        if self.cli.json {
-            json::end(&mut self.out, &self.trace)?;
-            self.summary.print(&mut std::io::stderr(), &self.trace, self.calls.open()).ok();
-        } else {
-            self.out.write_all(self.text.rest(&self.trace).as_bytes()).context("stdout")?;
-            self.summary.print(&mut self.out, &self.trace, self.calls.open()).context("stdout")?;
+        outlet.finish(&lives, &ledger, self.calls.open()).context("stdout")?;
+        Ok(outlet.report)
+    }
+}
+
+impl Outlet<'_> {
+    fn is_full(&self) -> bool {
+        self.summary.events >= self.cli.max_events
+    }
+
+    /// Whether anybody looks at more than where and when an event was.
+    fn wants_events(&self) -> bool {
+        !self.cli.quiet || self.cli.errors || self.report.is_some()
+    }
+
+    fn event(&mut self, number: usize, event: Event, lives: &[Life]) -> Result<()> {
+        self.summary.event(number, event.life, event.kind, event.time);
+        if !self.cli.json && !self.cli.quiet {
+            let lines = self.text.event(self.trace, number, lives, &event);
+            self.out.write_all(lines.as_bytes())?;
         }
-        self.out.flush().context("stdout")?;
-        Ok(self.trace)
+        self.line(Line::Event(Box::new(event)))
+    }
+
+    fn line(&mut self, line: Line) -> Result<()> {
+        if self.cli.json {
+            serde_json::to_writer(&mut self.out, &line)?;
+            self.out.write_all(b"\n")?;
+        }
+        self.report.as_mut().map_or(Ok(()), |report| report.add(line))
+    }
+
+    fn finish(&mut self, lives: &[Life], ledger: &Ledger, open: usize) -> Result<()> {
+        let rest = self.text.rest();
+        self.out.write_all(rest.as_bytes())?;
+        for life in lives {
+            self.line(Line::Life(life.clone()))?;
+        }
+        self.line(Line::Ledger(*ledger))?;
+        let w: &mut dyn Write = if self.cli.json { &mut std::io::stderr() } else { &mut self.out };
+        let printed = self.summary.print(w, self.trace, lives, ledger, open);
+        if !self.cli.json {
+            printed?;
+        }
+        Ok(self.out.flush()?)
     }
 }

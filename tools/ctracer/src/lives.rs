@@ -1,182 +1,198 @@
-//! Which events belong to one object: addresses are used again, and objects come from other ones.
+//! The rules of lives: which events belong to one object. Addresses are used again, and objects come
+//! from other ones.
+//!
+//! A life is in a state, which is a set of bits. What a call does to it is an [`Effect`]: in which
+//! states the call is the first one of another life, and which bits the call and its return set. The
+//! tables below name the functions that do anything. Two programs carry an effect out: [`Lives`], of
+//! all events, and `trace.bpf.c`, where a filter has to know before an event is recorded; it gets
+//! each function's effect with its cookie.
 
 use std::collections::HashMap;
 
-use crate::model::{Function, Life, Link};
+use crate::{
+    decode::hex,
+    record::{Life, Link},
+};
 
-/// What the functions of a type do to an object's life.
-pub struct Rules {
-    /// Initialise an object: always a new life.
-    begins: &'static [&'static str],
-    /// Prepare an object for work: a new life where the one before is complete.
-    prepares: &'static [&'static str],
-    /// Let its work begin: the same, also where the call that completes the one before has not
+/// What a function does to the life of an object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Does {
+    /// Initialises it: always a new life.
+    Begin,
+    /// Prepares it for work: a new life where the one before is complete.
+    Prepare,
+    /// Lets its work begin: the same, also where the call that completes the one before has not
     /// returned.
-    starts: &'static [&'static str],
-    /// See every object once: at the second time, the end of the life before was missed.
-    once: &'static [&'static str],
-    /// Complete an object; its owner may still look at it.
-    completes: &'static [&'static str],
-    /// Free it: what comes at this address afterwards is a new life.
-    frees: &'static [&'static str],
-    /// Make another object of it, which they return.
-    makes: &'static [(&'static str, Link)],
-    /// The field that says when an object was made, where the type has one: another time is another
-    /// life. It is set a little later than an object begins.
-    pub made: Option<&'static str>,
-    /// Tie two of their arguments: positions of child and parent.
-    ties: &'static [(&'static str, usize, usize, Link)],
+    Start,
+    /// Sees every object once: at the second time, the end of the life before was missed.
+    Once,
+    /// Completes it; its owner may still look at it.
+    Complete,
+    /// Frees it: what comes at this address afterwards is a new life.
+    Free,
+    /// Makes another object of it, and returns that.
+    Make(Link),
+    /// Ties two of its arguments: the first one is the child of the second.
+    Tie(Link),
+}
+use Does::*;
+
+/// What is known about types, and about their functions; about most of them, nothing.
+const RULES: &[(&str, Does, &[&str])] = &[
+    ("bio", Begin, &["bio_init", "bio_reset"]),
+    (
+        "bio",
+        Prepare,
+        &["bio_add_page", "bio_add_folio", "__bio_add_page", "bio_iov_iter_get_pages"],
+    ),
+    ("bio", Prepare, &["bio_associate_blkg", "bio_associate_blkg_from_css", "guard_bio_eod"]),
+    ("bio", Prepare, &["bio_clone_blkg_association", "bio_init_clone", "__bio_clone"]),
+    ("bio", Prepare, &["submit_bio", "submit_bio_wait"]),
+    ("bio", Start, &["submit_bio"]),
+    ("bio", Once, &["submit_bio"]),
+    ("bio", Complete, &["bio_endio", "bio_uninit"]),
+    ("bio", Free, &["bio_free"]),
+    ("bio", Make(Link::Clone), &["bio_alloc_clone"]),
+    ("bio", Make(Link::Split), &["bio_split"]),
+    ("bio", Tie(Link::Clone), &["bio_init_clone", "__bio_clone"]),
+    ("bio", Tie(Link::Chain), &["bio_chain"]),
+    ("request", Begin, &["blk_rq_init"]),
+    // Before these, the kernel does not set the time.
+    ("request", Prepare, &["blk_mq_rq_late_init", "__rq_qos_track", "wbt_track"]),
+    ("request", Start, &["blk_mq_start_request"]),
+    ("request", Complete, &["blk_mq_end_request", "__blk_mq_end_request", "blk_mq_finish_request"]),
+    // blk_mq_end_request_batch() takes no request: of a batch, these are told.
+    ("request", Complete, &["nvme_complete_batch_req", "__rq_qos_done"]),
+    ("request", Free, &["blk_mq_free_request", "__blk_mq_free_request"]),
+    ("inode", Begin, &["inode_init_always", "inode_init_always_gfp"]),
+    ("inode", Free, &["destroy_inode", "__destroy_inode"]),
+    // Most folios are freed in batches, by functions that take none: the next use tells.
+    ("folio", Once, &["filemap_add_folio", "folio_add_new_anon_rmap"]),
+    ("folio", Free, &["__folio_put", "__folio_put_small"]),
+    ("sk_buff", Free, &["kfree_skbmem", "__kfree_skb"]),
+    ("task_struct", Once, &["wake_up_new_task"]),
+    ("task_struct", Free, &["free_task"]),
+];
+
+/// The field that says when an object was made, where the type has one: another time is another life.
+/// It is set a little later than an object begins.
+const MADE: &[(&str, &str)] = &[("request", "start_time_ns")];
+
+/// The bits of a state.
+const KNOWN: u16 = 1; // has been passed to a function
+const SEEN: u16 = 2; // to one that sees every object once
+const COMPLETING: u16 = 4; // a call that completes or frees it has begun
+const COMPLETED: u16 = 8; // and has returned
+const FREED: u16 = 16;
+
+/// The state of a life whose end only an fentry program has seen, as far as it differs from before.
+pub const END_MISSED: u16 = COMPLETING | COMPLETED;
+
+/// What a call does to a life: three sets of five bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Effect(pub u16);
+
+impl Effect {
+    /// What remains of it for a call's other objects than the first one.
+    pub const OF_OTHERS: u16 = FREED | SEEN | (KNOWN | SEEN) << 5;
+
+    /// In a life with one of these bits, the call is the first one of another life.
+    fn begins_if(self) -> u16 {
+        self.0 & 31
+    }
+
+    /// The bits that the call sets.
+    fn at_call(self) -> u16 {
+        self.0 >> 5 & 31
+    }
+
+    /// The bits that its return sets, where it is still the life of the call.
+    fn at_return(self) -> u16 {
+        self.0 >> 10 & 31
+    }
+
+    /// Whether the call completes or frees its object.
+    pub fn ends(self) -> bool {
+        self.at_return() != 0
+    }
 }
 
-impl Rules {
-    /// What a function does to the life of its first object, as `trace.bpf.c` reads it in a cookie.
-    pub fn effects(&self, function: &str) -> u64 {
-        let all = [
-            (31, self.begins),
-            (30, self.frees),
-            (29, self.completes),
-            (28, self.prepares),
-            (27, self.starts),
-            (26, self.once),
-        ];
-        all.iter().fold(0, |sum, (bit, names)| sum | u64::from(names.contains(&function)) << bit)
+/// The rules of a type, by its name.
+#[derive(Clone, Copy)]
+pub struct Rules<'a>(pub &'a str);
+
+impl Rules<'_> {
+    fn of(&self, function: &str) -> impl Iterator<Item = Does> {
+        let own =
+            RULES.iter().filter(move |(of, _, names)| *of == self.0 && names.contains(&function));
+        own.map(|(_, does, _)| *does)
+    }
+
+    /// What a call of a function does to its first object.
+    pub fn effect(&self, function: &str) -> Effect {
+        let (mut begins_if, mut at_call, mut at_return) = (FREED, KNOWN, 0);
+        for does in self.of(function) {
+            match does {
+                Begin => begins_if |= KNOWN,
+                Prepare => begins_if |= COMPLETED,
+                Start => begins_if |= COMPLETING,
+                Once => {
+                    begins_if |= SEEN;
+                    at_call |= SEEN;
+                }
+                Complete | Free => {
+                    at_call |= COMPLETING;
+                    at_return |= if does == Free { COMPLETED | FREED } else { COMPLETED };
+                }
+                Make(_) | Tie(_) => {}
+            }
+        }
+        Effect(begins_if | at_call << 5 | at_return << 10)
     }
 
     /// Whether a function initialises an object of this type.
     pub fn begins(&self, function: &str) -> bool {
-        self.begins.contains(&function)
+        self.of(function).any(|does| does == Begin)
     }
 
-    /// Whether a function completes an object of this type.
-    pub fn completes(&self, function: &str) -> bool {
-        self.completes.contains(&function)
+    /// Whether an object may still say when the one before it was made.
+    pub fn too_early(&self, function: &str) -> bool {
+        self.of(function).any(|does| [Begin, Prepare].contains(&does))
     }
 
     /// Whether they tell the first event of a life.
     pub fn tell_the_first_event(&self) -> bool {
-        !self.starts.is_empty()
+        RULES.iter().any(|(of, does, _)| (*of, *does) == (self.0, Start))
     }
-}
 
-const BIO: Rules = Rules {
-    begins: &["bio_init", "bio_reset"],
-    prepares: &[
-        "bio_add_page",
-        "bio_add_folio",
-        "__bio_add_page",
-        "bio_iov_iter_get_pages",
-        "bio_associate_blkg",
-        "bio_associate_blkg_from_css",
-        "bio_clone_blkg_association",
-        "guard_bio_eod",
-        "submit_bio",
-        "submit_bio_wait",
-        "bio_init_clone",
-        "__bio_clone",
-    ],
-    starts: &["submit_bio"],
-    once: &["submit_bio"],
-    completes: &["bio_endio", "bio_uninit"],
-    frees: &["bio_free"],
-    made: None,
-    makes: &[("bio_alloc_clone", Link::Clone), ("bio_split", Link::Split)],
-    ties: &[
-        ("bio_init_clone", 0, 1, Link::Clone),
-        ("__bio_clone", 0, 1, Link::Clone),
-        ("bio_chain", 0, 1, Link::Chain),
-    ],
-};
-
-const NONE: Rules = Rules {
-    begins: &[],
-    prepares: &[],
-    starts: &[],
-    once: &[],
-    completes: &[],
-    frees: &[],
-    made: None,
-    makes: &[],
-    ties: &[],
-};
-
-const REQUEST: Rules = Rules {
-    begins: &["blk_rq_init"],
-    // Before these, the kernel does not set the time.
-    prepares: &["blk_mq_rq_late_init", "__rq_qos_track", "wbt_track"],
-    starts: &["blk_mq_start_request"],
-    // blk_mq_end_request_batch() takes no request: of a batch, these are told.
-    completes: &[
-        "blk_mq_end_request",
-        "__blk_mq_end_request",
-        "blk_mq_finish_request",
-        "nvme_complete_batch_req",
-        "__rq_qos_done",
-    ],
-    made: Some("start_time_ns"),
-    frees: &["blk_mq_free_request", "__blk_mq_free_request"],
-    ..NONE
-};
-
-const INODE: Rules = Rules {
-    begins: &["inode_init_always", "inode_init_always_gfp"],
-    frees: &["destroy_inode", "__destroy_inode"],
-    ..NONE
-};
-
-/// Most folios are freed in batches, by functions that take none: the next use tells.
-const FOLIO: Rules = Rules {
-    once: &["filemap_add_folio", "folio_add_new_anon_rmap"],
-    frees: &["__folio_put", "__folio_put_small"],
-    ..NONE
-};
-const SK_BUFF: Rules = Rules { frees: &["kfree_skbmem", "__kfree_skb"], ..NONE };
-const TASK: Rules = Rules { once: &["wake_up_new_task"], frees: &["free_task"], ..NONE };
-
-/// What is known about a type; about most of them, nothing.
-pub fn rules(type_name: &str) -> &'static Rules {
-    match type_name {
-        "bio" => &BIO,
-        "request" => &REQUEST,
-        "inode" => &INODE,
-        "folio" => &FOLIO,
-        "sk_buff" => &SK_BUFF,
-        "task_struct" => &TASK,
-        _ => &NONE,
+    /// The field that says when an object was made.
+    pub fn made(&self) -> Option<&'static str> {
+        MADE.iter().find(|(of, _)| *of == self.0).map(|(_, field)| *field)
     }
-}
-
-/// What a function does to a life; the same as in [`Rules`].
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Effect {
-    begins: bool,
-    prepares: bool,
-    starts: bool,
-    once: bool,
-    completes: bool,
-    frees: bool,
-    /// The time at which an object was made does not count yet.
-    too_early: bool,
-    makes: Option<Link>,
-    ties: Option<(usize, usize, Link)>,
 }
 
 /// The object that has an address now.
+#[derive(Default)]
 struct Current {
     life: usize,
-    /// Has been passed to a function that sees it once.
-    seen: bool,
-    completed: bool,
-    freed: bool,
+    state: u16,
     /// When the object was made, and the one before it; 0: not known.
     made: [u64; 2],
-    /// Calls that have not returned.
-    open: usize,
     bytes: Box<[u8]>,
+}
+
+/// A function, as far as lives are concerned.
+struct Rule {
+    effect: Effect,
+    too_early: bool,
+    makes: Option<Link>,
+    ties: Option<Link>,
 }
 
 /// All lives so far.
 pub struct Lives {
-    effects: Vec<Effect>,
+    /// Of each function.
+    rules: Vec<Rule>,
     /// The bytes of all objects in `current`.
     held: usize,
     current: HashMap<u64, Current>,
@@ -186,47 +202,29 @@ pub struct Lives {
 
 impl Lives {
     /// For events of these functions.
-    pub fn new<'a>(rules: &Rules, functions: impl Iterator<Item = &'a Function>) -> Lives {
-        let effect = |function: &Function| {
-            let name = function.name.as_str();
-            let has = |names: &[&str]| names.contains(&name);
-            Effect {
-                begins: has(rules.begins),
-                prepares: has(rules.prepares),
-                starts: has(rules.starts),
-                once: has(rules.once),
-                completes: has(rules.completes),
-                frees: has(rules.frees),
-                too_early: has(rules.begins) || has(rules.prepares),
-                makes: rules.makes.iter().find(|(known, _)| *known == name).map(|(_, link)| *link),
-                ties: rules
-                    .ties
-                    .iter()
-                    .find(|(known, ..)| *known == name)
-                    .map(|(_, child, parent, link)| (*child, *parent, *link)),
-            }
+    pub fn new<'a>(rules: Rules, names: impl Iterator<Item = &'a str>) -> Lives {
+        let link = |name: &str, of: fn(Does) -> Option<Link>| rules.of(name).find_map(of);
+        let rule = |name: &str| Rule {
+            effect: rules.effect(name),
+            too_early: rules.too_early(name),
+            makes: link(name, |does| if let Make(link) = does { Some(link) } else { None }),
+            ties: link(name, |does| if let Tie(link) = does { Some(link) } else { None }),
         };
-        let effects = functions.map(effect).collect();
-        Lives { effects, held: 0, current: HashMap::new(), lives: Vec::new() }
+        let rules = names.map(rule).collect();
+        Lives { rules, held: 0, current: HashMap::new(), lives: Vec::new() }
     }
 
     fn start(&mut self, address: u64, time: u64) -> usize {
         let life = self.lives.len();
-        let before = self.current.get(&address).map(|current| current.life);
-        let made = self.current.get(&address).map_or(0, |current| current.made[0]);
-        let generation = before.map_or(0, |before| self.lives[before].generation + 1);
-        self.lives.push(Life { address, generation, begin: time, ..Life::default() });
-        let current = Current {
-            life,
-            seen: false,
-            completed: false,
-            freed: false,
-            made: [0, made],
-            open: 0,
-            bytes: Box::default(),
-        };
-        let before = self.current.insert(address, current);
-        self.held -= before.map_or(0, |before| before.bytes.len());
+        let before = self.current.remove(&address);
+        let generation = before.as_ref().map_or(0, |old| self.lives[old.life].generation + 1);
+        let made = before.as_ref().map_or(0, |old| old.made[0]);
+        self.held -= before.map_or(0, |old| old.bytes.len());
+        let address_text = hex(address);
+        let new = Life { life, address: address_text, generation, begin: time, ..Life::default() };
+        self.lives.push(new);
+        let current = Current { life, made: [0, made], ..Current::default() };
+        self.current.insert(address, current);
         life
     }
 
@@ -240,70 +238,79 @@ impl Lives {
         time: u64,
         made: u64,
     ) -> usize {
-        let effect = self.effects[function];
-        let made = if effect.too_early { 0 } else { made };
-        let is_new = self.current.get(&address).is_none_or(|current| {
-            current.freed
-                || (made != 0 && current.made[0] != 0 && made != current.made[0])
-                || (effect.begins && object == 0)
-                || (effect.once && current.seen)
-                || (effect.starts && object == 0 && current.completed)
-                || (effect.prepares && object == 0 && current.completed && current.open == 0)
+        let Rule { mut effect, too_early, .. } = self.rules[function];
+        if object > 0 {
+            effect.0 &= Effect::OF_OTHERS;
+        }
+        let made = if too_early { 0 } else { made };
+        let known = self.current.get(&address).filter(|current| {
+            let is_other = made != 0 && current.made[0] != 0 && made != current.made[0];
+            let is_new = current.state & effect.begins_if() != 0 || is_other;
+            !is_new
         });
-        let life = match self.current.get(&address) {
-            Some(current) if !is_new => current.life,
-            _ => self.start(address, time),
+        let life = match known {
+            Some(current) => current.life,
+            None => self.start(address, time),
         };
         if let Some(current) = self.current.get_mut(&address) {
-            current.open += 1;
             // The object before has left its time in the memory.
             if made != current.made[1] && current.made[0] == 0 {
                 current.made[0] = made;
             }
-            current.seen |= effect.once;
-            if (effect.completes || effect.frees) && object == 0 {
-                current.completed = true;
-                self.lives[life].end = Some(time);
-            }
+            current.state |= effect.at_call();
+        }
+        if effect.ends() {
+            self.end(life, time);
         }
         life
     }
 
-    /// The end of an object whose call was not seen. False where it has ended already, or is not known.
-    pub fn end_again(&mut self, lives: &mut [Life], address: u64, time: u64) -> bool {
-        let known = self.current.get_mut(&address).filter(|current| !current.completed);
-        known.is_some_and(|current| {
-            current.completed = true;
-            lives[current.life].end = Some(time);
-            true
-        })
+    fn end(&mut self, life: usize, time: u64) {
+        let life = &mut self.lives[life];
+        life.end = Some(time);
+        life.duration = Some(time - life.begin);
     }
 
-    /// A call ties its objects, as soon as all of them are known.
+    /// The end of an object whose call was not seen. False where it has ended already, or is not known.
+    pub fn end_again(&mut self, address: u64, time: u64) -> bool {
+        let known = self.current.get_mut(&address).filter(|now| now.state & COMPLETING == 0);
+        let Some(current) = known else { return false };
+        current.state |= END_MISSED;
+        let life = current.life;
+        self.end(life, time);
+        true
+    }
+
+    /// A call ties its objects, as soon as both are known.
     pub fn tie(&mut self, function: usize, lives: &[(u64, usize)]) {
-        let Some((child, parent, link)) = self.effects[function].ties else { return };
-        if let (Some((_, child)), Some((_, parent))) = (lives.get(child), lives.get(parent)) {
+        if let (Some(link), [(_, child), (_, parent), ..]) = (self.rules[function].ties, lives) {
             self.link(*child, *parent, link);
         }
     }
 
     /// A function returns that was called at `began`, and to which the object of this life was passed.
-    pub fn leave(&mut self, function: usize, life: usize, value: u64, began: u64, time: u64) {
-        let effect = self.effects[function];
-        let address = self.lives[life].address;
-        if let Some(current) = self.current.get_mut(&address).filter(|c| c.life == life) {
-            current.open = current.open.saturating_sub(1);
-            if effect.frees {
-                current.freed = true;
-                self.lives[life].end = Some(time);
+    pub fn leave(
+        &mut self,
+        function: usize,
+        (address, life): (u64, usize),
+        value: u64,
+        (began, time): (u64, u64),
+    ) {
+        let Rule { effect, makes, .. } = self.rules[function];
+        let set = effect.at_call();
+        let current = self.current.get_mut(&address).filter(|current| current.life == life);
+        if let Some(current) = current.filter(|current| current.state & set == set) {
+            current.state |= effect.at_return();
+            if effect.at_return() & FREED != 0 {
+                self.end(life, time);
             }
         }
         // NULL and error codes are no pointers.
-        if let Some(link) = effect.makes.filter(|_| (value as i64) < -4095) {
+        if let Some(link) = makes.filter(|_| (value as i64) < -4095) {
             // What it has made is no older than the call: where it seems to be, its beginning was missed.
             let child = match self.current.get(&value) {
-                Some(current) if !current.freed && self.lives[current.life].begin >= began => {
-                    current.life
+                Some(now) if now.state & FREED == 0 && self.lives[now.life].begin >= began => {
+                    now.life
                 }
                 _ => self.start(value, time),
             };
@@ -313,40 +320,45 @@ impl Lives {
 
     /// A split clones first, and chains afterwards: it remains a split.
     fn link(&mut self, child: usize, parent: usize, link: Link) {
-        let known = self.lives[child].parent.map(|(_, link)| link);
-        if child != parent && (known.is_none() || link == Link::Split) {
-            self.lives[child].parent = Some((parent, link));
+        let known = self.lives[child].parent.is_some();
+        if child != parent && (!known || link == Link::Split) {
+            self.lives[child].parent = Some(parent);
+            self.lives[child].link = Some(link);
         }
     }
 
-    /// The bytes of this life's event before, in exchange for those of now. `None`: there is no event
-    /// before, or the memory belongs to another object by now.
-    pub fn replace_bytes(&mut self, life: usize, bytes: &[u8]) -> Option<Box<[u8]>> {
-        let current = self.current.get_mut(&self.lives[life].address)?;
-        if current.life != life || current.freed || bytes.is_empty() {
+    /// The bytes of this life's event before, in exchange for those of now, and whether there are any
+    /// now: where the memory belongs to another object by now, there are none.
+    pub fn replace_bytes(
+        &mut self,
+        address: u64,
+        life: usize,
+        bytes: &[u8],
+    ) -> Option<Option<Box<[u8]>>> {
+        let current = self.current.get_mut(&address)?;
+        if current.life != life || current.state & FREED != 0 || bytes.is_empty() {
             return None;
         }
         let before = std::mem::replace(&mut current.bytes, bytes.into());
         self.held += bytes.len();
         self.held -= before.len();
-        (!before.is_empty()).then_some(before)
+        Some((!before.is_empty()).then_some(before))
     }
 
     /// The memory that all this takes, in bytes.
     pub fn memory(&self) -> usize {
-        // Lives are in the trace while nothing happens to them.
-        self.held + self.current.len() * size_of::<(u64, Current)>()
+        const LIFE: usize = size_of::<Life>() + 32; // its address
+        self.held + self.current.len() * size_of::<(u64, Current)>() + self.lives.len() * LIFE
     }
 
-    /// Whether this is the last of `lives` at its address so far.
-    pub fn is_last(&self, lives: &[Life], life: usize) -> bool {
-        self.current.get(&lives[life].address).is_some_and(|current| current.life == life)
+    /// Whether a function completes or frees its object.
+    pub fn completes(&self, function: usize) -> bool {
+        self.rules[function].effect.ends()
     }
 
-    /// Whether the object of this life is still at its address.
-    pub fn is_there(&self, life: usize) -> bool {
-        let current = self.current.get(&self.lives[life].address);
-        current.is_some_and(|current| current.life == life && !current.freed)
+    /// Those of the objects that are at an address now: no other one has come there.
+    pub fn present(&self) -> impl Iterator<Item = usize> {
+        self.current.values().map(|current| current.life)
     }
 }
 
@@ -357,18 +369,22 @@ mod tests {
     const A: u64 = 0xffff_8880_0000_1000;
     const B: u64 = 0xffff_8880_0000_2000;
 
-    fn lives(names: &[&str]) -> Lives {
-        let function = |name: &&str| Function { name: (*name).to_owned(), ..Function::default() };
-        let functions: Vec<Function> = names.iter().map(function).collect();
-        Lives::new(rules("bio"), functions.iter())
+    fn of(type_name: &str, names: &[&str]) -> Lives {
+        Lives::new(Rules(type_name), names.iter().copied())
+    }
+
+    fn leave(lives: &mut Lives, function: usize, life: usize, value: u64, began: u64, time: u64) {
+        let address = lives.lives[life].address.trim_start_matches("0x");
+        let address = u64::from_str_radix(address, 16).unwrap();
+        lives.leave(function, (address, life), value, (began, time));
     }
 
     #[test]
     fn a_reused_address_is_another_life() {
-        let mut lives = lives(&["submit_bio", "bio_endio", "bio_put", "bio_free"]);
+        let mut lives = of("bio", &["submit_bio", "bio_endio", "bio_put", "bio_free"]);
         let mut call = |function, time| {
             let life = lives.enter(function, 0, A, time, 0);
-            lives.leave(function, life, 0, time, time + 1);
+            leave(&mut lives, function, life, 0, time, time + 1);
             life
         };
         assert_eq!([call(0, 1), call(1, 3), call(2, 5), call(3, 7)], [0; 4]);
@@ -376,75 +392,71 @@ mod tests {
         assert_eq!([call(0, 21), call(2, 23)], [2; 2], "completed before");
         assert_eq!([call(0, 31), call(2, 33)], [3; 2], "submitted before");
         assert_eq!(lives.lives[0].end, Some(8));
-        assert_eq!(
-            lives.lives[1],
-            Life { address: A, generation: 1, begin: 11, end: Some(13), parent: None }
-        );
+        let Life { generation, begin, end, parent, .. } = lives.lives[1];
+        assert_eq!((generation, begin, end, parent), (1, 11, Some(13), None));
         assert_eq!((lives.lives[2].generation, lives.lives[2].end), (2, None));
     }
 
     #[test]
     fn an_end_may_be_seen_without_its_call() {
-        let mut lives = lives(&["submit_bio"]);
-        let mut all = Vec::new();
+        let mut lives = of("bio", &["submit_bio"]);
         for (again, time) in [(0, 1), (1, 11)] {
-            std::mem::swap(&mut lives.lives, &mut all);
             let life = lives.enter(0, 0, A, time, 0);
-            lives.leave(0, life, 0, time, time + 1);
-            std::mem::swap(&mut lives.lives, &mut all);
+            leave(&mut lives, 0, life, 0, time, time + 1);
             assert_eq!(life, again);
-            assert!(!lives.end_again(&mut all, B, time + 2));
-            assert!(lives.end_again(&mut all, A, time + 3));
-            assert!(!lives.end_again(&mut all, A, time + 4));
-            assert_eq!(all[life].end, Some(time + 3));
+            assert!(!lives.end_again(B, time + 2));
+            assert!(lives.end_again(A, time + 3));
+            assert!(!lives.end_again(A, time + 4));
+            assert_eq!(lives.lives[life].end, Some(time + 3));
         }
     }
 
     #[test]
     fn a_completed_object_lives_on_while_it_is_completed() {
-        let mut lives = lives(&["bio_endio", "bio_add_page"]);
+        let mut lives = of("bio", &["bio_endio", "bio_add_page"]);
         let life = lives.enter(0, 0, A, 1, 0);
         assert_eq!(lives.enter(1, 0, A, 2, 0), life, "inside its completion");
-        lives.leave(1, life, 0, 2, 3);
-        lives.leave(0, life, 0, 1, 4);
+        leave(&mut lives, 1, life, 0, 2, 3);
+        leave(&mut lives, 0, life, 0, 1, 4);
         assert_ne!(lives.enter(1, 0, A, 5, 0), life);
     }
 
     #[test]
     fn a_split_is_a_child() {
-        let mut lives = lives(&["bio_split", "bio_alloc_clone", "bio_init", "bio_chain"]);
+        let mut lives = of("bio", &["bio_split", "bio_alloc_clone", "bio_init", "bio_chain"]);
         let parent = lives.enter(0, 0, A, 1, 0);
         lives.enter(1, 0, A, 2, 0);
         let child = lives.enter(2, 0, B, 3, 0);
-        lives.leave(2, child, 0, 3, 4);
-        lives.leave(1, parent, B, 2, 5);
-        assert_eq!(lives.lives[child].parent, Some((parent, Link::Clone)));
-        lives.leave(0, parent, B, 1, 6);
+        leave(&mut lives, 2, child, 0, 3, 4);
+        leave(&mut lives, 1, parent, B, 2, 5);
+        assert_eq!(lives.lives[child].origin(), Some((parent, Link::Clone)));
+        leave(&mut lives, 0, parent, B, 1, 6);
         lives.enter(3, 0, B, 7, 0);
         lives.enter(3, 1, A, 7, 0);
         lives.tie(3, &[(B, child), (A, parent)]);
-        assert_eq!(lives.lives[child].parent, Some((parent, Link::Split)));
-        lives.leave(1, parent, 0, 7, 8);
-        lives.leave(1, parent, (-12_i64) as u64, 7, 8);
+        assert_eq!(lives.lives[child].origin(), Some((parent, Link::Split)));
+        leave(&mut lives, 1, parent, 0, 7, 8);
+        leave(&mut lives, 1, parent, (-12_i64) as u64, 7, 8);
         assert_eq!(lives.lives.len(), 2, "errors are no objects");
     }
 
     #[test]
     fn a_clone_whose_beginning_was_missed_is_another_life() {
-        let mut lives = lives(&["bio_alloc_clone", "bio_init", "submit_bio_noacct", "__bio_clone"]);
+        let mut lives =
+            of("bio", &["bio_alloc_clone", "bio_init", "submit_bio_noacct", "__bio_clone"]);
         let parent = lives.enter(2, 0, A, 1, 0);
         let old = lives.enter(1, 0, B, 2, 0);
         lives.enter(0, 0, A, 10, 0);
-        lives.leave(0, parent, B, 10, 20);
+        leave(&mut lives, 0, parent, B, 10, 20);
         let clone = lives.enter(2, 0, B, 21, 0);
         assert_ne!(clone, old, "made before the call");
-        assert_eq!((lives.lives[old].parent, lives.lives[clone].parent), {
+        assert_eq!((lives.lives[old].origin(), lives.lives[clone].origin()), {
             (None, Some((parent, Link::Clone)))
         });
         // One whose completion was seen is known as early as it is filled.
-        let mut lives = super::tests::lives(&["bio_endio", "__bio_clone"]);
+        let mut lives = of("bio", &["bio_endio", "__bio_clone"]);
         let old = lives.enter(0, 0, B, 1, 0);
-        lives.leave(0, old, 0, 1, 2);
+        leave(&mut lives, 0, old, 0, 1, 2);
         assert_ne!(lives.enter(1, 0, B, 3, 0), old);
         assert_eq!(lives.enter(1, 1, A, 3, 0), lives.enter(1, 1, A, 4, 0));
     }
@@ -459,12 +471,10 @@ mod tests {
             "blk_stat_add",
             "blk_mq_requeue_request",
         ];
-        let function = |name: &&str| Function { name: (*name).to_owned(), ..Function::default() };
-        let functions: Vec<Function> = names.iter().map(function).collect();
-        let mut lives = Lives::new(rules("request"), functions.iter());
+        let mut lives = of("request", &names);
         let mut call = |function, time, made| {
             let life = lives.enter(function, 0, A, time, made);
-            lives.leave(function, life, 0, time, time + 1);
+            leave(&mut lives, function, life, 0, time, time + 1);
             life
         };
         // The first one is known by its start; when it was made is told later.
@@ -478,15 +488,32 @@ mod tests {
 
     #[test]
     fn bytes_of_a_life_are_compared_with_its_own() {
-        let mut lives = lives(&["bio_init", "bio_free"]);
+        let mut lives = of("bio", &["bio_init", "bio_free"]);
         let first = lives.enter(0, 0, A, 1, 0);
-        assert_eq!(lives.replace_bytes(first, &[1]), None);
-        assert_eq!(lives.replace_bytes(first, &[2]).as_deref(), Some(&[1][..]));
+        assert_eq!(lives.replace_bytes(A, first, &[]), None, "unreadable");
+        assert_eq!(lives.replace_bytes(A, first, &[1]), Some(None));
+        assert_eq!(lives.replace_bytes(A, first, &[2]), Some(Some([1].into())));
         let second = lives.enter(0, 0, A, 2, 0);
-        assert_eq!(lives.replace_bytes(first, &[3]), None, "its memory is another's");
-        assert_eq!(lives.replace_bytes(second, &[4]), None);
+        assert_eq!(lives.replace_bytes(A, first, &[3]), None, "its memory is another's");
+        assert_eq!(lives.replace_bytes(A, second, &[4]), Some(None));
+        assert_eq!(lives.present().collect::<Vec<_>>(), [second]);
         lives.enter(1, 0, A, 3, 0);
-        lives.leave(1, second, 0, 3, 4);
-        assert!(!lives.is_there(second));
+        leave(&mut lives, 1, second, 0, 3, 4);
+        assert_eq!(lives.replace_bytes(A, second, &[5]), None, "freed");
+    }
+
+    /// What the BPF program reads in a cookie.
+    #[test]
+    fn an_effect_is_three_sets_of_bits() {
+        let effect = |name: &str| {
+            let effect = Rules("bio").effect(name);
+            (effect.begins_if(), effect.at_call(), effect.at_return())
+        };
+        assert_eq!(effect("bio_put"), (FREED, KNOWN, 0));
+        assert_eq!(effect("bio_init"), (FREED | KNOWN, KNOWN, 0));
+        let submits = FREED | SEEN | COMPLETING | COMPLETED;
+        assert_eq!(effect("submit_bio"), (submits, KNOWN | SEEN, 0));
+        assert_eq!(effect("bio_endio"), (FREED, KNOWN | COMPLETING, COMPLETED));
+        assert_eq!(effect("bio_free"), (FREED, KNOWN | COMPLETING, COMPLETED | FREED));
     }
 }

@@ -8,11 +8,9 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use common::{Cli, Session};
-use libbpf_rs::btf::Btf;
+use common::{Cli, Session, btf::Btf};
 
 mod attach;
-mod calls;
 mod cli;
 mod decode;
 mod discovery;
@@ -23,17 +21,20 @@ mod filter;
 mod follow;
 mod ledger;
 mod lives;
-mod model;
 mod outputs;
-mod value;
+mod record;
+mod report;
+mod summary;
+mod text;
 mod trace {
     #![allow(missing_docs)]
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
 use attach::{Attached, Tier};
-use cli::Ctracer;
+use cli::{Command, Ctracer};
 use follow::Follower;
-use ledger::Reading;
+use lives::{END_MISSED, Effect, Rules};
+use outputs::Outputs;
 use trace::TraceSkelBuilder;
 
 fn main() -> ExitCode {
@@ -41,10 +42,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
+    let cli = &cli.own;
+    if let Some(Command::Report { file, files }) = &cli.command {
+        return outputs::report(file, files);
+    }
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    let cli = &cli.own;
-    let types = common::btf::Btf::read("vmlinux", None)?;
+    let types = Btf::read("vmlinux", None)?;
     let tier = Tier::choose(&types);
     let found = discovery::discover(cli, &types)?;
     if cli.list {
@@ -52,20 +56,21 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
         return Ok(());
     }
     let _runs = attach::count_runs()?; // before there are files that nobody fills
-    let outputs = outputs::Outputs::create(cli)?;
-    let vmlinux = Btf::from_vmlinux().context("the kernel's BTF could not be read")?;
-    let layout = decode::Layout::new(&vmlinux, &cli.type_name)?.with_functions(&found.symbols);
+    let outputs = Outputs::create(&cli.files, None)?;
+    let layout = decode::Layout::new(&types, &cli.type_name, &found.symbols)?;
 
     let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.object_size = layout.size() as u64;
+    constants.object_size = layout.size as u64;
     constants.by_address = tier == Tier::Single;
     constants.pid = cli.pid.unwrap_or(0);
     constants.pid_namespace = common::pid_namespace()?;
     constants.dev = cli.dev.unwrap_or(0);
     constants.sample = cli.sample.unwrap_or(1);
-    let rules = lives::rules(&cli.type_name);
+    let rules = Rules(&cli.type_name);
     constants.by_life = rules.tell_the_first_event();
-    let made_at = rules.made.and_then(|field| layout.position(field));
+    constants.of_others = Effect::OF_OTHERS;
+    constants.end_missed = END_MISSED;
+    let made_at = rules.made().and_then(|field| layout.position(field));
     constants.made_at = made_at.unwrap_or(0) as u32;
     let comparisons = match &cli.filter {
         Some(filter) => filter.resolve(&layout)?,
@@ -74,20 +79,21 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     constants.comparisons = comparisons.len() as u32;
     constants.filter[..comparisons.len()].copy_from_slice(&comparisons);
     let cookies = attach::cookies(&found.functions, rules);
-    tier.prepare(&mut open, &found.functions, &cookies)?;
+    tier.prepare(&mut open, &found.functions, rules, &cookies)?;
     let mut skel = session.load(open)?;
 
     if tier == Tier::Single {
         attach::fill(&skel.maps.functions, &found.functions, &cookies)?;
     }
-    let attached = Attached::attach(tier, &skel.progs, &found.functions, &cookies, session)?;
+    let attached = Attached::attach(tier, &mut skel, &found.functions, &cookies, session)?;
     let Some(attached) = attached else { return Ok(()) };
     eprint!("{}", attached.describe(tier, &found));
 
     let waiting = RefCell::new(Vec::new());
-    let reader = events::Reader::new(&skel.maps.events, &waiting, layout.size())?;
-    let mut follower = Follower::new(cli, &layout, rules, found.into_trace(&cli.type_name)?)?;
-    let read = || Reading::take(|| attached.counts(&skel.progs), &skel.maps.counters);
+    let reader = events::Reader::new(&skel.maps.events, &waiting, layout.size)?;
+    let trace = found.into_trace(&cli.type_name)?;
+    let mut follower = Follower::new(cli, &layout, rules, &trace)?;
+    let read = || ledger::read(|| attached.counts(&skel.progs), &skel.maps.counters);
     let before = read()?;
     let variables = skel.maps.bss_data.as_deref_mut().context("the program has no variables")?;
     // SAFETY: the variable is aligned, and mapped as long as the programs are loaded. Not a plain
@@ -100,8 +106,11 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     }
     recording.store(0, Ordering::SeqCst);
     session.detach()?;
-    let ledger = read()?.since(&before);
+    let ledger = ledger::between(&before, &read()?);
     follower.take(reader.rest()?)?;
-    outputs.write(&follower.finish(ledger)?, &layout)
+    match follower.finish(ledger)? {
+        Some(report) => outputs.write(report),
+        None => Ok(()),
+    }
     // `attached` is dropped last: the user sees the results while the probes are removed.
 }

@@ -1,60 +1,91 @@
-//! What is written: with each event, a text or a line of JSON; at the end a summary, and files.
+//! The files that a report is written to.
 
 use std::{
-    fs::File,
-    io::{BufWriter, Write},
-    path::PathBuf,
+    fs::{File, OpenOptions},
+    io::{BufReader, BufWriter, Write},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use clap::error::ErrorKind;
 
-use crate::{cli::Ctracer, decode::Layout, model::Trace};
+use crate::{cli::Files, report::Report};
 
 mod folded;
 mod html;
-pub mod json;
 mod perfetto;
-pub mod summary;
-pub mod text;
 
-type WriteTrace = fn(&mut dyn Write, &Trace, &Layout) -> Result<()>;
+type WriteReport = fn(&mut dyn Write, &Report) -> Result<()>;
 
 /// Files that are open for writing, so that a wrong path is found before the trace and not after it.
 pub struct Outputs {
-    files: Vec<(PathBuf, File, WriteTrace)>,
+    files: Vec<(PathBuf, File, WriteReport)>,
 }
 
 impl Outputs {
-    /// Creates the files that the command line asks for.
-    pub fn create(cli: &Ctracer) -> Result<Outputs> {
-        let outputs: [(&Option<PathBuf>, WriteTrace); 3] = [
-            (&cli.files.perfetto, perfetto::write),
-            (&cli.files.html, html::write),
-            (&cli.files.folded, |w, trace, _| folded::write(w, trace)),
+    /// Opens the files that the command line asks for. Wrong usage where two of them are the same one,
+    /// or one is `input`. One that is no file, as /dev/null, takes any number.
+    pub fn create(files: &Files, input: Option<&File>) -> Result<Outputs> {
+        let outputs: [(&Option<PathBuf>, WriteReport); 3] = [
+            (&files.perfetto, perfetto::write),
+            (&files.html, html::write),
+            (&files.folded, folded::write),
         ];
+        let place =
+            |file: &File| file.metadata().map(|data| (data.is_file(), data.dev(), data.ino()));
+        let mut places = input.map(place).transpose()?.into_iter().collect::<Vec<_>>();
         let mut files = Vec::new();
         for (path, write) in outputs {
-            if let Some(path) = path {
-                let file = File::create(path).with_context(|| {
-                    format!("{} cannot be written: give another path", path.display())
-                })?;
-                files.push((path.clone(), file, write));
+            let Some(path) = path else { continue };
+            let open = || {
+                // It is emptied when it is known that it is nothing else.
+                let file =
+                    OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+                let place = place(&file)?;
+                Ok::<_, std::io::Error>((file, place))
+            };
+            let (file, place) = open().with_context(|| {
+                format!("{} cannot be written: give another path", path.display())
+            })?;
+            if place.0 && places.contains(&place) {
+                let why = format!(
+                    "{} cannot hold two outputs, or be read meanwhile: give each its own file\n",
+                    path.display()
+                );
+                clap::Error::raw(ErrorKind::ArgumentConflict, why).exit();
             }
+            places.push(place);
+            files.push((path.clone(), file, write));
+        }
+        for (_, file, _) in files.iter().filter(|(_, file, _)| place(file).is_ok_and(|p| p.0)) {
+            file.set_len(0)?;
         }
         Ok(Outputs { files })
     }
 
     /// Writes them: each one, also where another one fails.
-    pub fn write(self, trace: &Trace, layout: &Layout) -> Result<()> {
-        let mut failed = Vec::new();
+    pub fn write(self, report: Report) -> Result<()> {
+        let (report, mut failed) = (report.finish(), Vec::new());
         for (path, file, write) in self.files {
             let mut file = BufWriter::new(file);
-            match write(&mut file, trace, layout).and_then(|()| Ok(file.flush()?)) {
+            match write(&mut file, &report).and_then(|()| Ok(file.flush()?)) {
                 Ok(()) => eprintln!("ctracer: {} written", path.display()),
                 Err(error) => failed.push(format!("{} is incomplete: {error:#}", path.display())),
             }
         }
-        ensure!(failed.is_empty(), "{}", failed.join("\nstage12: "));
+        ensure!(failed.is_empty(), "{}", failed.join("\nctracer: "));
         Ok(())
     }
+}
+
+/// `ctracer report`: writes files out of one of JSON lines. Of a damaged one, what can be told is
+/// written, and the run fails.
+pub fn report(path: &Path, files: &Files) -> Result<()> {
+    let name = path.display();
+    let file = File::open(path).with_context(|| format!("{name} cannot be read"))?;
+    let read = Report::read(BufReader::new(&file));
+    let (report, damage) = read.with_context(|| name.to_string())?;
+    Outputs::create(files, Some(&file))?.write(report)?;
+    damage.map_or(Ok(()), |damage| bail!("{name}: {damage}"))
 }

@@ -14,13 +14,15 @@
 #define COMPARISONS 4
 #define ENDS 6
 #define MAX_ERRNO 4095
-/* In a cookie: what the function does to its first object. lives.rs has the same rules. */
-#define BEGINS (1UL << 31) /* initialises it: always a new life */
-#define FREES (1UL << 30)
-#define COMPLETES (1UL << 29)
-#define PREPARES (1UL << 28) /* makes it ready for work: a new life where the one before is complete */
-#define STARTS (1UL << 27) /* lets the work begin: the same, also while the one before is completed */
-#define ONCE (1UL << 26) /* sees every object once: at the second time, it is another one */
+/* In a cookie: what the function does to the life of its first object, three sets of bits of a state.
+ * The rules are in lives.rs, which also has the names of the bits; here they are carried out. */
+#define EFFECT(cookie) ((u32)((cookie) >> 48))
+#define BEGINS_IF(effect) ((effect)&31) /* in such a life, the call is the first of another one */
+#define AT_CALL(effect) ((effect) >> 5 & 31) /* what the call sets */
+#define AT_RETURN(effect) ((effect) >> 10 & 31) /* what the return sets */
+#define ENDS_LIFE(cookie) ((cookie) >> 58) /* AT_RETURN() is not 0: the function completes or frees */
+#define FREED 16 /* in a state: any call is the first of another life */
+#define TOO_EARLY (1UL << 47) /* the object may still say when the one before it was made */
 #ifdef __TARGET_ARCH_x86
 #define RETURN_ADDRESS 8 /* bytes on the stack, which the return has removed */
 #else
@@ -34,11 +36,13 @@ const volatile u32 pid, pid_namespace, dev, sample; /* 0: no such filter */
 struct comparison {
 	u64 mask, value;
 	u32 offset, size, is_signed;
-	u32 operator; /* holds where the field is 1: less, 2: equal, 4: greater */
+	u32 holds_if; /* the field is 1: less, 2: equal, 4: greater */
 };
 const volatile struct comparison filter[COMPARISONS];
 const volatile u32 comparisons;
-const volatile u64 ends[ENDS]; /* cookies of functions that end a life, see ends_again() */
+const volatile u64 ends[ENDS]; /* cookies of functions that end a life, see sees_end() */
+const volatile u16 of_others; /* what remains of an effect for the other objects of a call */
+const volatile u16 end_missed; /* the bits of a life whose end only sees_end() has seen */
 const volatile bool by_life; /* the rules of this type tell the first event of a life */
 const volatile u32 made_at; /* where an object says when it was made; 0: it does not */
 u64 recording; /* 0: before the trace begins, and after its end */
@@ -46,7 +50,7 @@ u64 recording; /* 0: before the trace begins, and after its end */
 struct event {
 	u64 time, address, value, stack;
 	u32 function, cpu, tgid, tid;
-	u32 is_return, object; /* is_return: 2 for an end that only fentry has seen */
+	u32 what, object; /* what: 0 a call, 1 a return, 2 an end that only sees_end() has seen */
 	u64 readable, registers[REGISTERS]; /* of the arguments, at a call */
 	char comm[16];
 	u8 bytes[];
@@ -66,29 +70,34 @@ struct call {
 
 /* What the filters know about an object: about its life, for the next one may have the same address. */
 struct life {
-	u64 object, state;
+	u64 object, state; /* the bits of the rules, and those of the filters */
 	u64 made, before; /* when it was made, and the one before at this address; 0: not known */
 };
-enum { DECIDED = 1, WANTED = 2, SEEN = 4, COMPLETING = 8, COMPLETED = 16, FREED = 32, MATCHED = 64 };
+enum { DECIDED = 32, WANTED = 64, MATCHED = 128 };
 
 struct counts {
 	u64 runs, entries, returns, lost, objects_lost, filtered, null, unmatched, outside, decided;
 	u64 ending; /* the object whose end the probe on this CPU has seen last; 0: none */
 };
 
-#define MAP(name, kind, entries, key_type, value_type)                                                       \
+/* A hash table in an array, see place(): in a map of type HASH, each look costs some 250 instructions. */
+#define TABLE(name, entry)                                                                                   \
 	struct {                                                                                             \
-		__uint(type, BPF_MAP_TYPE_##kind);                                                           \
-		__uint(max_entries, entries);                                                                \
-		__type(key, key_type);                                                                       \
-		__type(value, value_type);                                                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                                            \
+		__uint(max_entries, PLACES);                                                                 \
+		__type(key, u32);                                                                            \
+		__type(value, entry);                                                                        \
 	} name SEC(".maps")
 
-/* Hash tables in arrays, see place(): in a map of type HASH, each look costs some 250 instructions. */
-MAP(functions, ARRAY, PLACES, u32, struct function);
-MAP(calls, ARRAY, PLACES, u32, struct call);
-MAP(lives, ARRAY, PLACES, u32, struct life);
-MAP(counters, PERCPU_ARRAY, 1, u32, struct counts);
+TABLE(functions, struct function);
+TABLE(calls, struct call);
+TABLE(lives, struct life);
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct counts);
+} counters SEC(".maps");
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 16 << 20);
@@ -108,22 +117,13 @@ static __always_inline u32 place(u64 key, u32 probe)
 	return ((u32)(key * 0x9e3779b97f4a7c15 >> 48) + probe) % PLACES;
 }
 
-/* Whether a call with this cookie is the first one of another life than the one that is known. */
-static __always_inline bool is_new(u64 state, u64 cookie, bool first)
-{
-	if (state & FREED || (cookie & ONCE && state & SEEN))
-		return true;
-	return first && (cookie & BEGINS || (cookie & STARTS && state & COMPLETING) ||
-			 (cookie & PREPARES && state & COMPLETED));
-}
-
 /* Decides about a life, at its first event. Where the rules of a type do not tell which one that is,
  * a process may come later. No life begins with its end: it began before the trace did. */
-static __always_inline u64 decide(u64 cookie)
+static __always_inline u64 decide(u32 effect)
 {
 	struct counts *counts = own_counts();
 
-	if (cookie & (COMPLETES | FREES) || (pid && process_in(pid_namespace) != pid))
+	if (AT_RETURN(effect) || (pid && process_in(pid_namespace) != pid))
 		return by_life ? DECIDED : 0;
 	return !counts || counts->decided++ % sample ? DECIDED : DECIDED | WANTED;
 }
@@ -143,7 +143,7 @@ static __always_inline bool matches(u64 object)
 			value = (s64)(value << unused) >> unused;
 		value &= filter[i].mask;
 		is_less = filter[i].is_signed ? (s64)value < (s64)other : value < other;
-		if (!(filter[i].operator>>(is_less ? 0 : value == other ? 1 : 2) & 1))
+		if (!(filter[i].holds_if >> (is_less ? 0 : value == other ? 1 : 2) & 1))
 			return false;
 	}
 	return true;
@@ -176,16 +176,16 @@ static __always_inline struct life *life_of(u64 object)
 /* Whether --pid, --sample and --filter let an object through that is passed to a function. */
 __noinline u32 is_followed(u64 object, u64 cookie, u32 first)
 {
+	u32 effect = EFFECT(cookie) & (first ? 0xffff : of_others);
 	struct life *life = life_of(object);
 	u64 state, made = 0;
 
 	if (!life)
 		return false;
-	/* At first it is the time of the object before. */
-	if (made_at && !(cookie & (BEGINS | PREPARES)))
+	if (made_at && !(cookie & TOO_EARLY))
 		bpf_probe_read_kernel(&made, sizeof(made), (void *)object + made_at);
 	state = life->state;
-	if (is_new(state, cookie, first) || (made && life->made && made != life->made)) {
+	if (state & BEGINS_IF(effect) || (made && life->made && made != life->made)) {
 		state = 0;
 		life->before = life->made;
 		life->made = 0;
@@ -193,11 +193,8 @@ __noinline u32 is_followed(u64 object, u64 cookie, u32 first)
 	if (made != life->before && !life->made)
 		life->made = made;
 	if (!(state & DECIDED))
-		state |= decide(cookie);
-	if (cookie & ONCE)
-		state |= SEEN;
-	if (first && cookie & (COMPLETES | FREES))
-		state |= COMPLETING;
+		state |= decide(effect);
+	state |= AT_CALL(effect);
 	/* Fields are set and changed in the course of a life: from the first match on, all of it. */
 	if (!by_life)
 		state &= ~MATCHED;
@@ -333,16 +330,16 @@ static __always_inline struct call *call_begins(struct pt_regs *ctx, struct coun
 	struct call *remembered;
 	bool by_history = pid || sample > 1 || comparisons, any = false, wanted = false;
 
-	if (call.cookie & (COMPLETES | FREES))
+	if (ENDS_LIFE(call.cookie))
 		counts->ending = registers[call.cookie >> 32 & 7];
 	for (u32 i = 0; i < OBJECTS; i++) {
 		u64 object = registers[call.cookie >> (32 + 4 * i) & 7];
 		if ((s64)object >= -MAX_ERRNO)
 			continue; /* NULL, or an error in place of a pointer */
 		any = true;
-		if (dev && device_of(object, device, !i && call.cookie & BEGINS) != dev)
+		if (dev && device_of(object, device, !i && call.cookie >> 44 & 7) != dev)
 			continue;
-		if (by_history && !i && call.cookie & (COMPLETES | FREES))
+		if (by_history && !i && ENDS_LIFE(call.cookie))
 			call.ends = object;
 		if (by_history && !is_followed(object, call.cookie, !i))
 			continue;
@@ -370,10 +367,11 @@ static __always_inline struct call *call_begins(struct pt_regs *ctx, struct coun
 static __always_inline void ended(const struct call *call)
 {
 	struct life *life = life_of(call->ends);
+	u32 effect = EFFECT(call->cookie), set = AT_CALL(effect);
 
 	/* Another one has begun already where the state does not know of this call. */
-	if (life && life->state & COMPLETING)
-		life->state |= call->cookie & FREES ? FREED : COMPLETED;
+	if (life && (life->state & set) == set)
+		life->state |= AT_RETURN(effect);
 }
 
 static __always_inline void call_returns(struct pt_regs *ctx, struct call *call, struct counts *counts)
@@ -443,7 +441,7 @@ int session(struct pt_regs *ctx)
 /* The kernel skips a program that interrupts another one, as a completion does that comes while a task
  * is being traced. An fentry program at the same function runs nevertheless, after the other one: with
  * it, no end is missed. */
-static __always_inline int ends_again(u64 *ctx, u32 number)
+static __always_inline int sees_end(u64 *ctx, u32 number)
 {
 	struct counts *counts = own_counts();
 	u64 cookie = ends[number], task = bpf_get_current_pid_tgid(), object = 0;
@@ -461,7 +459,7 @@ static __always_inline int ends_again(u64 *ctx, u32 number)
 		bool wanted = is_followed(object, cookie, true);
 		struct life *life = life_of(object);
 		if (life)
-			life->state |= COMPLETED;
+			life->state |= end_missed;
 		if (!wanted)
 			return 0;
 	}
@@ -474,22 +472,22 @@ static __always_inline int ends_again(u64 *ctx, u32 number)
 				 .cpu = bpf_get_smp_processor_id(),
 				 .tgid = task >> 32,
 				 .tid = task,
-				 .is_return = 2 };
+				 .what = 2 };
 	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
 	return 0;
 }
 
-#define ENDS_AGAIN(number)                                                                                   \
+#define SEES_END(number)                                                                                     \
 	SEC("fentry")                                                                                        \
-	int ends_again##number(u64 *ctx)                                                                     \
+	int sees_end##number(u64 *ctx)                                                                       \
 	{                                                                                                    \
-		return ends_again(ctx, number);                                                              \
+		return sees_end(ctx, number);                                                                \
 	}
-ENDS_AGAIN(0)
-ENDS_AGAIN(1)
-ENDS_AGAIN(2)
-ENDS_AGAIN(3)
-ENDS_AGAIN(4)
-ENDS_AGAIN(5)
+SEES_END(0)
+SEES_END(1)
+SEES_END(2)
+SEES_END(3)
+SEES_END(4)
+SEES_END(5)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,8 +1,17 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const { lives, events, calls, functions, threads, names, strings } = data;
-const total = { lives: lives.begin.length, events: events.time.length };
+const { functions } = data;
+
+/** Columns with these names, out of rows: each an object, or a list in this order. */
+const columns = (rows, names) => Object.fromEntries(names.map((name, i) =>
+  [name, rows.map((row) => Array.isArray(row) ? row[i] : row[name])]));
+const lives = columns(data.lives, ["address", "generation", "parent", "link", "begin", "end"]);
+const calls = columns(data.calls, ["begin", "end", "own", "exit"]);
+const events = columns(data.events.map(([place, object, ...said]) => [...place, ...object, ...said]),
+  ["time", "cpu", "thread", "isReturn", "function", "argument", "depth", "life", "readable", "call", "value",
+    "arguments", "fields", "changes"]);
+const total = { lives: data.lives.length, events: data.events.length };
 const last = total.events ? events.time[total.events - 1] : 0;
 
 // ---- What belongs together -------------------------------------------------------------------
@@ -20,29 +29,16 @@ const endOf = (life) => lives.end[life] ?? (haveEnds ? Math.max(lives.begin[life
 const duration = (life) => endOf(life) - lives.begin[life];
 const nameOf = (life) => `${data.type} ${lives.address[life]} #${lives.generation[life]}`;
 
-/** What each event of a life changed: for each a list of [field, value before, value after]. */
-function stepsOf(life) {
-  const state = new Map();
-  return eventsOf[life].map((event) => {
-    const step = [];
-    const pairs = data.fields[event] ?? data.changes[event] ?? [];
-    for (let i = 0; i < pairs.length; i += 2) {
-      if (!data.fields[event]) step.push([pairs[i], state.get(pairs[i]), pairs[i + 1]]);
-      state.set(pairs[i], pairs[i + 1]);
-    }
-    return step;
-  });
-}
+const nameOfFunction = (event) => functions[events.function[event]].name;
+
+/** What an event says about fields: for each, its name, its value before (of a life's first event,
+ *  there is none), and its value. */
+const valuesOf = (event) => events.changes[event]
+  .concat(events.fields[event].map(([field, value]) => [field, undefined, value]));
 
 /** The fields of a life after its event number `hop`: a Map from the name to the value. */
-function stateAt(life, hop) {
-  const state = new Map();
-  for (const event of eventsOf[life].slice(0, hop + 1)) {
-    const pairs = data.fields[event] ?? data.changes[event] ?? [];
-    for (let i = 0; i < pairs.length; i += 2) state.set(pairs[i], pairs[i + 1]);
-  }
-  return state;
-}
+const stateAt = (life, hop) => new Map(eventsOf[life].slice(0, hop + 1)
+  .flatMap((event) => valuesOf(event).map(([field, , value]) => [field, value])));
 
 /** What an I/O is about: its operation, sector and size where it is submitted; for one that is not
  *  submitted itself, as a part of another, the last ones that are not 0. */
@@ -51,21 +47,19 @@ const ABOUT = {
   request: [["cmd_flags", "__sector", "__data_len"], /^blk_mq_start_request$/],
 };
 const [about, submits] = ABOUT[data.type] ?? [[], /^$/];
-const positions = about.map((name) => names.indexOf(name));
 const described = new Map();
 function describe(life) {
   if (described.has(life)) return described.get(life);
   const values = about.map(() => "");
   for (const event of eventsOf[life]) {
-    const pairs = data.fields[event] ?? data.changes[event] ?? [];
-    for (let i = 0; i < pairs.length; i += 2) {
-      const at = positions.indexOf(pairs[i]);
-      if (at >= 0 && (strings[pairs[i + 1]] !== "0" || !values[at])) values[at] = strings[pairs[i + 1]];
+    for (const [field, , value] of valuesOf(event)) {
+      const at = about.indexOf(field);
+      if (at >= 0 && (value !== "0" || !values[at])) values[at] = value;
     }
-    if (submits.test(functions[events.function[event]][0])) break;
+    if (submits.test(nameOfFunction(event))) break;
   }
   const [operation, sector, bytes] = values;
-  const first = eventsOf[life].length ? functions[events.function[eventsOf[life][0]]][0] : "";
+  const first = eventsOf[life].length ? nameOfFunction(eventsOf[life][0]) : "";
   described.set(life, operation ? `${operation.split("|")[0].replace("REQ_OP_", "")} ${sector}+${bytes / 512}` : first);
   return described.get(life);
 }

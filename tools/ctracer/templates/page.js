@@ -68,18 +68,12 @@ let matches = () => true;
 function matcher() {
   const cpu = filters.cpu.value, wanted = filters.function.value;
   const text = filters.text.value.trim().toLowerCase();
-  const having = (texts) => new Set(texts.flatMap((t, i) => t.toLowerCase().includes(text) ? [i] : []));
-  const by = text && {
-    life: having(total.lives ? lives.address : []), thread: having(threads),
-    function: having(functions.map(([name]) => name)), value: having(strings),
-  };
-  const hasValue = (pairs) => pairs?.some((position, i) => i % 2 === 1 && by.value.has(position));
+  const has = (found) => found.toLowerCase().includes(text);
   return (event) =>
     (cpu === "" || events.cpu[event] === +cpu)
     && (wanted === "" || events.function[event] === +wanted)
-    && (!text || by.life.has(events.life[event]) || by.thread.has(events.thread[event])
-      || by.function.has(events.function[event])
-      || hasValue(data.fields[event]) || hasValue(data.changes[event]));
+    && (!text || has(lives.address[events.life[event]]) || has(events.thread[event])
+      || has(nameOfFunction(event)) || valuesOf(event).some(([, , value]) => has(value)));
 }
 
 const objects = list($("list"), (life) => make("div", {
@@ -113,24 +107,23 @@ let shallowest = new Map(), steps = [], past = new Map(), view = [0, 1];
 
 /** The arguments of a call that are no objects: `name=value`. */
 function others(event) {
-  const pairs = data.arguments[event] ?? [];
-  return pairs.flatMap((name, i) => i % 2 ? [] : [`${names[name]}=${strings[pairs[i + 1]]}`]);
+  return events.arguments[event].map(([name, value]) => `${name}=${value}`);
 }
 
 const hops = list($("calls"), (event, i) => {
   const life = picked, call = events.call[event], isReturn = events.isReturn[event];
-  const [name, prototype, parameters] = functions[events.function[event]];
+  const { name, prototype, parameters } = functions[events.function[event]];
   const own = eventsOf[life];
   const parameter = parameters[events.argument[event]] || `argument ${events.argument[event] + 1}`;
   const text = isReturn
-    ? `} ${name}${data.values[event] === undefined ? "" : ` = ${data.values[event]}`}`
+    ? `} ${name}${events.value[event] === null ? "" : ` = ${events.value[event]}`}`
     : `${name}(${[parameter, ...others(event)].join(", ")}) {`;
   const line = make("span", { title: prototype }, "  ".repeat(events.depth[event] - shallowest.get(events.thread[event])) + text);
   line.style.whiteSpace = "pre";
   if (!events.readable[event]) line.append(make("span", { className: "quiet", textContent: "  no copy: freed or unreadable" }));
   for (const [field, before, after] of steps[i])
-    line.append(make("mark", { textContent: `${names[field]} ${strings[before] ?? "?"} → ${strings[after]}` }));
-  line.title += steps[i].map(([field, before, after]) => `\n${names[field]} ${strings[before] ?? "?"} → ${strings[after]}`).join("");
+    line.append(make("mark", { textContent: `${field} ${before ?? "?"} → ${after}` }));
+  line.title += steps[i].map(([field, before, after]) => `\n${field} ${before ?? "?"} → ${after}`).join("");
   const next = own[i + 1];
   const lasted = call !== null && !isReturn;
   const wait = next === undefined ? make("span") : timed("span", events.time[next] - events.time[event]);
@@ -141,15 +134,15 @@ const hops = list($("calls"), (event, i) => {
     onclick: () => pickHop(i),
   }, timed("span", events.time[event] - lives.begin[life]),
   wait, make("span", { className: "number", textContent: events.cpu[event] }),
-  make("span", { textContent: threads[events.thread[event]], title: threads[events.thread[event]] }),
-  lasted ? timed("span", calls.end[call] - calls.begin[call], calls.returned[call] ? "" : "≥ ") : make("span"),
+  make("span", { textContent: events.thread[event], title: events.thread[event] }),
+  lasted ? timed("span", calls.end[call] - calls.begin[call], calls.exit[call] === null ? "≥ " : "") : make("span"),
   line);
 });
 arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), steps.length - 1)));
 
 function pick(life, at = 0) {
   picked = life;
-  steps = stepsOf(life);
+  steps = eventsOf[life].map((event) => events.changes[event]);
   shallowest = new Map();
   for (const event of eventsOf[life])
     shallowest.set(events.thread[event], Math.min(events.depth[event], shallowest.get(events.thread[event]) ?? Infinity));
@@ -210,7 +203,7 @@ function spent(life) {
     busy += Math.max(0, end - Math.max(calls.begin[call], until));
     until = Math.max(until, end);
   }
-  const table = [...rows].map(([f, row]) => [functions[f][0], ...row]).sort((a, b) => b[3] - a[3]);
+  const table = [...rows].map(([f, row]) => [functions[f].name, ...row]).sort((a, b) => b[3] - a[3]);
   table.push(["(in none of them)", "", "", duration(life) - busy]);
   const most = Math.max(...table.map((row) => row[3]), 1);
   $("functions").replaceChildren(
@@ -218,7 +211,7 @@ function spent(life) {
     ...table.map(([name, count, all, own]) => {
       const bar = make("span", { className: "bar" });
       bar.style.width = `${Math.round(100 * own / most)}px`;
-      return make("tr", {}, make("td", { textContent: name }), make("td", { className: "number", textContent: count }),
+      return make("tr", {}, make("td", { textContent: name }), make("td", { className: "number", textContent: count ?? "-" }),
         all === "" ? make("td") : timed("td", all), timed("td", own), make("td", {}, bar));
     }));
 }
@@ -229,13 +222,13 @@ function showFields() {
   if (!own.length) return $("fields").replaceChildren();
   const now = new Set(steps[hop].map(([field]) => field));
   const event = own[hop];
-  $("hop").textContent = `${events.isReturn[event] ? "when" : "at the call of"} ${functions[events.function[event]][0]}()`
+  $("hop").textContent = `${events.isReturn[event] ? "when" : "at the call of"} ${nameOfFunction(event)}()`
     + `${events.isReturn[event] ? " returned" : ""}, ${time(events.time[event] - lives.begin[picked])}`;
   const rows = [...stateAt(picked, hop)].filter(([field]) => !$("changed").checked || past.has(field));
   $("fields").replaceChildren(
     make("tr", {}, ...["Field", "Value", "All its values"].map((text) => make("th", { textContent: text }))),
     ...rows.map(([field, value]) => make("tr", { className: now.has(field) ? "now" : "" },
-      make("td", { textContent: names[field] }), make("td", { textContent: strings[value] }),
+      make("td", { textContent: field }), make("td", { textContent: value }),
       make("td", { className: "quiet" }, ...pastOf(field)))));
 }
 
@@ -245,26 +238,20 @@ function pastOf(field) {
   const at = all.findLastIndex(([i]) => i <= hop);
   const from = Math.max(0, at - 3), near = all.slice(from, at + 6);
   const buttons = near.map(([i, value]) => make("button", { className: "link", onclick: () => pickHop(i),
-    title: functions[events.function[eventsOf[picked][i]]][0], textContent: strings[value] ?? "?" }));
+    title: nameOfFunction(eventsOf[picked][i]), textContent: value ?? "?" }));
   const arrowed = buttons.flatMap((button, i) => i ? ["→ ", button] : [button]);
   return [from ? "… → " : "", ...arrowed, from + near.length < all.length ? "→ …" : ""];
 }
 
 // ---- Start -------------------------------------------------------------------------------------------
 
+document.title = $("title").textContent = `struct ${data.type} on Linux ${data.release}`;
 $("totals").textContent = `${total.lives} objects, ${total.events} events, ${time(last)}`;
-const LEDGER = {
-  hits: "hits of the probes, counted by the kernel", entries: "calls recorded", returns: "returns recorded",
-  lost: "lost (ring buffer or table of open calls full)", recursion: "missed (another BPF program was running on the CPU)",
-  instances: "missed (no room to remember the call, or inside another probe)", filtered: "filtered",
-  null: "without an object (NULL)", unmatched: "returns of calls that were not recorded",
-  outside: "before the start or after the end", objects_lost: "second objects of recorded calls lost (not part of the sum)",
-};
-$("ledger").replaceChildren(...Object.entries(LEDGER).map(([name, meaning]) =>
-  make("tr", {}, make("td", { className: "number", textContent: data.ledger[name] }), make("td", { textContent: meaning }))));
+$("ledger").replaceChildren(...data.parts.map(([count, meaning]) => make("tr", {},
+  make("td", { className: "number", textContent: count ?? "-" }), make("td", { textContent: meaning }))));
 for (const cpu of [...new Set(events.cpu)].sort((a, b) => a - b)) $("cpu").add(new Option(cpu, cpu));
 const used = new Set(events.function);
-functions.map(([name], i) => [name, i]).filter(([, i]) => used.has(i)).sort()
+functions.map(({ name }, i) => [name, i]).filter(([, i]) => used.has(i)).sort()
   .forEach(([name, i]) => $("function").add(new Option(name, i)));
 for (const control of Object.values(filters)) control.addEventListener("input", filter);
 $("filters").addEventListener("submit", (event) => event.preventDefault());

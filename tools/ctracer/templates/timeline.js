@@ -37,7 +37,7 @@ function drawTimeline() {
     draw.fillRect(x(t + start), 0, 1, y);
     draw.fillText(time(Math.round(t)), x(t + start) + 3, 11);
   }
-  for (const [thread, lane] of lanes) draw.fillText(threads[thread], 3, lane.y - 4);
+  for (const [thread, lane] of lanes) draw.fillText(thread, 3, lane.y - 4);
   if (related.length) {
     const more = childrenOf[picked].length - related.length;
     draw.fillText(`objects made of this one${more ? `, the first ${RELATED} of ${RELATED + more}` : ""}`, 3, relatedTop - 3);
@@ -59,7 +59,7 @@ function drawTimeline() {
     draw.fillStyle = `hsl(${(functionOf.get(call) * 47) % 360} 55% 62%)`;
     draw.fillRect(box.left, box.top, box.width, 16);
     draw.fillStyle = "#111";
-    const name = functions[functionOf.get(call)][0];
+    const name = functions[functionOf.get(call)].name;
     if (box.width > 24) draw.fillText(clip(draw, name, box.width - 6), box.left + 3, box.top + 12);
   }
   if (picked >= 0 && eventsOf[picked].length) {
@@ -83,7 +83,7 @@ canvas.addEventListener("mousemove", (event) => {
   }
   const box = under(event);
   canvas.title = !box ? "" : box.life !== undefined ? `${lives.link[box.life]} ${nameOf(box.life)}: ${time(duration(box.life))}`
-    : `${functions[functionOf.get(box.call)][1]}\n${time(calls.end[box.call] - calls.begin[box.call])} on CPU ${cpuOf.get(box.call)}`;
+    : `${functions[functionOf.get(box.call)].prototype}\n${time(calls.end[box.call] - calls.begin[box.call])} on CPU ${cpuOf.get(box.call)}`;
 });
 canvas.addEventListener("click", (event) => {
   const box = under(event);

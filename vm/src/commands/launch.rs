@@ -67,7 +67,12 @@ impl Program {
         let stage = known.is_some();
         let mut argv = vec![file.into_os_string()];
         argv.extend(args);
-        if stage && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
+        // One that begins with a word is another command of the program, as `ctracer report`.
+        let begins_with_a_word = argv
+            .get(1)
+            .is_some_and(|arg| arg.as_encoded_bytes().first().is_some_and(u8::is_ascii_alphabetic));
+        let is_run = stage && !begins_with_a_word;
+        if is_run && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
             argv.extend(["--duration".into(), STAGE_DURATION.into()]);
         }
         let reads_keys = known.is_some_and(|known| known.reads_keys);

@@ -2,7 +2,10 @@
 
 use std::{env, fs, process::Command};
 
+use serde_json::Value;
+
 use super::*;
+use crate::record::plain;
 
 const SOURCE: &str = r#"
 typedef unsigned char u8;
@@ -50,8 +53,11 @@ enum { BIO_CLONED = 1, BIO_CHAIN = 4 } flags;
 
 /// The layout of one of the structs above.
 pub fn layout(type_name: &str) -> Layout {
-    Layout::new(&btf(), type_name).unwrap()
+    Layout::new(&btf(), type_name, KALLSYMS).unwrap()
 }
+
+const KALLSYMS: &str = "0000000000000000 t hidden\nffffffff81000000 T bio_endio\n\
+    ffffffffc0500010 t clone_endio\t[dm_mod]\nffffffff81000010 D data\n";
 
 fn btf() -> Btf<'static> {
     let directory = tempfile::tempdir().unwrap();
@@ -61,7 +67,7 @@ fn btf() -> Btf<'static> {
     let arguments = ["-g", "-target", "bpf", "-fno-eliminate-unused-debug-types", "-c", "-o"];
     let compiled = Command::new(clang).args(arguments).arg(&object).arg(&source).status();
     assert!(compiled.unwrap().success());
-    Btf::from_path(&object).unwrap()
+    Btf::open(object.to_str().unwrap(), None).unwrap()
 }
 
 /// The bytes of a `struct bio`: a synchronous write of 4096 bytes to a sector.
@@ -80,14 +86,14 @@ pub fn bio(sector: u64) -> Vec<u8> {
     bytes
 }
 
-fn pairs(fields: &[(String, Value)]) -> Vec<(&str, String)> {
-    fields.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect()
+fn pairs(fields: &Pairs) -> Vec<(&str, String)> {
+    fields.iter().map(|(name, value)| (name.as_str(), plain(value))).collect()
 }
 
 #[test]
 fn a_bio_has_named_fields() {
     let layout = layout("bio");
-    assert_eq!(layout.size(), 48);
+    assert_eq!(layout.size, 48);
     let expected = [
         ("bi_next", "0xffff888100001000"),
         ("bi_opf", "REQ_OP_WRITE|REQ_SYNC|REQ_IDLE"),
@@ -110,9 +116,7 @@ fn a_bio_has_named_fields() {
 
 #[test]
 fn every_shape_is_read() {
-    let kallsyms = "0000000000000000 t hidden\nffffffff81000000 T bio_endio\n\
-        ffffffffc0500010 t clone_endio\t[dm_mod]\nffffffff81000010 D data\n";
-    let layout = layout("mixed").with_functions(kallsyms);
+    let layout = layout("mixed");
     let mut bytes = vec![0xfd, 1, 0b1011_0101, 0b1110];
     bytes.extend((-1_i32).to_le_bytes());
     bytes.extend(5_u32.to_le_bytes());
@@ -125,7 +129,7 @@ fn every_shape_is_read() {
     bytes.extend([0; 8]);
     bytes.extend(0xffff_ffff_c050_0010_u64.to_le_bytes());
     bytes.extend(0xffff_ffff_8100_0010_u64.to_le_bytes());
-    assert_eq!(layout.size(), bytes.len());
+    assert_eq!(layout.size, bytes.len());
     let raw: String = (0..32).map(|byte| format!("{byte:02x}")).collect();
     let expected = [
         ("small", "-3"),
@@ -159,10 +163,10 @@ fn every_shape_is_read() {
     }
     let json = |name: &str| {
         let found = layout.fields(&bytes).into_iter().find(|(found, _)| found == name);
-        found.unwrap().1.json()
+        found.unwrap().1
     };
-    assert_eq!((json("name"), json("state")), ("12345".into(), "7".into()));
-    assert_eq!((json("small"), json("yes")), ((-3).into(), true.into()));
+    assert_eq!((json("name"), json("state")), ("12345".into(), Value::from("7")));
+    assert_eq!((json("small"), json("yes")), ((-3).into(), Value::from(true)));
     assert_eq!(json("nest.bi_sector"), u64::MAX);
 }
 
@@ -170,14 +174,11 @@ fn every_shape_is_read() {
 fn only_what_differs_is_a_change() {
     let layout = layout("bio");
     assert_eq!(layout.changes(&bio(2048), &bio(2048)), []);
-    let change = Change {
-        field: "bi_iter.bi_sector".to_owned(),
-        before: Value::Number(0),
-        after: Value::Number(2048),
-    };
+    let change =
+        Change { field: "bi_iter.bi_sector".to_owned(), before: 0.into(), after: 2048.into() };
     assert_eq!(layout.changes(&bio(0), &bio(2048)), [change]);
     let mixed = super::tests::layout("mixed");
-    let (before, mut after) = (vec![0; mixed.size()], vec![0; mixed.size()]);
+    let (before, mut after) = (vec![0; mixed.size], vec![0; mixed.size]);
     after[2] = 0b0000_1000;
     let names: Vec<String> = mixed.changes(&before, &after).into_iter().map(|c| c.field).collect();
     assert_eq!(names, ["five"]);
@@ -187,27 +188,27 @@ fn only_what_differs_is_a_change() {
 fn a_short_copy_has_the_fields_that_it_holds() {
     let layout = layout("bio");
     let fields = layout.fields(&bio(2048)[..24]);
-    assert_eq!(fields.last().unwrap().0, "bi_iter.bi_sector");
-    assert_eq!(layout.fields(&[]), []);
+    assert_eq!(fields.iter().next_back().unwrap().0, "bi_iter.bi_sector");
+    assert_eq!(layout.fields(&[]), Pairs::new());
     assert_eq!(layout.changes(&[], &bio(0)), []);
 }
 
 #[test]
 fn an_unknown_struct_is_an_error() {
-    let error = Layout::new(&btf(), "nonesuch").err().unwrap();
+    let error = Layout::new(&btf(), "nonesuch", "").err().unwrap();
     assert_eq!(error.to_string(), "BTF has no definition of struct nonesuch");
 }
 
 #[test]
 #[ignore = "needs a kernel's BTF: BTF=/sys/kernel/btf/vmlinux"]
 fn the_structs_of_a_kernel_have_layouts() {
-    let btf = Btf::from_path(env::var_os("BTF").unwrap()).unwrap();
+    let btf = Btf::open(&env::var("BTF").unwrap(), None).unwrap();
     for name in ["bio", "request", "page", "inode", "buffer_head", "sk_buff", "task_struct"] {
-        let layout = Layout::new(&btf, name).unwrap();
-        let end = layout.fields.iter().map(Field::end).max().unwrap();
-        assert!(end <= layout.size(), "{name}: a field ends at byte {end} of {}", layout.size());
-        println!("struct {name}, {} bytes", layout.size());
-        for (field, value) in layout.fields(&vec![0x5a; layout.size()]) {
+        let layout = Layout::new(&btf, name, "").unwrap();
+        let end = layout.fields.iter().map(|field| field.bytes().end).max().unwrap();
+        assert!(end <= layout.size, "{name}: a field ends at byte {end} of {}", layout.size);
+        println!("struct {name}, {} bytes", layout.size);
+        for (field, value) in layout.fields(&vec![0x5a; layout.size]) {
             println!("  {field} = {value}");
         }
     }

@@ -5,24 +5,22 @@ use std::{collections::BTreeMap, io::Write};
 
 use anyhow::Result;
 
-use crate::{calls::Calls, model::Trace};
+use crate::report::Report;
 
 /// Writes a line `THREAD;FUNCTION;…;FUNCTION NANOSECONDS` for each stack, sorted by its text.
 ///
 /// The time of a call whose return was not seen counts up to the last event within it.
-pub fn write(w: &mut dyn Write, trace: &Trace) -> Result<()> {
-    let calls = Calls::new(trace);
-    let mut stacks: Vec<String> = Vec::with_capacity(calls.calls.len());
-    let mut times: BTreeMap<&str, u64> = BTreeMap::new();
-    for call in &calls.calls {
+pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
+    let mut stacks: Vec<String> = Vec::with_capacity(report.calls.len());
+    let mut times: BTreeMap<String, u64> = BTreeMap::new();
+    for call in &report.calls {
         let outer = match call.parent {
             Some(parent) => stacks[parent].as_str(),
-            None => &thread(&trace.events[call.entry].comm),
+            None => &thread(&report.events[call.entry].comm),
         };
-        stacks.push(format!("{outer};{}", trace.functions[call.function].name));
-    }
-    for (call, stack) in calls.calls.iter().zip(&stacks) {
-        *times.entry(stack).or_default() += calls.own_time(call);
+        let stack = format!("{outer};{}", report.events[call.entry].function);
+        *times.entry(stack.clone()).or_default() += call.own_time();
+        stacks.push(stack);
     }
     for (stack, time) in times {
         writeln!(w, "{stack} {time}")?;
@@ -41,7 +39,7 @@ fn thread(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calls::tests::sample;
+    use crate::report::tests::sample;
 
     #[test]
     fn a_thread_is_a_frame() {
@@ -51,7 +49,7 @@ mod tests {
     #[test]
     fn each_stack_has_its_own_time() {
         let mut written = Vec::new();
-        write(&mut written, &sample()).unwrap();
+        write(&mut written, &sample().report()).unwrap();
         let expected = "\
 fio;submit_bio 200
 fio;submit_bio;submit_bio_noacct 300

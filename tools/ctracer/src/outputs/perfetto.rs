@@ -9,16 +9,17 @@
 //! The format's times are µs, with as many decimals as one likes. They count from the first event, so
 //! that a floating point number holds them to the nanosecond; `start` is the time of that event in ns.
 
-use std::{collections::HashSet, io::Write};
+use std::{
+    collections::{BTreeSet, HashSet},
+    io::Write,
+};
 
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    calls::{Calls, task},
-    decode::Layout,
-    model::{Change, Kind, Trace},
-    value::hex,
+    record::{Change, Event, Kind, named, plain},
+    report::Report,
 };
 
 /// The number of the first object as a process, and of its life as a thread. The kernel's threads have
@@ -27,136 +28,93 @@ const OBJECTS: u64 = 1 << 22;
 /// The number of CPU 0's thread 0, which each CPU has one of.
 const IDLE: u64 = 1 << 30;
 
-/// Writes the trace.
-pub fn write(w: &mut dyn Write, trace: &Trace, layout: &Layout) -> Result<()> {
-    let start = trace.events.first().map_or(0, |event| event.time);
-    let metadata =
-        json!({ "type": trace.type_name, "release": trace.release, "start": start.to_string() });
-    write!(w, "{{\"metadata\":{metadata},\"traceEvents\":[")?;
-    let threads = HashSet::new();
-    let mut writer = Writer { w, separator: "\n", start, threads };
-    writer.cpus(trace)?;
-    writer.lives(trace)?;
-    writer.calls(trace, layout)?;
-    writeln!(w, "\n]}}")?;
-    Ok(())
-}
-
 /// The numbers of a process and of one of its threads: where an event is drawn.
 type Track = (u64, u64);
 
-struct Writer<'w> {
-    w: &'w mut dyn Write,
-    separator: &'static str,
-    /// The time of the first event.
-    start: u64,
-    /// Those that have a name already.
-    threads: HashSet<Track>,
+/// Writes the trace.
+pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
+    let (trace, start) = (&report.trace, report.start().to_string());
+    let metadata = json!({ "type": trace.type_name, "release": trace.release, "start": start });
+    write!(w, "{{\"metadata\":{metadata},\"traceEvents\":[")?;
+    let mut separator = "\n";
+    each_event(report, |event| {
+        write!(w, "{separator}{event}")?;
+        separator = ",\n";
+        Ok(())
+    })?;
+    Ok(writeln!(w, "\n]}}")?)
 }
 
-impl Writer<'_> {
-    fn cpus(&mut self, trace: &Trace) -> Result<()> {
-        let mut cpus: Vec<u32> = trace.events.iter().map(|event| event.cpu).collect();
-        cpus.sort_unstable();
-        cpus.dedup();
-        cpus.into_iter().try_for_each(|cpu| self.process(of_cpu(cpu), &format!("CPU {cpu}")))
+/// Hands the events over, in the order of the file.
+fn each_event(report: &Report, mut write: impl FnMut(Value) -> Result<()>) -> Result<()> {
+    let (type_name, start) = (&report.trace.type_name, report.start());
+    let cpus: BTreeSet<u32> = report.events.iter().map(|event| event.cpu).collect();
+    for cpu in cpus {
+        process(of_cpu(cpu), &format!("CPU {cpu}")).into_iter().try_for_each(&mut write)?;
     }
-
-    /// The lives' slices, and the arrows between them.
-    fn lives(&mut self, trace: &Trace) -> Result<()> {
-        let last = trace.events.last().map_or(0, |event| event.time);
-        for (index, life) in trace.lives.iter().enumerate() {
-            let (pid, tid) = of_life(index);
-            let name = format!("{} {:#x} #{}", trace.type_name, life.address, life.generation);
-            self.process(pid, &name)?;
-            self.thread((pid, tid), "life")?;
-            let mut args = json!({ "address": hex(life.address), "generation": life.generation });
-            if life.end.is_none() {
-                args["end"] = "not seen".into();
+    let last = report.events.last().map_or(start, |event| event.time);
+    for life in &report.lives {
+        let (track, address, generation) = (of_life(life.life), &life.address, life.generation);
+        let name = format!("{type_name} {address} #{generation}");
+        process(track.0, &name).into_iter().try_for_each(&mut write)?;
+        write(describe("thread_name", track, json!({ "name": "life" })))?;
+        let mut args = json!({ "address": address, "generation": generation });
+        if life.end.is_none() {
+            args["end"] = "not seen".into();
+        }
+        write(slice(start, track, type_name, (life.begin, life.end.unwrap_or(last)), args))?;
+    }
+    // An arrow begins and ends at the innermost slice that is open on a track at its time. Readers
+    // take events of the same time in the order of the file, but longer slices first: so the
+    // beginning is a slice of its own, and stands before the end.
+    for life in &report.lives {
+        let Some((parent, link)) = life.origin() else { continue };
+        write(slice(start, of_life(parent), link.name(), (life.begin, life.begin), json!({})))?;
+        for (phase, (pid, tid)) in [("s", of_life(parent)), ("f", of_life(life.life))] {
+            write(json!({
+                "ph": phase, "bp": "e", "cat": "link", "name": link.name(), "id": life.life,
+                "pid": pid, "tid": tid, "ts": microseconds(start, life.begin),
+            }))?;
+        }
+    }
+    // The calls: on the track of each object, and on that of the CPU where the call began.
+    let mut threads = HashSet::new();
+    for (number, call) in report.calls.iter().enumerate() {
+        let Event { cpu, tid, comm, function, .. } = &report.events[call.entry];
+        let tid = if *tid == 0 { IDLE + u64::from(*cpu) } else { u64::from(*tid) };
+        for life in call.lives.iter().copied().map(Some).chain([None]) {
+            let track = (life.map_or(of_cpu(*cpu), |life| of_life(life).0), tid);
+            if threads.insert(track) {
+                write(describe("thread_name", track, json!({ "name": comm })))?;
             }
-            let times = (life.begin, life.end.unwrap_or(last));
-            self.slice((pid, tid), &trace.type_name, times, args)?;
+            let mut args = details(report, number, call.entry, life);
+            let returned = call.exit.map(|exit| details(report, number, exit, life));
+            args.insert("return".to_owned(), returned.map_or("not seen".into(), Value::from));
+            write(slice(start, track, function, (call.begin, call.end), args.into()))?;
         }
-        // An arrow begins and ends at the innermost slice that is open on a track at its time. Readers
-        // take events of the same time in the order of the file, but longer slices first: so the
-        // beginning is a slice of its own, and stands before the end.
-        for (index, life) in trace.lives.iter().enumerate() {
-            let Some((parent, link)) = life.parent else { continue };
-            self.slice(of_life(parent), link.name(), (life.begin, life.begin), json!({}))?;
-            for (phase, (pid, tid)) in [("s", of_life(parent)), ("f", of_life(index))] {
-                self.event(json!({
-                    "ph": phase, "bp": "e", "cat": "link", "name": link.name(), "id": index,
-                    "pid": pid, "tid": tid, "ts": self.microseconds(life.begin),
-                }))?;
-            }
-        }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// The calls' slices: on the track of each object and on that of the CPU where the call began.
-    fn calls(&mut self, trace: &Trace, layout: &Layout) -> Result<()> {
-        let calls = Calls::new(trace);
-        for (index, call) in calls.calls.iter().enumerate() {
-            let entry = &trace.events[call.entry];
-            let tid = match task(entry) {
-                (0, cpu) => IDLE + u64::from(cpu),
-                (tid, _) => tid.into(),
-            };
-            for life in call.lives.iter().copied().map(Some).chain([None]) {
-                let track = (life.map_or(of_cpu(entry.cpu), |life| of_life(life).0), tid);
-                self.thread(track, &entry.comm)?;
-                let mut args = details(trace, layout, &calls, (index, call.entry, life));
-                let returned = match call.exit {
-                    Some(exit) => details(trace, layout, &calls, (index, exit, life)).into(),
-                    None => Value::from("not seen"),
-                };
-                args.insert("return".to_owned(), returned);
-                let name = &trace.functions[call.function].name;
-                self.slice(track, name, (call.begin, call.end), args.into())?;
-            }
-        }
-        Ok(())
-    }
+fn process(pid: u64, name: &str) -> [Value; 2] {
+    let track = (pid, pid);
+    let order = describe("process_sort_index", track, json!({ "sort_index": pid }));
+    [describe("process_name", track, json!({ "name": name })), order]
+}
 
-    fn process(&mut self, pid: u64, name: &str) -> Result<()> {
-        self.describe("process_name", (pid, pid), json!({ "name": name }))?;
-        self.describe("process_sort_index", (pid, pid), json!({ "sort_index": pid }))
-    }
+fn describe(what: &str, (pid, tid): Track, args: Value) -> Value {
+    json!({ "ph": "M", "name": what, "pid": pid, "tid": tid, "args": args })
+}
 
-    /// Names a thread, where this is its first event.
-    fn thread(&mut self, track: Track, name: &str) -> Result<()> {
-        if !self.threads.insert(track) {
-            return Ok(());
-        }
-        self.describe("thread_name", track, json!({ "name": name }))
-    }
+fn slice(start: u64, (pid, tid): Track, name: &str, times: (u64, u64), args: Value) -> Value {
+    json!({
+        "ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
+        "ts": microseconds(start, times.0), "dur": microseconds(times.0, times.1),
+    })
+}
 
-    fn describe(&mut self, what: &str, (pid, tid): Track, args: Value) -> Result<()> {
-        self.event(json!({ "ph": "M", "name": what, "pid": pid, "tid": tid, "args": args }))
-    }
-
-    fn slice(
-        &mut self,
-        (pid, tid): Track,
-        name: &str,
-        (begin, end): (u64, u64),
-        args: Value,
-    ) -> Result<()> {
-        self.event(json!({
-            "ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
-            "ts": self.microseconds(begin), "dur": end.saturating_sub(begin) as f64 / 1000.0,
-        }))
-    }
-
-    fn microseconds(&self, time: u64) -> f64 {
-        time.saturating_sub(self.start) as f64 / 1000.0
-    }
-
-    fn event(&mut self, event: Value) -> Result<()> {
-        write!(self.w, "{}{event}", self.separator)?;
-        self.separator = ",\n";
-        Ok(())
-    }
+fn microseconds(from: u64, to: u64) -> f64 {
+    to.saturating_sub(from) as f64 / 1000.0
 }
 
 /// A CPU's number as a process, which must not be 0.
@@ -170,38 +128,28 @@ fn of_life(life: usize) -> Track {
 
 /// What an event of a call says: on an object's track its fields or their changes, on a CPU's track
 /// the object.
-fn details(
-    trace: &Trace,
-    layout: &Layout,
-    calls: &Calls,
-    (call, at, life): (usize, usize, Option<usize>),
-) -> Map<String, Value> {
+fn details(report: &Report, call: usize, at: usize, life: Option<usize>) -> Map<String, Value> {
+    let event = &report.events[at];
     let mut values = Map::new();
-    let first = &trace.events[at];
-    if let Kind::Return { value } = first.kind
-        && let Some(value) = trace.functions[first.function].returns.text(value)
-    {
-        values.insert("value".to_owned(), value.into());
-    }
-    let others = trace.functions[first.function].others(first);
-    values.extend(others.into_iter().map(|(other, value)| (other.name.clone(), value.into())));
+    values.extend(event.value.iter().map(|value| ("value".to_owned(), named(value).into())));
+    let arguments = event.arguments.iter().flatten();
+    values.extend(arguments.map(|(name, value)| (name.clone(), named(value).into())));
     let Some(life) = life else {
-        if first.kind == Kind::Entry {
-            values.insert(trace.type_name.clone(), hex(first.address).into());
+        if event.kind == Kind::Entry {
+            values.insert(report.trace.type_name.clone(), event.address.as_str().into());
         }
         return values;
     };
     // The events of a call's further objects follow the first one's.
-    let of_call = trace.events[at..].iter().zip(&calls.of_event[at..]);
-    let of_call = of_call.take_while(|(event, _)| event.time == first.time);
-    let own = of_call.filter(|(event, of)| event.life == life && **of == Some(call));
-    for (event, _) in own.take(1) {
-        if event.time == trace.lives[life].begin && event.kind == Kind::Entry {
-            let fields = layout.fields(&event.bytes).into_iter();
-            values.extend(fields.map(|(name, value)| (name, value.to_string().into())));
-        }
-        let change = |c: &Change| format!("{} → {}", c.before, c.after).into();
-        values.extend(event.changes.iter().map(|c| (c.field.clone(), change(c))));
+    let of_call = (at..report.events.len())
+        .take_while(|&next| report.events[next].time == event.time)
+        .filter(|&next| report.call_of[next] == Some(call));
+    if let Some(own) = of_call.map(|at| &report.events[at]).find(|event| event.life == life) {
+        let fields = own.fields.iter().flatten();
+        values.extend(fields.map(|(name, value)| (name.clone(), plain(value).into())));
+        let change = |of: &Change| format!("{} → {}", plain(&of.before), plain(&of.after)).into();
+        let changes = own.changes.iter().flatten();
+        values.extend(changes.map(|of| (of.field.clone(), change(of))));
     }
     values
 }

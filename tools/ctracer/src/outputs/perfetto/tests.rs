@@ -1,16 +1,12 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::{
-    calls::tests::{sample, trace},
-    decode::tests::layout,
-    model::Event,
-};
+use crate::report::tests::{Sample, sample, trace};
 
 /// What was written, read back: the metadata and the events.
-fn read_back(trace: &Trace, layout: &Layout) -> (Value, Vec<Value>) {
+fn read_back(sample: &Sample) -> (Value, Vec<Value>) {
     let mut written = Vec::new();
-    write(&mut written, trace, layout).unwrap();
+    write(&mut written, &sample.report()).unwrap();
     let read: Value = serde_json::from_slice(&written).unwrap();
     (read["metadata"].clone(), read["traceEvents"].as_array().unwrap().clone())
 }
@@ -29,8 +25,8 @@ fn track(event: &Value) -> Track {
 }
 
 /// Each slice has the times of its call, and slices of one track are disjoint or nest.
-fn check(trace: &Trace, layout: &Layout) {
-    let (metadata, events) = read_back(trace, layout);
+fn check(sample: &Sample) {
+    let (metadata, events) = read_back(sample);
     let start: u64 = metadata["start"].as_str().unwrap().parse().unwrap();
     let named: HashSet<Track> =
         of_phase(&events, "M").filter(|e| e["name"] == "thread_name").map(track).collect();
@@ -51,14 +47,15 @@ fn check(trace: &Trace, layout: &Layout) {
             }
         }
     }
-    let lives = slices.iter().filter(|(name, ..)| *name == trace.type_name).count();
-    assert_eq!(lives, trace.lives.len());
-    slices.retain(|(name, ..)| *name != trace.type_name && name != "clone");
-    let calls = Calls::new(trace).calls;
-    let expected = calls.iter().flat_map(|call| {
-        let name = &trace.functions[call.function].name;
+    let lives = slices.iter().filter(|(name, ..)| *name == sample.trace.type_name).count();
+    assert_eq!(lives, sample.lives.len());
+    slices.retain(|(name, ..)| *name != sample.trace.type_name && name != "clone");
+    let report = sample.report();
+    let expected = report.calls.iter().flat_map(|call| {
+        let function = report.events[call.entry].function.clone();
+        let slice = (function, call.begin, call.end);
         // Once for each object, and once for the CPU.
-        std::iter::repeat_n((name.clone(), call.begin, call.end), call.lives.len() + 1)
+        std::iter::repeat_n(slice, call.lives.len() + 1)
     });
     let mut expected: Vec<_> = expected.collect();
     expected.sort();
@@ -68,9 +65,7 @@ fn check(trace: &Trace, layout: &Layout) {
 
 #[test]
 fn slices_are_those_of_the_calls() {
-    let layout = layout("bio");
-    check(&sample(), &layout);
-    check(&Trace::default(), &layout);
+    check(&sample());
     // After a year, a floating point number of µs is no longer exact.
     let mut old = sample();
     let year = 365 * 86_400 * 1_000_000_000;
@@ -82,26 +77,26 @@ fn slices_are_those_of_the_calls() {
         let times: Vec<u64> = of_life.map(|event| event.time).collect();
         (life.begin, life.end) = (times[0], times.last().copied());
     }
-    check(&old, &layout);
+    check(&old);
 }
 
 #[test]
 fn slices_nest_where_events_are_missing() {
-    let (whole, layout) = (sample(), layout("bio"));
+    let whole = sample();
     for mask in 0..1_u32 << whole.events.len() {
         let mut trace = whole.clone();
         let mut index = 0;
-        trace.events.retain(|_: &Event| {
+        trace.events.retain(|_| {
             index += 1;
             mask >> (index - 1) & 1 == 1
         });
-        check(&trace, &layout);
+        check(&trace);
     }
 }
 
 #[test]
 fn slices_have_names_times_and_tracks() {
-    let (metadata, events) = read_back(&sample(), &layout("bio"));
+    let (metadata, events) = read_back(&sample());
     let expected = json!({ "type": "bio", "release": "6.1.0-50-amd64", "start": "1000" });
     assert_eq!(metadata, expected);
     let name = |what: &str, of: &dyn Fn(Track) -> bool| {
@@ -149,7 +144,7 @@ fn slices_have_names_times_and_tracks() {
 
 #[test]
 fn an_arrow_leads_from_the_parent_to_the_clone() {
-    let (_, events) = read_back(&sample(), &layout("bio"));
+    let (_, events) = read_back(&sample());
     let position = |phase| events.iter().position(|event| event["ph"] == phase).unwrap();
     let (clone, from, to) = (
         events.iter().position(|event| event["name"] == "clone").unwrap(),
@@ -168,7 +163,7 @@ fn an_arrow_leads_from_the_parent_to_the_clone() {
 
 #[test]
 fn a_return_that_was_not_seen_is_said() {
-    let (_, events) = read_back(&trace(&[(10, 0, 1, 0, 0, 0, false)]), &layout("bio"));
+    let (_, events) = read_back(&trace(&[(10, 0, 1, 0, 0, 0, false)]));
     let call = of_phase(&events, "X").last().unwrap();
     assert_eq!(call["args"]["return"], "not seen");
 }

@@ -1,0 +1,192 @@
+//! What the outputs at the end are made of: the record, line by line, as it is traced or out of a
+//! file of JSON lines.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io::BufRead,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::record::{Event, Kind, Ledger, Life, Line, Trace};
+
+/// A trace. Events, lives and calls are in the order of their times.
+#[derive(Default)]
+pub struct Report {
+    pub trace: Trace,
+    pub events: Vec<Event>,
+    /// The call of each event; `None`: a return whose call was not seen.
+    pub call_of: Vec<Option<usize>>,
+    pub calls: Vec<Call>,
+    pub lives: Vec<Life>,
+    pub ledger: Option<Ledger>,
+    functions: HashSet<String>,
+    /// The open calls of each task, the innermost last.
+    open: HashMap<(u32, u32), Vec<usize>>,
+    /// How many lives had their line.
+    described: usize,
+    /// What all this takes, in bytes.
+    pub memory: usize,
+}
+
+/// A call. Where it has several objects, its events are those of the first one.
+pub struct Call {
+    pub entry: usize,
+    pub exit: Option<usize>,
+    /// The call that it was made in.
+    pub parent: Option<usize>,
+    pub begin: u64,
+    /// When it returned; where that was not seen, the last time at which it still ran.
+    pub end: u64,
+    /// The time in traced functions that it called.
+    children: u64,
+    pub lives: Vec<usize>,
+}
+
+impl Call {
+    /// The time in the call itself, without the traced functions that it called.
+    pub fn own_time(&self) -> u64 {
+        (self.end - self.begin).saturating_sub(self.children)
+    }
+}
+
+impl Report {
+    /// Reads a file of JSON lines up to its end, or to a line that is damaged: what comes after such a
+    /// one is about objects of which something is not known. Returns what is wrong, if anything.
+    pub fn read(file: impl BufRead) -> Result<(Report, Option<String>)> {
+        let (mut report, mut number) = (Report::default(), 0);
+        for line in file.split(b'\n') {
+            let line = line.with_context(|| format!("after line {number}"))?;
+            number += 1;
+            let read = serde_json::from_slice(&line).map_err(Into::into);
+            if let Err(error) = read.and_then(|line| report.add(line)) {
+                let why =
+                    format!("line {number} is damaged, and what follows is not read: {error:#}");
+                ensure!(number > 1, "this is no file of ctracer --json: {why}");
+                return Ok((report, Some(why)));
+            }
+        }
+        ensure!(number > 0, "the file is empty: give one of ctracer --json");
+        let cut =
+            format!("it ends with line {number}, and the trace does not: the ledger is missing");
+        let cut = report.ledger.is_none().then_some(cut);
+        Ok((report, cut))
+    }
+
+    /// Takes the next line. Fails where it does not follow from those before.
+    pub fn add(&mut self, line: Line) -> Result<()> {
+        let is_first = self.trace.type_name.is_empty();
+        match line {
+            Line::Trace(trace) if is_first => {
+                self.functions = trace.functions.iter().map(|found| found.name.clone()).collect();
+                self.trace = trace;
+            }
+            Line::Trace(_) => bail!("another trace begins here"),
+            _ if is_first => bail!("the first line of a trace is missing"),
+            Line::Event(event) => self.event(*event)?,
+            Line::Life(life) => {
+                let expected = self.described;
+                ensure!(life.life == expected, "life {} where {expected} comes next", life.life);
+                self.lives.resize(self.lives.len().max(expected + 1), Life::default());
+                self.lives[expected] = life;
+                self.described += 1;
+            }
+            Line::Ledger(ledger) => self.ledger = Some(ledger),
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: Event) -> Result<()> {
+        let is_known = self.functions.contains(&event.function);
+        ensure!(is_known, "the first line has no function {}()", event.function);
+        // With an event, two lives begin at most: the object's, and one that is made of it.
+        let most = 2 * self.events.len() + AHEAD;
+        ensure!(event.life <= most, "no object has the number {}", event.life);
+        while self.lives.len() <= event.life {
+            // Until its line comes, which a file that is cut off does not have.
+            let (life, address) = (self.lives.len(), event.address.clone());
+            self.lives.push(Life { life, address, begin: event.time, ..Life::default() });
+        }
+        let call = self.call(&event);
+        self.call_of.push(call);
+        // A vector that grows may have twice the room that it needs.
+        self.memory += event.memory() + size_of::<Event>() + CALL;
+        self.events.push(event);
+        Ok(())
+    }
+
+    /// The call of the next event.
+    fn call(&mut self, event: &Event) -> Option<usize> {
+        let (task, depth, begin, function) = event.call();
+        let (calls, events, index) = (&mut self.calls, &self.events, self.events.len());
+        let open = self.open.entry(task).or_default();
+        let found = open.iter().rposition(|&call| {
+            let (call, entry) = (&calls[call], &events[calls[call].entry]);
+            (call.begin, entry.depth, entry.function.as_str()) == (begin, depth, function)
+        });
+        if let Some(found) = found {
+            let call = &mut calls[open[found]];
+            if event.kind == Kind::Return {
+                call.exit.get_or_insert(index);
+                call.end = event.time;
+            } else if !call.lives.contains(&event.life) {
+                call.lives.push(event.life);
+            }
+            // Those within it have returned, too. It stays, for its other objects.
+            open.truncate(found + 1);
+            return open.last().copied();
+        }
+        if event.kind == Kind::Return {
+            return None;
+        }
+        // Calls that are not within this one's caller have returned, seen or not.
+        let is_over =
+            |&call: &usize| calls[call].exit.is_some() || events[calls[call].entry].depth >= depth;
+        while open.last().is_some_and(is_over) {
+            open.pop();
+        }
+        let parent = open.last().copied();
+        open.push(calls.len());
+        let (entry, end, lives) = (index, begin, vec![event.life]);
+        calls.push(Call { entry, exit: None, parent, begin, end, children: 0, lives });
+        open.last().copied()
+    }
+
+    /// Completes what is known at the end only.
+    pub fn finish(mut self) -> Report {
+        for call in (0..self.calls.len()).rev() {
+            let Call { parent, begin, end, .. } = self.calls[call];
+            if let Some(parent) = parent.map(|parent| &mut self.calls[parent]) {
+                parent.end = parent.end.max(end);
+                parent.children += end - begin;
+            }
+        }
+        let mut generations = HashMap::<&str, u32>::new();
+        let (known, others) = self.lives.split_at_mut(self.described);
+        known.iter().for_each(|life| *generations.entry(&life.address).or_default() += 1);
+        for life in others {
+            let generation = generations.entry(&life.address).or_default();
+            life.generation = *generation;
+            *generation += 1;
+        }
+        let count = self.lives.len();
+        for life in &mut self.lives {
+            life.parent = life.parent.filter(|&parent| parent < count);
+            life.link = life.link.filter(|_| life.parent.is_some());
+        }
+        self
+    }
+
+    /// The time of the first event.
+    pub fn start(&self) -> u64 {
+        self.events.first().map_or(0, |event| event.time)
+    }
+}
+
+/// So many objects may begin before the first event of any, where others are left out (`--errors`).
+const AHEAD: usize = 1 << 16;
+/// What a call and its number take, in bytes.
+const CALL: usize = 2 * size_of::<Call>() + 64;
+
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,270 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    decode::tests::{bio, layout},
+    record::{Change, Function, Link, Pairs},
+};
+
+/// A trace as a table: `(time, cpu, thread, depth, function, life, is it a return)`.
+pub type Row = (u64, u32, u32, u32, usize, usize, bool);
+
+/// The lines of a trace.
+#[derive(Clone, Default)]
+pub struct Sample {
+    pub trace: Trace,
+    pub events: Vec<Event>,
+    pub lives: Vec<Life>,
+    pub ledger: Ledger,
+}
+
+impl Sample {
+    pub fn lines(&self) -> Vec<Line> {
+        let events = self.events.iter().map(|event| Line::Event(Box::new(event.clone())));
+        let lives = self.lives.iter().map(|life| Line::Life(life.clone()));
+        let lines = [Line::Trace(self.trace.clone())].into_iter().chain(events).chain(lives);
+        lines.chain([Line::Ledger(self.ledger)]).collect()
+    }
+
+    /// As JSON lines.
+    pub fn text(&self) -> String {
+        self.lines().iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect()
+    }
+
+    pub fn report(&self) -> Report {
+        let mut report = Report::default();
+        self.lines().into_iter().for_each(|line| report.add(line).unwrap());
+        report.finish()
+    }
+}
+
+fn address(life: usize) -> String {
+    format!("{:#x}", 0xffff_8881_0000_1000 + life as u64 * 256)
+}
+
+pub fn trace(rows: &[Row]) -> Sample {
+    let names = ["submit_bio", "submit_bio_noacct", "bio_alloc_clone", "bio_endio"];
+    let functions = names.iter().map(|name| Function {
+        name: (*name).to_owned(),
+        prototype: format!("void {name}(struct bio *bio)"),
+        parameters: vec!["bio".to_owned()],
+        ..Function::default()
+    });
+    let fields = layout("bio").fields(&bio(2048));
+    let mut open = HashMap::new();
+    let mut known = std::collections::HashSet::new();
+    let mut events = Vec::new();
+    for &(time, cpu, tid, depth, function, life, is_return) in rows {
+        let task = (tid, if tid == 0 { cpu } else { 0 }, depth, function);
+        let is_first = known.insert(life);
+        let began = if is_return { open.get(&task).copied().unwrap_or(time) } else { time };
+        open.insert(task, began);
+        events.push(Event {
+            time,
+            cpu,
+            tgid: tid,
+            tid,
+            comm: if tid == 0 { format!("swapper/{cpu}") } else { "fio".to_owned() },
+            function: names[function].to_owned(),
+            kind: if is_return { Kind::Return } else { Kind::Entry },
+            argument: 0,
+            address: address(life),
+            life,
+            depth,
+            arguments: (!is_return).then(Pairs::new),
+            value: None,
+            errno: None,
+            duration: is_return.then(|| time - began),
+            unreadable: false,
+            fields: is_first.then(|| fields.clone()),
+            changes: (!is_first).then(Vec::new),
+        });
+    }
+    let lives = (0..=rows.iter().map(|row| row.5).max().unwrap_or_default()).map(|life| {
+        let mut times = rows.iter().filter(|row| row.5 == life).map(|row| row.0);
+        let begin = times.next().unwrap_or_default();
+        let end = times.next_back();
+        let duration = end.map(|end| end - begin);
+        Life { life, address: address(life), begin, end, duration, ..Life::default() }
+    });
+    Sample {
+        trace: Trace {
+            type_name: "bio".to_owned(),
+            release: "6.1.0-50-amd64".to_owned(),
+            functions: functions.collect(),
+        },
+        events,
+        lives: lives.collect(),
+        ledger: Ledger::default(),
+    }
+}
+
+/// A bio is submitted by a thread, which clones it; another CPU completes the clone, then the bio.
+/// The completion of the clone begins before the first submit_bio() has returned.
+pub fn sample() -> Sample {
+    let mut trace = trace(&[
+        (1_000, 0, 42, 0, 0, 0, false),
+        (1_100, 0, 42, 1, 1, 0, false),
+        (1_200, 0, 42, 2, 2, 0, false),
+        (1_250, 0, 42, 2, 2, 0, true),
+        (1_300, 0, 42, 2, 1, 1, false),
+        (1_400, 0, 42, 2, 1, 1, true),
+        (1_500, 1, 0, 0, 3, 1, false),
+        (1_550, 0, 42, 1, 1, 0, true),
+        (1_600, 1, 0, 1, 3, 0, false),
+        (1_650, 0, 42, 0, 0, 0, true),
+        (1_700, 1, 0, 1, 3, 0, true),
+        (1_800, 1, 0, 0, 3, 1, true),
+    ]);
+    trace.ledger = Ledger { hits: 14, entries: 6, returns: 6, null: 2, ..Ledger::default() };
+    (trace.lives[1].parent, trace.lives[1].link) = (Some(0), Some(Link::Clone));
+    let field = "bi_iter.bi_sector".to_owned();
+    let change = Change { field, before: 2048.into(), after: 4096.into() };
+    trace.events[1].changes = Some(vec![change]);
+    trace
+}
+
+/// Function, begin, end, caller and time of its own of each call.
+fn calls(report: &Report) -> Vec<(&str, u64, u64, Option<usize>, u64)> {
+    let call = |call: &Call| {
+        let function = &*report.events[call.entry].function;
+        (function, call.begin, call.end, call.parent, call.own_time())
+    };
+    report.calls.iter().map(call).collect()
+}
+
+#[test]
+fn calls_nest_by_thread_and_cpu() {
+    let report = sample().report();
+    let expected = [
+        ("submit_bio", 1_000, 1_650, None, 200),
+        ("submit_bio_noacct", 1_100, 1_550, Some(0), 300),
+        ("bio_alloc_clone", 1_200, 1_250, Some(1), 50),
+        ("submit_bio_noacct", 1_300, 1_400, Some(1), 100),
+        ("bio_endio", 1_500, 1_800, None, 200),
+        ("bio_endio", 1_600, 1_700, Some(4), 100),
+    ];
+    assert_eq!(calls(&report), expected);
+    assert!(report.calls.iter().all(|call| call.exit.is_some()));
+}
+
+#[test]
+fn a_lost_return_ends_with_what_is_seen_next() {
+    // The return of the inner call is lost, then that of a call on its own.
+    let report = trace(&[
+        (10, 0, 1, 0, 0, 0, false),
+        (20, 0, 1, 1, 1, 0, false),
+        (25, 0, 1, 2, 2, 0, false),
+        (28, 0, 1, 2, 2, 0, true),
+        (40, 0, 1, 0, 0, 0, true),
+        (50, 0, 1, 0, 0, 0, false),
+        (60, 0, 1, 0, 3, 0, false),
+        (70, 0, 1, 0, 3, 0, true),
+        (80, 0, 1, 0, 2, 0, true),
+    ])
+    .report();
+    let ends: Vec<_> = report.calls.iter().map(|call| (call.end, call.exit.is_some())).collect();
+    assert_eq!(ends, [(40, true), (28, false), (28, true), (50, false), (70, true)]);
+    assert_eq!(report.call_of[8], None);
+}
+
+#[test]
+fn two_objects_make_one_call() {
+    let mut trace = trace(&[
+        (10, 0, 1, 0, 0, 0, false),
+        (10, 0, 1, 0, 0, 1, false),
+        (20, 0, 1, 0, 0, 0, true),
+        (20, 0, 1, 0, 0, 1, true),
+    ]);
+    trace.events[1].argument = 1;
+    trace.events[3].argument = 1;
+    let report = trace.report();
+    assert_eq!((report.calls.len(), &report.calls[0].lives), (1, &vec![0, 1]));
+    assert_eq!(report.call_of, [Some(0); 4]);
+}
+
+#[test]
+fn idle_cpus_are_tasks_of_their_own() {
+    let report = trace(&[
+        (10, 0, 0, 0, 0, 0, false),
+        (20, 1, 0, 0, 0, 1, false),
+        (30, 0, 0, 0, 0, 0, true),
+        (40, 1, 0, 0, 0, 1, true),
+    ])
+    .report();
+    let times: Vec<_> = calls(&report).iter().map(|call| (call.1, call.2)).collect();
+    assert_eq!(times, [(10, 30), (20, 40)]);
+}
+
+#[test]
+fn a_record_is_read_back() {
+    let sample = sample();
+    let text = sample.text();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 1 + sample.events.len() + sample.lives.len() + 1);
+    assert_eq!((&lines[0]["line"], &lines[0]["type"]), (&json!("trace"), &json!("bio")));
+    assert_eq!(lines[0]["functions"][3]["name"], "bio_endio");
+    let first = &lines[1];
+    assert_eq!(first["kind"], "entry");
+    assert_eq!(first["fields"]["bi_iter.bi_sector"], 2048);
+    assert_eq!(first["fields"]["bi_opf"], "REQ_OP_WRITE|REQ_SYNC|REQ_IDLE");
+    assert_eq!((first.get("changes"), first.get("unreadable")), (None, None));
+    let changes = json!([{ "field": "bi_iter.bi_sector", "before": 2048, "after": 4096 }]);
+    assert_eq!(lines[2]["changes"], changes);
+    assert_eq!((&lines[10]["kind"], &lines[10]["duration"]), (&json!("return"), &json!(650)));
+    assert_eq!(lines[10].get("value"), None, "submit_bio() returns nothing");
+    let clone = &lines[1 + sample.events.len() + 1];
+    assert_eq!((&clone["parent"], &clone["link"]), (&json!(0), &json!("clone")));
+    assert_eq!(lines.last().unwrap()["null"], 2);
+    for (line, expected) in text.lines().zip(sample.lines()) {
+        assert_eq!(serde_json::from_str::<Line>(line).unwrap(), expected);
+    }
+    let (report, damage) = Report::read(text.as_bytes()).unwrap();
+    assert_eq!(damage, None);
+    let (report, expected) = (report.finish(), sample.report());
+    assert_eq!((&report.trace, &report.events), (&expected.trace, &expected.events));
+    assert_eq!((&report.lives, report.ledger), (&sample.lives, Some(sample.ledger)));
+    assert_eq!(calls(&report), calls(&expected));
+}
+
+#[test]
+fn a_damaged_record_is_read_as_far_as_it_goes() {
+    let text = sample().text();
+    let read = |text: &str| {
+        let (report, damage) = Report::read(text.as_bytes()).unwrap();
+        let report = report.finish();
+        (report.events.len(), report.lives.len(), report.ledger, damage.unwrap())
+    };
+    let lines: Vec<&str> = text.lines().collect();
+    // Cut off within a line, and at the end of one.
+    let (events, lives, ledger, why) = read(&text[..text.find("1500").unwrap()]);
+    assert_eq!((events, lives, ledger), (6, 2, None));
+    assert!(why.starts_with("line 8 is damaged"), "{why}");
+    let (events, lives, ledger, why) = read(&lines[..9].join("\n"));
+    assert_eq!((events, lives, ledger), (8, 2, None));
+    assert!(why.starts_with("it ends with line 9"), "{why}");
+    // Its lives begin with their first events, and have no end.
+    let (report, _) = Report::read(lines[..9].join("\n").as_bytes()).unwrap();
+    let lives: Vec<_> = report.lives.iter().map(|life| (life.begin, life.end)).collect();
+    assert_eq!(lives, [(1_000, None), (1_300, None)]);
+    // A line that does not follow from those before.
+    for (at, from, to, expected) in [
+        (4, "bio_alloc_clone", "nonesuch", "no function nonesuch()"),
+        (4, "\"life\":0", "\"life\":900000", "no object has the number 900000"),
+        (4, "\"time\":1250", "\"time\":-1", "invalid value"),
+        (13, lines[13], lines[14], "life 1 where 0 comes next"),
+        (9, lines[9], lines[0], "another trace begins here"),
+    ] {
+        let mut lines: Vec<String> = lines.iter().map(|&line| line.to_owned()).collect();
+        assert!(lines[at].contains(from), "{from}: {}", lines[at]);
+        lines[at] = lines[at].replace(from, to);
+        let (events, .., why) = read(&lines.join("\n"));
+        assert_eq!(events, (at - 1).min(12), "{why}");
+        assert!(why.starts_with(&format!("line {} is damaged", at + 1)), "{why}");
+        assert!(why.contains(expected), "{why}");
+    }
+    for (text, expected) in [("", "empty"), ("x", "no file of ctracer"), (lines[3], "first line")] {
+        let error = Report::read(text.as_bytes()).err().unwrap();
+        assert!(format!("{error:#}").contains(expected), "{error:#}");
+    }
+}
