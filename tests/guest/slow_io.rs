@@ -54,9 +54,7 @@ fn stage13_divides_a_bios_time() -> Result<()> {
     let all = [&device, &mute, &quick].map(|disk| reads(&format!("/dev/{}", disk.name), 10));
     shell(&all.join("; "))?;
     // 16 bios that are merged, and one that is split.
-    for (setting, value) in [("nomerges", "0"), ("max_sectors_kb", "1024")] {
-        fs::write(format!("/sys/block/{}/queue/{setting}", device.name), value)?;
-    }
+    fs::write(format!("/sys/block/{}/queue/nomerges", device.name), "0")?;
     let dd = "dd status=none";
     shell(&format!(
         "cd /dev; {dd} if=zero of={0} bs=64k count=1 conv=fsync; \
