@@ -112,9 +112,7 @@ impl Program {
         let stage = known.is_some();
         let mut argv = vec![file.into_os_string()];
         argv.extend(args);
-        // One that begins with a word is another command of the program, as `ctracer report`.
-        let is_run = argv.get(1).is_none_or(|arg| arg.as_encoded_bytes().starts_with(b"-"));
-        if stage && is_run && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
+        if stage && !std::io::stdout().is_terminal() && !says_how_long(&argv[1..]) {
             argv.extend(["--duration".into(), STAGE_DURATION.into()]);
         }
         Program { argv, stage, reads_keys: known.is_some_and(|known| known.reads_keys) }
@@ -151,8 +149,10 @@ pub fn asks_for_help(args: &[OsString]) -> bool {
     args.iter().any(|arg| ["--help", "-h", "--version", "-V"].iter().any(|help| arg == help))
 }
 
+/// `ctracer report` reads a file, and ends with it.
 fn says_how_long(args: &[OsString]) -> bool {
     asks_for_help(args)
+        || args.first().is_some_and(|command| command == "report")
         || args.iter().any(|arg| {
             let arg = arg.to_string_lossy();
             arg == "--duration" || arg.starts_with("--duration=")
@@ -448,10 +448,12 @@ mod tests {
 
     #[test]
     fn a_stage_that_is_told_how_long_keeps_it() {
-        for told in ["--duration 3s", "-v --duration=3s", "--help", "-V"] {
+        for told in ["--duration 3s", "-v --duration=3s", "--help", "-V", "report a --html b"] {
             assert!(says_how_long(&args(told)), "{told}");
         }
-        assert!(!says_how_long(&args("-v --durations")));
+        for not in ["-v --durations", "1234 --quiet"] {
+            assert!(!says_how_long(&args(not)), "{not}");
+        }
     }
 
     #[test]
