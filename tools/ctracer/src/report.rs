@@ -158,7 +158,7 @@ impl Report {
             let Call { parent, begin, end, .. } = self.calls[call];
             if let Some(parent) = parent.map(|parent| &mut self.calls[parent]) {
                 parent.end = parent.end.max(end);
-                parent.children += end - begin;
+                parent.children = parent.children.saturating_add(end - begin);
             }
         }
         let mut generations = HashMap::<&str, u32>::new();

@@ -19,7 +19,8 @@ pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
             None => &thread(&report.events[call.entry].comm),
         };
         let stack = format!("{outer};{}", report.events[call.entry].function);
-        *times.entry(stack.clone()).or_default() += call.own_time();
+        let time = times.entry(stack.clone()).or_default();
+        *time = time.saturating_add(call.own_time());
         stacks.push(stack);
     }
     for (stack, time) in times {
