@@ -193,7 +193,7 @@ mod tests {
         let packages: Vec<&str> = programs.iter().map(|p| p.package.as_str()).collect();
         let names = |directory: &Path| {
             let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
-            let directories = entries.filter(|entry| entry.path().is_dir());
+            let directories = entries.filter(|entry| entry.path().join("Cargo.toml").exists());
             let names = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
             names.collect::<Vec<String>>()
         };
