@@ -13,7 +13,7 @@ use crate::{
     ctracer::finds_the_functions,
     disks::{Mapped, NullBlk},
     ftrace::TRACEFS,
-    run::{Running, count, fio, program, shell, stage, wait_until},
+    run::{Running, count, fio, not_judged, program, shell, stage, wait_until},
 };
 
 tests![
@@ -140,6 +140,15 @@ fn stage12_finds_the_functions() -> Result<()> {
     finds_the_functions("stage12")
 }
 
+const TOO_LONG: &str = "without fprobe, a real-time kernel takes a minute to remove the probes";
+
+/// A real-time kernel waits for an ordinary grace period for each probe.
+fn takes_too_long() -> Result<bool> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let symbols = fs::read_to_string("/proc/kallsyms")?;
+    Ok(release.contains("-rt") && !symbols.contains(" register_fprobe_ips\n"))
+}
+
 /// Whether the kernel counts how often it skips the program: from 6.7 on, or with kprobe.multi.
 fn counts_skips(output: &str) -> bool {
     !output.contains("not counted on this kernel")
@@ -149,6 +158,9 @@ fn counts_skips(output: &str) -> bool {
 /// in the task: no interrupt comes in the middle of a program. Where the kernel counts what it skips then, a
 /// disk with interrupts, too.
 fn stage12_counts_every_call() -> Result<()> {
+    if takes_too_long()? {
+        return not_judged(TOO_LONG);
+    }
     let direct = NullBlk::named("direct", &[("irqmode", "0"), ("submit_queues", "2")])?;
     let linear = Mapped::new("linear", &format!("0 65536 linear /dev/{} 0", direct.name))?;
     let threads = |disk: &str| {
@@ -174,6 +186,9 @@ fn stage12_counts_every_call() -> Result<()> {
 
 /// `--type`: functions of another struct. Where the kernel hides its addresses, they are counted all the same.
 fn stage12_asks_for_another_struct() -> Result<()> {
+    if takes_too_long()? {
+        return not_judged(TOO_LONG);
+    }
     let restrict = "/proc/sys/kernel/kptr_restrict";
     let before = fs::read_to_string(restrict)?;
     fs::write(restrict, "2")?;
