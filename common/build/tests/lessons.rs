@@ -174,12 +174,10 @@ fn sections(text: &str) -> Vec<(&str, &str)> {
     sections
 }
 
-/// The READMEs that have the form of a lesson: stage, text.
+/// The READMEs of the stages: stage, text.
 fn lessons_readmes() -> Vec<(String, String)> {
-    let readmes =
-        stages().into_iter().map(|it| (read(&workspace().join(&it).join("README.md")), it));
-    let readmes = readmes.filter(|(text, _)| text.contains("\n## The idea\n"));
-    readmes.map(|(text, stage)| (stage, text)).collect()
+    let readme = |stage: &str| read(&workspace().join(stage).join("README.md"));
+    stages().into_iter().map(|stage| (stage.clone(), readme(&stage))).collect()
 }
 
 /// The task stands between the idea and its answer, and a README leads to the next stage.
@@ -196,14 +194,14 @@ fn readmes_have_one_form() {
         assert!(items <= 5, "{stage}/README.md: {items} limits, 5 allowed");
         let section = stage[..7].replace("stage", "stage-");
         let page = format!("](../docs/limits.md#{section})");
-        let links = limits.contains(&page) || !experts.contains(&section);
-        assert!(links, "{stage}/README.md: no {page}");
+        assert!(experts.contains(&section), "docs/limits.md has no {section}");
+        assert!(limits.contains(&page), "{stage}/README.md: no {page}");
         let next = stages.iter().find(|next| *next > stage);
         let last = text.trim_end().rsplit("\n\n").next().unwrap();
         let leads = next.is_none_or(|next| last.contains(&format!("](../{next})")));
         assert!(leads, "{stage}/README.md does not end with a link to {next:?}");
     }
-    assert!(readmes.len() >= 10, "only {} were found", readmes.len());
+    assert!(readmes.len() >= 14, "only {} were found", readmes.len());
 }
 
 /// The lines that a diff adds and removes. What every stage has of its own is left out: the first line of
@@ -221,10 +219,9 @@ fn changes<'a>(diff: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 /// every line.
 #[test]
 fn readmes_show_every_line_that_changed() {
-    let (readmes, mut judged) = (lessons_readmes(), 0);
     for Lesson { stage, before, .. } in LESSONS {
-        let readme = readmes.iter().find(|(name, _)| name == stage);
-        let Some((before, (_, readme))) = before.zip(readme) else { continue };
+        let Some(before) = before else { continue };
+        let readme = read(&workspace().join(stage).join("README.md"));
         let mut diff = String::new();
         for file in ["src/trace.bpf.c", "src/main.rs"] {
             let [old, new] = [before, stage].map(|stage| workspace().join(stage).join(file));
@@ -247,9 +244,7 @@ fn readmes_show_every_line_that_changed() {
             missing.join("\n"),
             invented.join("\n")
         );
-        judged += 1;
     }
-    assert!(judged >= 8, "only {judged} were judged");
 }
 
 /// The minutes of each stage that a page's table has, without and with its task; those of "all".
