@@ -7,7 +7,6 @@ mod cli;
 mod device;
 mod error;
 pub mod hookable;
-pub mod many;
 mod preflight;
 mod process;
 mod program;
@@ -22,7 +21,7 @@ pub use addresses::kernel_function;
 pub use cli::{Cli, InFlight, NoOptions, duration};
 pub use device::Device;
 pub use error::{Unsupported, unsupported};
-pub use preflight::{has_function, has_sessions, pages_have, preempts};
+pub use preflight::{has_function, has_sessions, pages_have, preempts, tracefs};
 pub use process::{Pid, PidCli, pid_namespace, process};
 pub use program::{Program, main};
 pub use results::{

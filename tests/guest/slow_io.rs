@@ -24,6 +24,7 @@ tests![
     slow_io_shows_what_is_wanted,
     slow_io_records_what_came_before,
     stage13_divides_a_bios_time,
+    stage13_counts_what_is_lost,
 ];
 
 /// The lesson: a delay in one place stands in that column; the columns are the total; where nobody notes when
@@ -89,6 +90,10 @@ fn stage13_divides_a_bios_time() -> Result<()> {
             disk.name
         );
     }
+    // Each line is of one read: where it is, how large, and whose.
+    let shown = |n: u32| format!(" ms     4 KiB  Sector ({}) of {} (", n * 8, device.name);
+    let of_dd = |n| output.lines().any(|line| line.contains(&shown(n)) && line.ends_with(" by dd"));
+    ensure!((0..10).all(of_dd), "dd's reads of {}: {output}", device.name);
     let mute = lines(&mute)?;
     let is_unknown = |line: &Vec<f64>| line[0] >= 20.0 && line[1..].iter().all(|ms| ms.is_nan());
     ensure!(mute.len() == 10 && mute.iter().all(is_unknown), "{mute:?}: {output}");
@@ -97,6 +102,24 @@ fn stage13_divides_a_bios_time() -> Result<()> {
     ensure!(output.contains(&said), "not {said:?}: {output}");
     ensure!(count(&output, "bios completed")? >= 100, "{output}");
     ensure!(lines(&quick)?.len() <= 2, "a quick disk: {output}");
+    Ok(())
+}
+
+/// Stopped, it empties no buffer: what finds no room there is lost, and each bio has a line or is counted.
+fn stage13_counts_what_is_lost() -> Result<()> {
+    let quick = NullBlk::named("quick", &[])?;
+    let running = Running::stage("stage13", &["--min", "1ns"])?;
+    running.signal(Signal::STOP)?;
+    let before = disks::bios(&quick.name)?;
+    shell(&reads(&format!("/dev/{}", quick.name), 20_000))?;
+    let did = disks::bios(&quick.name)? - before;
+    running.signal(Signal::CONT)?;
+    let output = running.interrupt()?;
+    let lines = output.lines().filter(|line| line.contains(" KiB  ")).count() as u64;
+    let (slow, lost) = (count(&output, "slow, ")?, count(&output, "lost (")?);
+    let completed = count(&output, "bios completed")?;
+    ensure!(lost > 0 && slow == lines, "{lines} lines, {slow} slow, {lost} lost");
+    ensure!((slow + lost, did) == (completed, completed), "{did} reads, {slow} slow, {lost} lost");
     Ok(())
 }
 

@@ -8,11 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use common::{
-    Session,
-    btf::Btf,
-    many::{self, At, KprobeEvents},
-};
+use common::{Session, btf::Btf};
 use libbpf_rs::{
     Link, MapCore, MapFlags, ProgramAttachType, ProgramMut, libbpf_sys as sys,
     query::LinkTypeInfo,
@@ -22,6 +18,7 @@ use libbpf_rs::{
 use crate::{
     discovery::Discovery,
     lives::Rules,
+    many::{self, At, KprobeEvents},
     record::Function,
     trace::{OpenTraceSkel, TraceProgs, TraceSkel},
 };

@@ -21,6 +21,7 @@ mod filter;
 mod follow;
 mod ledger;
 mod lives;
+mod many;
 mod outputs;
 mod record;
 mod report;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{AsRawLibbpf, Link, ProgramMut, TracepointCategory, libbpf_sys as sys};
 
-use crate::{btf::Btf, error::unsupported, preflight::tracefs};
+use common::{btf::Btf, tracefs, unsupported};
 
 /// How many calls of one function may be waiting for their return, where the kernel wants to know.
 const MAX_CALLS: u32 = 128;
