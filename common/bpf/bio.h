@@ -10,7 +10,11 @@
 /* Whether the kernel will verify checksums of what the bio has read, and then call bio_endio() again. */
 static __always_inline bool bio_is_verified_next(struct bio *bio)
 {
-	return bpf_core_field_exists(bio->bi_integrity) && BPF_CORE_READ(bio, bi_integrity) &&
+	struct bio_integrity_payload *checksums = NULL;
+
+	if (bpf_core_field_exists(bio->bi_integrity))
+		checksums = BPF_CORE_READ(bio, bi_integrity);
+	return checksums && BPF_CORE_READ(checksums, bip_flags) & BIP_BLOCK_INTEGRITY &&
 	       (BPF_CORE_READ(bio, bi_opf) & REQ_OP_MASK) == REQ_OP_READ && !BPF_CORE_READ(bio, bi_status);
 }
 

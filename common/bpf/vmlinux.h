@@ -51,6 +51,7 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_STACK_TRACE = 7,
 	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_HASH_OF_MAPS = 13,
 	BPF_MAP_TYPE_QUEUE = 22,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
@@ -113,19 +114,30 @@ struct bio {
 	u8 bi_status; /* 0: no error */
 	struct bvec_iter bi_iter;
 	atomic_t __bi_remaining; /* 1, and 1 more for each part that was split off and has not ended */
-	void *bi_integrity; /* checksums of the data, or NULL */
+	struct bio_integrity_payload *bi_integrity; /* checksums of the data, or NULL */
 	void *bi_end_io; /* the function that bio_endio() calls */
 	void *bi_private; /* that function's: of a part, the whole */
 };
 
-/* include/linux/blkdev.h: a whole disk. */
+/* include/linux/blkdev.h: a whole disk, and what its driver does. */
+struct block_device_operations {
+	void *submit_bio; /* NULL where the block layer makes requests of its bios */
+};
+
 struct gendisk {
 	int major;
 	int first_minor;
+	const struct block_device_operations *fops;
+	u64 diskseq; /* no other disk has had this number since the machine was started */
 };
 
 struct request_queue {
 	struct gendisk *disk;
+};
+
+/* include/linux/blkdev.h: the I/Os that a task has not handed on yet. */
+struct blk_plug {
+	u64 cur_ktime; /* from 6.9 on */
 };
 
 /* include/linux/blk-mq.h: one I/O, as a driver gets it: one bio, a part of one, or several. */
@@ -139,12 +151,21 @@ struct request {
 	u64 start_time_ns; /* when it was made; without statistics 0, or what an earlier one has left here */
 };
 
+/* include/linux/bio-integrity.h: a bio's checksums. */
+struct bio_integrity_payload {
+	unsigned short bip_flags;
+};
+
+#define BIP_BLOCK_INTEGRITY (1 << 0) /* they are the block layer's, not the submitter's */
+
 /* drivers/md/dm-core.h, dm-crypt.c: device mapper's clone of a bio, and dm-crypt's of that. */
 struct dm_io {
+	unsigned short magic;
 	struct bio *orig_bio;
 };
 
 struct dm_target_io {
+	unsigned short magic;
 	struct dm_io *io;
 	struct bio clone;
 };

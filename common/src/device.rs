@@ -1,6 +1,14 @@
 //! The names of disks and partitions.
 
-use std::{fmt, fs, path::PathBuf};
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use crate::printable;
+
 
 /// A disk or a partition, by its kernel `dev_t`: major << 20 | minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,14 +25,14 @@ impl Device {
     /// Name in /dev: `vda1`, `dm-0`; `None` for one without a node there: gone, or a path of nvme multipath.
     pub fn name(self) -> Option<String> {
         let path = fs::canonicalize(self.sysfs()).ok()?;
-        Some(path.file_name()?.to_string_lossy().into_owned())
+        Some(printable(&path.file_name()?.to_string_lossy()))
     }
 
     /// For a partition, its disk's name and the sector (512 bytes) of the disk where it starts.
     pub fn partition_of(self) -> Option<(String, u64)> {
         let path = fs::canonicalize(self.sysfs()).ok()?;
         let start = fs::read_to_string(path.join("start")).ok()?;
-        let disk = path.parent()?.file_name()?.to_string_lossy().into_owned();
+        let disk = printable(&path.parent()?.file_name()?.to_string_lossy());
         Some((disk, start.trim().parse().ok()?))
     }
 
@@ -54,6 +62,52 @@ impl fmt::Display for Device {
         }
         let name = self.name().unwrap_or_else(|| "a device without a node".into());
         write!(f, "{name} ({}:{})", self.0 >> 20, self.0 & 0xfffff)
+    }
+}
+
+/// A disk or a partition that is there now.
+#[derive(Clone, Debug)]
+pub struct BlockDevice {
+    /// Its number: an earlier device may have had it, and a later one may get it.
+    pub device: Device,
+    /// The number of the disk that it is, or is a partition of; no other disk has it until the machine is
+    /// started again. `gendisk.diskseq`, since 5.15.
+    pub diskseq: u64,
+    /// Whether it is a partition.
+    pub is_partition: bool,
+    /// As /sys/class/block has it. It may hold anything but a slash: see [`printable`].
+    pub name: String,
+}
+
+/// All disks and partitions with a number. Fails where /sys is not mounted.
+pub fn block_devices() -> Result<Vec<BlockDevice>> {
+    let path = "/sys/class/block";
+    let mut devices = Vec::new();
+    for entry in fs::read_dir(path).context(path)? {
+        let path = entry.context(path)?.path();
+        devices.extend(block_device(&path)); // or it has just gone
+    }
+    Ok(devices)
+}
+
+fn block_device(path: &Path) -> Option<BlockDevice> {
+    let read = |file: &str| fs::read_to_string(path.join(file)).ok();
+    let device: Device = read("dev")?.trim().parse().ok()?;
+    let own = read("diskseq");
+    let is_partition = own.is_none();
+    let diskseq = own.or_else(|| read("../diskseq"))?.trim().parse().ok()?;
+    let name = path.file_name()?.to_string_lossy().into_owned();
+    Some(BlockDevice { device, diskseq, is_partition, name })
+}
+
+impl std::str::FromStr for Device {
+    type Err = ();
+
+    /// `254:16`
+    fn from_str(numbers: &str) -> Result<Device, ()> {
+        let (major, minor) = numbers.split_once(':').ok_or(())?;
+        let number = |text: &str| text.parse::<u32>().map_err(drop);
+        Ok(Device(number(major)? << 20 | number(minor)?))
     }
 }
 

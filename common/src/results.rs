@@ -86,13 +86,18 @@ fn not_counted(object: &Object) -> Result<Vec<String>> {
     Ok(kprobes.map(|program| program.name().to_string_lossy().into_owned()).collect())
 }
 
-/// A string of C, such as a thread's or a file's name. What would move a terminal's cursor, or turn its
-/// direction, is replaced by `?`.
+/// A string of C, such as a thread's or a file's name, as [`printable`].
 pub fn text(string: &[i8]) -> String {
     let bytes: Vec<u8> = string.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+    printable(&String::from_utf8_lossy(&bytes))
+}
+
+/// A name that anybody may give to a thread, a file or a disk: what would move a terminal's cursor, or turn its
+/// direction, is replaced by `?`.
+pub fn printable(name: &str) -> String {
     let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
     let moves = |c: char| c.is_control() || turns.iter().any(|turn| turn.contains(&c));
-    String::from_utf8_lossy(&bytes).replace(moves, "?")
+    name.replace(moves, "?")
 }
 
 /// ` (of 997 measured, 3 not)`, to stand behind a figure that is taken from what was measured only;

@@ -10,7 +10,9 @@
 #include "bio.h"
 #include "parts.h"
 
-u64 dropped, unmatched;
+u64 dropped, unmatched, refused;
+
+#define BLK_STS_AGAIN 12 /* what was to end at once, or not at all, would have had to wait */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -20,16 +22,25 @@ struct {
 } ios SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH); /* clones end in ways that no hook sees */
+	__uint(max_entries, 16384);
+	__type(key, u64); /* address of a clone: its way; of a bio that has clones: that of the last to complete */
+	__type(value, struct way);
+} ways SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH); /* a disk uses the same few requests again and again */
 	__uint(max_entries, 16384);
 	__type(key, u64); /* address of the request */
 	__type(value, struct issue);
 } issues SEC(".maps");
 
-static __always_inline int bio_starts(u64 bio, struct io *io)
+static __always_inline int bio_starts(u64 bio, const struct submission *by)
 {
-	io->submitted = bpf_ktime_get_ns(); /* last: what this program takes is no part of the latency */
-	if (bpf_map_update_elem(&ios, &bio, io, BPF_NOEXIST)) {
+	struct io io = { .by = *by };
+
+	io.submitted = bpf_ktime_get_ns(); /* last: what this program takes is no part of the latency */
+	if (bpf_map_update_elem(&ios, &bio, &io, BPF_NOEXIST)) {
 		/* The map is full, or the address has a start already: then neither bio is measured. */
 		bool had_one = !bpf_map_delete_elem(&ios, &bio);
 		__sync_fetch_and_add(&dropped, 1 + had_one);
@@ -47,14 +58,49 @@ static struct io *io_of(u64 bio)
 	return io;
 }
 
+/* From a part to what it is a part of: a bio that somebody has submitted, or a clone. */
+static u64 whole_of(u64 bio)
+{
+	for (int i = 0; i < 8 && !bpf_map_lookup_elem(&ios, &bio); i++) {
+		u64 whole = bio_whole(bio);
+
+		if (!whole)
+			break;
+		bio = whole;
+	}
+	return bio;
+}
+
+/* The way of a clone of this bio, if it has been seen: not that of an earlier one at its address. */
+static struct way *way_of(u64 clone, struct io *io)
+{
+	struct way *way = bpf_map_lookup_elem(&ways, &clone);
+
+	return way && way->of == io->submitted ? way : NULL;
+}
+
+/* The same; a new one where nobody saw the clone go down: its target submits it in a way of its own. */
+static struct way *way_or_new(u64 clone, struct io *io)
+{
+	struct way new = { .of = io->submitted, .is_clones = 1 }, *way = way_of(clone, io);
+
+	if (way)
+		return way;
+	bpf_map_update_elem(&ways, &clone, &new, BPF_ANY);
+	return bpf_map_lookup_elem(&ways, &clone);
+}
+
 /* Device mapper gives a clone to the disk below; or a bio goes from a partition to its disk: then there is none
  * above it. */
 static __always_inline int bio_goes_down(u64 bio)
 {
 	struct io *io = io_of(bio_above(bio));
+	struct way way = { .remapped = bpf_ktime_get_ns(), .is_clones = 1 };
 
-	if (io)
-		io->remapped = bpf_ktime_get_ns();
+	if (!io)
+		return 0;
+	way.of = io->submitted;
+	bpf_map_update_elem(&ways, &bio, &way, BPF_ANY);
 	return 0;
 }
 
@@ -74,10 +120,25 @@ static __always_inline int rq_starts(u64 rq, u64 allocated)
 
 __noinline int note(u64 bio, struct issue *issue)
 {
-	struct io *io = io_of(bio);
+	struct io *io = bpf_map_lookup_elem(&ios, &bio);
+	struct way *way;
 
-	if (io && issue)
-		take_times(io, issue);
+	if (!issue)
+		return 0;
+	if (!io) {
+		bio = whole_of(bio);
+		io = io_of(bio);
+	}
+	if (!io)
+		return 0;
+	io->by.requests += issue->completes;
+	if (bpf_map_lookup_elem(&ios, &bio)) {
+		take_times(&io->way, issue);
+		return 0;
+	}
+	way = way_or_new(bio, io);
+	if (way)
+		take_times(way, issue);
 	return 0;
 }
 
@@ -102,16 +163,81 @@ static __always_inline int rq_ends(u64 rq, u64 allocated, bool noted, u64 bio, u
 /* `status` 0: no error. `program`: 0 for fentry, 1 for the kprobe. */
 __noinline int bio_completes(u64 bio, u32 status, u32 program);
 
-/* A bio without an entry completes. If it is a clone, notes that in the bio above; whether it is neither a clone
- * nor a part. */
+/* A clone completes: its way explains the bio above it, unless another clone completes later. */
+__noinline int way_ends(u64 clone, u64 above, u64 now)
+{
+	struct io *io = io_of(above);
+	struct way *way = io ? way_or_new(clone, io) : NULL;
+
+	if (!way)
+		return 0;
+	if (!way->below) /* or its target calls bio_endio() once more, or it has a clone itself */
+		way->below = now;
+	above = whole_of(above);
+	bpf_map_update_elem(&ways, &above, way, BPF_ANY);
+	io->has_clones = 1;
+	return 0;
+}
+
+/* A bio without an entry completes; whether it is neither a clone nor a part. */
 static __always_inline bool is_nobodys(u64 bio, bool in_parts, u64 now)
 {
-	u64 above = bio_above(bio);
-	struct io *io = in_parts && above ? io_of(above) : NULL;
+	u64 above = bio_cloned(bio);
 
-	if (io && io->below < io->done)
-		io->below = now;
-	return !above;
+	if (above && in_parts)
+		way_ends(bio, above, now);
+	return !above && !bio_whole(bio);
+}
+
+/* When a bio was submitted and completed. Clocks of two CPUs may differ a little. */
+static __always_inline struct times times_of(struct io *io, u64 now)
+{
+	return (struct times){ .submitted = io->submitted, .ended = now > io->submitted ? now : io->submitted };
+}
+
+/* Divides the time of a bio that completes. */
+static __always_inline void divide_io(u64 bio, struct io *io, struct times *times)
+{
+	struct way none = { .is_clones = 1 };
+
+	if (!io->has_clones)
+		divide(&io->way, times);
+	else
+		divide(way_of(bio, io) ?: &none, times);
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, u64); /* address of a bio to which another one was chained before it was submitted */
+	__type(value, u32);
+} chained_before SEC(".maps");
+
+static __always_inline int bio_is_chained(u64 whole)
+{
+	struct io *io = bpf_map_lookup_elem(&ios, &whole);
+
+	if (io)
+		__sync_fetch_and_add(&io->chained, 1);
+	else
+		bpf_map_update_elem(&chained_before, &whole, &(u32){ 1 }, BPF_ANY);
+	return 0;
+}
+
+/*
+ * Two parts of a bio may complete on two CPUs at the same time: then __bi_remaining is 2 for both. So the parts are
+ * counted, too, as they are chained to the bio and as they complete. That is exact where only the block layer has
+ * split it: drivers that take bios themselves may call bio_endio() more than once for reasons of their own.
+ */
+__noinline int all_have_ended(u64 address, u32 program)
+{
+	struct bio *bio = (void *)address;
+	struct io *io = bpf_map_lookup_elem(&ios, &address);
+
+	if (!io || program > 1 || __sync_fetch_and_add(&io->ends[program], 1) != io->chained)
+		return false;
+	return !bpf_map_lookup_elem(&chained_before, &address) &&
+	       !BPF_CORE_READ(bio, bi_bdev, bd_disk, fops, submit_bio);
 }
 
 /* The last part of a bio to complete also completes the whole, which may be a part itself. */
@@ -120,9 +246,11 @@ static int bio_ends(u64 address, u32 program)
 	struct bio *bio = (void *)address;
 	u32 status = 0;
 
-	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
+	for (int i = 0; i < 64 && bio && !bio_is_verified_next(bio); i++) {
 		bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
 
+		if (BPF_CORE_READ(bio, __bi_remaining.counter) > 1 && !all_have_ended((u64)bio, program))
+			break;
 		/* The whole gets the error of this part later, unless it has one. */
 		status = BPF_CORE_READ(bio, bi_status) ?: status;
 		bio_completes((u64)bio, status, program);

@@ -4,24 +4,36 @@
 #define __PARTS_H__
 
 #include "vmlinux.h"
+#include <bpf/bpf_core_read.h>
 
 /* In the order of time; but MAPPER is what device mapper takes before WAIT and after END. */
 enum part { WAIT, QUEUE, DEVICE, END, MAPPER, PARTS };
-#define UNKNOWN (~0ULL) /* this part cannot be told from the next one, which includes it */
+#define UNKNOWN (~0ULL) /* it cannot be told from the next part, or from MAPPER, which then includes it */
 
-struct io { /* a bio. Times in ns, 0: never */
-	u64 submitted;
-	u64 remapped; /* when device mapper gave its clone to the disk below */
+/* One way from a bio, or from device mapper's clone of it, to a disk and back. Times in ns, 0: never seen. */
+struct way {
+	u64 of; /* when the bio of which this is a clone was submitted: an address alone identifies none */
+	u64 remapped; /* when device mapper gave the clone to the disk below */
 	u64 allocated, issued, done; /* of its request; of several, the one that completed last */
-	u64 below; /* when that clone completed */
-	u64 ended;
-	u64 parts[PARTS]; /* ns; their sum is ended - submitted */
+	u64 below; /* when the clone completed */
+	u32 starts, is_clones; /* starts of that request: it may be requeued */
+};
+
+struct submission {
 	u64 sector; /* of dev; 512 bytes each */
-	u32 dev, operation, bytes;
-	u32 process, requests, starts; /* starts of the last request: it may be requeued */
+	u64 diskseq; /* identifies the disk: dev may be another one's later */
+	u32 dev, operation, bytes, process;
 	s32 stack_id; /* a key of stacks, or a negative error */
-	u32 status; /* 0: no error */
+	u32 requests; /* of it that have completed */
 	char comm[16];
+};
+
+struct io { /* a bio that somebody has submitted */
+	u64 submitted; /* ns */
+	struct way way;
+	u32 has_clones; /* then the way that counts is in `ways` */
+	u32 chained, ends[2]; /* parts that were split off, and calls of bio_endio(), by program */
+	struct submission by;
 };
 
 struct issue { /* of a request */
@@ -30,43 +42,70 @@ struct issue { /* of a request */
 	u32 starts, completes; /* 1: all of it has completed */
 };
 
-static __always_inline void take_times(struct io *io, struct issue *issue)
+struct times {
+	u64 submitted, ended, parts[PARTS]; /* ns; the sum of the parts is ended - submitted */
+	u32 starts; /* of the request whose times these are; 0: no request was seen */
+	u32 status; /* 0: no error */
+};
+
+struct completed {
+	struct submission by;
+	struct times times;
+};
+
+static __always_inline void take_times(struct way *way, struct issue *issue)
 {
-	if (!issue->time && io->issued)
+	if (!issue->time && way->issued)
 		return; /* the other program has noted them, or this is a flush around it */
-	io->allocated = issue->allocated;
-	io->issued = issue->time;
-	io->done = issue->done;
-	io->starts = issue->starts;
-	io->requests += issue->completes;
+	way->allocated = issue->allocated;
+	way->issued = issue->time;
+	way->done = issue->done;
+	way->starts = issue->starts;
 }
 
-/* A merged bio joins a request that is older than it, and clocks of two CPUs may differ a little: so each
- * time is put between its neighbours. A time of 0 becomes `from`. */
+/* Clocks of two CPUs may differ a little: so each time is put between its neighbours. A time of 0 becomes
+ * `from`. */
 static __always_inline u64 between(u64 from, u64 time, u64 to)
 {
 	return time < from ? from : time > to ? to : time;
 }
 
-static __always_inline void divide(struct io *io)
+/* Whether a request that is older than its bio was the bio's at once. From 6.9 on, a request that was allocated
+ * in advance gets the time at which it is used. Before, a bio that gets such a request may have waited for a
+ * cgroup since, as long as the scheduler had it for all that can be seen; and so may one that was merged. */
+static __always_inline bool is_older_known(void)
 {
-	u64 from = between(io->submitted, io->remapped, io->ended);
-	u64 to = io->remapped && io->below >= io->done ? between(from, io->below, io->ended) : io->ended;
-	u64 done = between(from, io->done, to);
-	u64 allocated = between(from, io->allocated, done), issued = between(allocated, io->issued, done);
+	return bpf_core_field_exists(((struct blk_plug *)0)->cur_ktime);
+}
+
+static __always_inline void divide(const struct way *way, struct times *times)
+{
+	u64 from = times->submitted, to = times->ended, done, allocated, issued;
+	bool is_seen = !way->is_clones || way->remapped; /* when it went down */
 
 	for (int i = 0; i < PARTS; i++)
-		io->parts[i] = UNKNOWN;
-	if (!io->done)
+		times->parts[i] = UNKNOWN;
+	times->starts = way->starts;
+	if (way->is_clones)
+		from = way->remapped ?: way->allocated ?: way->issued;
+	if (!way->done || !from)
 		return; /* no request that belongs to it was seen */
-	if (io->allocated) /* nobody noted it where the disk keeps no statistics */
-		io->parts[WAIT] = allocated - from;
-	if (io->issued) /* a flush has its request started in the name of another one */
-		io->parts[QUEUE] = issued - allocated;
-	io->parts[DEVICE] = done - issued;
-	io->parts[END] = to - done;
-	if (io->remapped)
-		io->parts[MAPPER] = from - io->submitted + (io->ended - to);
+	from = between(times->submitted, from, times->ended);
+	if (way->is_clones && way->below >= way->done)
+		to = between(from, way->below, times->ended);
+	done = between(from, way->done, to);
+	allocated = between(from, way->allocated, done);
+	issued = between(allocated, way->issued, done);
+	/* Nobody noted when it was allocated where the disk keeps no statistics. */
+	if (is_seen && way->allocated && (way->allocated >= from || is_older_known()))
+		times->parts[WAIT] = allocated - from;
+	/* A flush has its request started in the name of another one. */
+	if (way->issued && (is_seen || way->allocated))
+		times->parts[QUEUE] = issued - allocated;
+	times->parts[DEVICE] = done - issued;
+	times->parts[END] = to - done;
+	if (way->is_clones)
+		times->parts[MAPPER] = from - times->submitted + (times->ended - to);
 }
 
 #endif /* __PARTS_H__ */

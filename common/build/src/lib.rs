@@ -42,10 +42,11 @@ pub fn skeleton(source: &str) {
 
 /// The version of BPF's instruction set that a program is compiled for, whatever the compiler's default
 /// is: every clang uses the same instructions. v2, and v3 for a program that exchanges values
-/// atomically, which v2 cannot.
+/// atomically, or counts so and uses the count, which v2 cannot: itself, or join.h for it.
 pub fn cpu(source: &Path) -> &'static str {
-    let exchanges = |text: String| text.contains("__sync_val_compare_and_swap");
-    if fs::read_to_string(source).is_ok_and(exchanges) { "v3" } else { "v2" }
+    let needs_v3 = ["__sync_val_compare_and_swap", "#include \"join.h\""];
+    let text = fs::read_to_string(source).unwrap_or_default();
+    if needs_v3.iter().any(|words| text.contains(words)) { "v3" } else { "v2" }
 }
 
 /// Compiles `source` for machines of the architecture `arch`, as rustc calls it, into `out`:

@@ -56,6 +56,7 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     let cpus = libbpf_rs::num_possible_cpus().context("the number of CPUs is unknown")? as u32;
     open.maps.ios.set_max_entries(room.in_flight)?;
     open.maps.issues.set_max_entries(if parts { room.in_flight } else { 1 })?;
+    open.maps.ways.set_max_entries(if parts { room.in_flight } else { 1 })?;
     open.maps.histograms.set_max_entries(series::PLACES * cpus)?;
     open.maps.pages.set_max_entries(cpus)?;
     let constants = common::constants(&mut open.maps.rodata_data)?;
@@ -63,8 +64,7 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     constants.page_shift = common::page_shift();
     constants.with_parts = parts;
     constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
-    // Of modules that may not be loaded: then there are no such bios.
-    constants.address_of_clone_endio = common::kernel_function("clone_endio").unwrap_or(u64::MAX);
+    // Of a module that may not be loaded: then there are no such bios.
     constants.address_of_crypt_endio = common::kernel_function("crypt_endio").unwrap_or(u64::MAX);
     let preempts = common::preempts()?;
     constants.first = preempts.into();
@@ -79,7 +79,7 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     progs.filemap_read_entry.set_autoload(!has_sessions);
     progs.filemap_read_exit.set_autoload(!has_sessions);
     let skel = session.load(open)?;
-    let mut histograms = Histograms::new(&skel.maps, cpus)?;
+    let histograms = Histograms::new(&skel.maps, cpus)?;
     let pages: Shared<shared::Pages> = Shared::new(&skel.maps.pages, cpus as usize)?;
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel's release")?;
     let build = Build { version: env!("CARGO_PKG_VERSION"), kernel: kernel.trim().to_owned() };
@@ -87,7 +87,7 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     // The completions first: then no I/O is seen to start whose completion is not hooked yet.
     let progs = &skel.progs;
     session.attach([&progs.bio_end, &progs.bio_end_probe, &progs.rq_end, &progs.rq_end_probe])?;
-    session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_start])?;
+    session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_chained, &progs.bio_start])?;
     session.attach([&progs.page_added, &progs.filemap_read_exit])?;
     session.attach([&progs.filemap_read_entry, &progs.filemap_read_session])?;
     let mut server = Server::new(listener)?;

@@ -49,7 +49,7 @@ pub struct Build {
 /// What was not measured, and why.
 #[derive(Debug)]
 pub struct NotMeasured {
-    bios: [(&'static str, u64); 3],
+    bios: [(&'static str, u64); 4],
     reads: [(&'static str, u64); 3],
 }
 
@@ -59,6 +59,7 @@ impl From<&bss> for NotMeasured {
             bios: [
                 ("dropped", counts.dropped),
                 ("unmatched", counts.unmatched),
+                ("refused", counts.refused),
                 ("too_many_disks", counts.without_series),
             ],
             reads: [
@@ -99,7 +100,8 @@ impl Metrics {
 }
 
 const BIOS_NOT_MEASURED: &str = "Bios that are in no histogram; unmatched: completions of bios that \
-    no submit_bio() started, such as the clones that md and dm make of a bio that is measured";
+    no submit_bio() started, such as the clones that md makes of a bio that is measured; refused: attempts \
+    that would have had to wait (REQ_NOWAIT), and are made again";
 
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
@@ -115,7 +117,7 @@ impl Collector for Metrics {
         for ((disk, operation), sums) in &self.series {
             let limits = limits().map(|ns| ns.map_or(f64::MAX, in_seconds));
             let buckets: Vec<_> = limits.zip(sums.buckets).collect();
-            family.encode_family(&[("disk", disk.as_str()), ("op", operation)])?.encode_histogram(
+            family.encode_family(&[("disk", &*escaped(disk)), ("op", operation)])?.encode_histogram(
                 in_seconds(sums.sum),
                 sums.buckets.iter().sum(),
                 &buckets,
@@ -132,7 +134,7 @@ impl Collector for Metrics {
                 // No bio had this part, or of none it is known, which is not 0.
                 let parts = PARTS.into_iter().zip(sums.parts).filter(|(_, ns)| *ns > 0);
                 for (part, ns) in parts {
-                    let labels = [("disk", disk.as_str()), ("op", operation), ("part", part)];
+                    let labels = [("disk", &*escaped(disk)), ("op", operation), ("part", part)];
                     count(&mut family, &labels, in_seconds(ns))?;
                 }
             }
@@ -146,11 +148,11 @@ impl Collector for Metrics {
             count(&mut family, &[("result", result)], pages as f64)?;
         }
         for (name, help, counts) in [
-            ("bios_not_measured", BIOS_NOT_MEASURED, self.not_measured.bios),
-            ("reads_not_measured", "Reads whose pages are not counted", self.not_measured.reads),
+            ("bios_not_measured", BIOS_NOT_MEASURED, &self.not_measured.bios[..]),
+            ("reads_not_measured", "Reads whose pages are not counted", &self.not_measured.reads),
         ] {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (reason, number) in counts {
+            for &(reason, number) in counts {
                 count(&mut family, &[("reason", reason)], number as f64)?;
             }
         }
@@ -163,6 +165,11 @@ impl Collector for Metrics {
 
 fn count(family: &mut MetricEncoder, labels: &impl EncodeLabelSet, value: f64) -> fmt::Result {
     family.encode_family(labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
+}
+
+/// The value of a label, as both formats have it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
 
 fn in_seconds(ns: u64) -> f64 {
@@ -197,13 +204,13 @@ mod tests {
         let metrics = || Metrics {
             build: Build { version: "1", kernel: "6".into() },
             series: BTreeMap::from([(
-                ("vda".to_owned(), "read"),
+                ("v\"d\\a\n".to_owned(), "read"),
                 Sums { parts: [0, 0, 0, 0, 1_000, 3_000_000_000], ..Sums::default() },
             )]),
             with_parts: true,
             pages: vec![[1, 2, 3], [10, 20, 30]],
             not_measured: NotMeasured {
-                bios: [("dropped", 1), ("unmatched", 2), ("too_many_disks", 3)],
+                bios: [("dropped", 1), ("unmatched", 2), ("refused", 9), ("too_many_disks", 3)],
                 reads: [("dropped", 4), ("unmatched", 5), ("asynchronous", 6)],
             },
             skipped: 7,
@@ -212,9 +219,9 @@ mod tests {
         let old = metrics().encode(Format::Prometheus).unwrap();
         for line in [
             "storage_exporter_build_info{version=\"1\",kernel=\"6\"} 1",
-            "storage_bio_latency_seconds_bucket{le=\"+Inf\",disk=\"vda\",op=\"read\"} 0",
-            "storage_bio_part_seconds_total{disk=\"vda\",op=\"read\",part=\"mapper\"} 0.000001",
-            "storage_bio_part_seconds_total{disk=\"vda\",op=\"read\",part=\"unknown\"} 3.0",
+            "storage_bio_latency_seconds_bucket{le=\"+Inf\",disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
+            "storage_bio_part_seconds_total{disk=\"v\\\"d\\\\a\\n\",op=\"read\",part=\"mapper\"} 0.000001",
+            "storage_bio_part_seconds_total{disk=\"v\\\"d\\\\a\\n\",op=\"read\",part=\"unknown\"} 3.0",
             "storage_page_cache_pages_total{result=\"miss\"} 22.0",
             "storage_bios_not_measured_total{reason=\"unmatched\"} 2.0",
             "storage_reads_not_measured_total{reason=\"asynchronous\"} 6.0",

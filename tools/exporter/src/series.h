@@ -16,7 +16,8 @@
 enum operation { READ, WRITE, FLUSH, DISCARD, OTHER };
 
 struct series {
-	u32 dev, operation; /* dev 0: nobody uses this place */
+	u64 diskseq; /* 0: nobody uses this place */
+	u32 operation, unused;
 };
 
 struct histogram {
@@ -51,9 +52,9 @@ struct { /* the places that nobody uses: main.rs puts them in, at the start and 
 } unused SEC(".maps");
 
 /* Takes a place for a disk and operation that were not used before. */
-__noinline int take_place(u32 dev, u32 operation)
+__noinline int take_place(u64 diskseq, u32 operation)
 {
-	struct series series = { dev, operation };
+	struct series series = { diskseq, operation };
 	struct histogram *first;
 	u32 place, key;
 
@@ -70,16 +71,15 @@ __noinline int take_place(u32 dev, u32 operation)
 }
 
 /* Atomic: on a preemptible kernel, two programs may run on one CPU at the same time. */
-static __always_inline void add_to_series(struct io *io, bool with_parts)
+static __always_inline void add_to_series(const struct series *series, struct times *times, bool with_parts)
 {
-	struct series series = { io->dev, io->operation };
-	u64 latency = io->ended - io->submitted;
-	u32 *place = bpf_map_lookup_elem(&places, &series), key, bucket;
+	u64 latency = times->ended - times->submitted;
+	u32 *place = bpf_map_lookup_elem(&places, series), key, bucket;
 	struct histogram *histogram;
 
 	if (!place) {
-		take_place(io->dev, io->operation);
-		place = bpf_map_lookup_elem(&places, &series);
+		take_place(series->diskseq, series->operation);
+		place = bpf_map_lookup_elem(&places, series);
 	}
 	key = place ? *place * cpus + bpf_get_smp_processor_id() : -1;
 	histogram = bpf_map_lookup_elem(&histograms, &key);
@@ -93,9 +93,9 @@ static __always_inline void add_to_series(struct io *io, bool with_parts)
 		__sync_fetch_and_add(&histogram->buckets[bucket], 1);
 	__sync_fetch_and_add(&histogram->sum, latency);
 	for (int i = 0; i < PARTS && with_parts; i++)
-		if (io->parts[i] != UNKNOWN)
-			__sync_fetch_and_add(&histogram->parts[i], io->parts[i]);
-	if (with_parts && io->parts[DEVICE] == UNKNOWN)
+		if (times->parts[i] != UNKNOWN)
+			__sync_fetch_and_add(&histogram->parts[i], times->parts[i]);
+	if (with_parts && times->parts[DEVICE] == UNKNOWN)
 		__sync_fetch_and_add(&histogram->in_no_part, latency);
 }
 

@@ -1,13 +1,11 @@
 //! The histograms: from the kernel's memory to one for each disk and operation.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    path::Path,
+    collections::BTreeMap,
     sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
 use anyhow::Result;
-use common::Device;
 use libbpf_rs::{Map, MapCore, MapFlags};
 
 use crate::{
@@ -27,8 +25,9 @@ const OPERATIONS: [&str; 5] = ["read", "write", "flush", "discard", "other"];
 /// `struct histogram` of series.h.
 #[repr(C)]
 struct Histogram {
-    dev: AtomicU32,
+    diskseq: AtomicU64,
     operation: AtomicU32,
+    unused: AtomicU32,
     sum: AtomicU64,
     parts: [AtomicU64; PARTS.len()],
     buckets: [AtomicU64; BUCKETS],
@@ -72,10 +71,6 @@ pub struct Histograms<'a> {
     cpus: usize,
     places: &'a Map<'a>,
     unused: &'a Map<'a>,
-    /// The disk of each device, as it was last seen.
-    disks: HashMap<u32, String>,
-    /// Of partitions that are gone, while their disk is not: its counters must not decrease.
-    gone: BTreeMap<Series, Sums>,
 }
 
 impl<'a> Histograms<'a> {
@@ -86,61 +81,49 @@ impl<'a> Histograms<'a> {
         for place in 0..PLACES {
             unused.update(&[], &place.to_ne_bytes(), MapFlags::ANY)?;
         }
-        let (disks, gone) = Default::default();
-        Ok(Histograms { memory, cpus: cpus as usize, places, unused, disks, gone })
+        Ok(Histograms { memory, cpus: cpus as usize, places, unused })
     }
 
-    /// The sums of each disk that there is. A partition's belong to its disk. Removes disks that are
-    /// gone.
-    pub fn read(&mut self) -> Result<BTreeMap<Series, Sums>> {
+    /// The sums of each disk that there is; its partitions' are its own. Removes disks that are gone: a disk is
+    /// known by its diskseq, which is no other one's, whatever name and number that gets.
+    pub fn read(&self) -> Result<BTreeMap<Series, Sums>> {
+        let mut disks = common::block_devices()?;
+        disks.retain(|disk| !disk.is_partition);
         let mut series: BTreeMap<Series, Sums> = BTreeMap::new();
         for place in 0..PLACES as usize {
-            let range = place * self.cpus..(place + 1) * self.cpus;
-            let first = &self.memory[range.start];
-            let (dev, operation) = (first.dev.load(Relaxed), first.operation.load(Relaxed));
-            if dev == 0 {
+            let cpus = &self.memory[place * self.cpus..(place + 1) * self.cpus];
+            let diskseq = cpus[0].diskseq.load(Relaxed);
+            let operation = cpus[0].operation.load(Relaxed);
+            if diskseq == 0 {
                 continue;
             }
-            let sums = self.memory[range.clone()].iter().fold(Sums::default(), |mut sums, cpu| {
+            let Some(disk) = disks.iter().find(|disk| disk.diskseq == diskseq) else {
+                self.release(place, diskseq, operation)?;
+                continue;
+            };
+            let operation = OPERATIONS.get(operation as usize).copied().unwrap_or("other");
+            let sums = series.entry((disk.name.clone(), operation)).or_default();
+            for cpu in cpus {
                 let (parts, buckets) = (read(&cpu.parts), read(&cpu.buckets));
                 sums.add(&Sums { sum: cpu.sum.load(Relaxed), parts, buckets });
-                sums
-            });
-            let operation = OPERATIONS.get(operation as usize).copied().unwrap_or("other");
-            if let Some(disk) = disk_of(Device(dev)) {
-                self.disks.insert(dev, disk.clone());
-                series.entry((disk, operation)).or_default().add(&sums);
-                continue;
-            }
-            self.release(place, dev, first.operation.load(Relaxed))?;
-            if let Some(disk) = self.disks.get(&dev) {
-                self.gone.entry((disk.clone(), operation)).or_default().add(&sums);
             }
         }
-        self.gone.retain(|(disk, _), _| Path::new("/sys/block").join(disk).exists());
-        for (key, sums) in &self.gone {
-            series.entry(key.clone()).or_default().add(sums);
-        }
-        self.disks.retain(|_, disk| series.keys().any(|(name, _)| name == disk));
         Ok(series)
     }
 
     /// Empties a place, and hands it to the BPF programs.
-    fn release(&self, place: usize, dev: u32, operation: u32) -> Result<()> {
-        self.places.delete(&[dev.to_ne_bytes(), operation.to_ne_bytes()].concat())?;
+    fn release(&self, place: usize, diskseq: u64, operation: u32) -> Result<()> {
+        let key = types::series { diskseq, operation, unused: 0 };
+        // SAFETY: integers without padding.
+        self.places.delete(unsafe { plain::as_bytes(&key) })?;
         for cpu in &self.memory[place * self.cpus..(place + 1) * self.cpus] {
-            cpu.dev.store(0, Relaxed);
+            cpu.diskseq.store(0, Relaxed);
             let counters = [&cpu.sum].into_iter().chain(&cpu.parts).chain(&cpu.buckets);
             counters.for_each(|counter| counter.store(0, Relaxed));
         }
         self.unused.update(&[], &(place as u32).to_ne_bytes(), MapFlags::ANY)?;
         Ok(())
     }
-}
-
-/// The disk that a device is, or is a partition of.
-fn disk_of(device: Device) -> Option<String> {
-    device.partition_of().map(|(disk, _)| disk).or_else(|| device.name())
 }
 
 /// The longest time of each bucket, in ns: bucket_of() in buckets.h the other way round. The last one

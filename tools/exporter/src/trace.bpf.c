@@ -28,45 +28,45 @@ static __always_inline u32 operation_of(struct bio *bio)
 SEC("kprobe/submit_bio")
 int BPF_KPROBE(bio_start, struct bio *bio)
 {
-	struct io io = {
-		.dev = BPF_CORE_READ(bio, bi_bdev, bd_dev),
+	struct submission by = {
+		.diskseq = BPF_CORE_READ(bio, bi_bdev, bd_disk, diskseq),
 		.operation = operation_of(bio),
 	};
 
-	return bio_starts((u64)bio, &io);
+	return bio_starts((u64)bio, &by);
 }
 
-static __always_inline int ends(u64 bio, struct io *io, u64 now, bool in_parts)
+SEC("kprobe/bio_chain")
+int BPF_KPROBE(bio_chained, struct bio *part, struct bio *whole)
 {
-	if (bpf_map_delete_elem(&ios, &bio))
-		return 0; /* only the call that deletes the entry completes the bio */
-	io->ended = now > io->submitted ? now : io->submitted; /* clocks of two CPUs differ a little */
-	if (in_parts)
-		divide(io);
-	add_to_series(io, in_parts);
-	return 0;
+	return bio_is_chained((u64)whole);
 }
 
 __noinline int bio_completes(u64 bio, u32 status, u32 program)
 {
 	u64 now = bpf_ktime_get_ns();
-	struct io *found = bpf_map_lookup_elem(&ios, &bio);
+	struct io *io = bpf_map_lookup_elem(&ios, &bio);
+	struct series series = {};
+	struct times times;
 
-	barrier_var(status); /* clang would pass anything for what is not used, and the verifier refuse it */
-	if (!found) {
+	if (!io) {
 		bool is_unmatched = is_nobodys(bio, with_parts, now);
 
 		__sync_fetch_and_add(&unmatched, is_unmatched && program == first);
 		return 0;
 	}
-	if (with_parts) {
-		struct io io = *found;
-
-		return ends(bio, &io, now, true);
-	}
-	/* Only --parts needs the rest, and copying costs. */
-	struct io io = { .submitted = found->submitted, .dev = found->dev, .operation = found->operation };
-	return ends(bio, &io, now, false);
+	times = times_of(io, now);
+	if (with_parts)
+		divide_io(bio, io, &times);
+	series.diskseq = io->by.diskseq;
+	series.operation = io->by.operation;
+	if (bpf_map_delete_elem(&ios, &bio))
+		return 0; /* only the call that deletes the entry completes the bio */
+	if (status == BLK_STS_AGAIN)
+		__sync_fetch_and_add(&refused, 1);
+	else
+		add_to_series(&series, &times, with_parts);
+	return 0;
 }
 
 SEC("fentry/bio_endio")

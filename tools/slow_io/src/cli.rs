@@ -1,12 +1,14 @@
 //! The command line.
 
 use std::{
+    fs,
     os::unix::fs::{FileTypeExt, MetadataExt},
+    path::Path,
     time::Duration,
 };
 
 use clap::Args;
-use common::{Cli, Device, InFlight};
+use common::{BlockDevice, Cli, Device, InFlight};
 
 /// The command line of `slow_io`.
 pub type SlowCli = Cli<Slow>;
@@ -19,7 +21,7 @@ pub struct Slow {
     pub min: Duration,
     /// Only bios of this disk, its partitions included, or of this partition: vda, dm-0, /dev/mapper/home
     #[arg(long, value_name = "NAME", value_parser = disk)]
-    pub disk: Option<Device>,
+    pub disk: Option<BlockDevice>,
     /// Only bios that this process submits
     #[arg(long, value_name = "PID", value_parser = common::process, allow_negative_numbers = true)]
     pub pid: Option<u32>,
@@ -65,25 +67,26 @@ fn latency(text: &str) -> Result<Duration, String> {
 
 /// A block device by its name, as in /sys/class/block, which needs no /dev; or by its file, as device mapper
 /// names it.
-fn disk(name: &str) -> Result<Device, String> {
-    let path = format!("/sys/class/block/{}/dev", name.trim_start_matches("/dev/"));
-    let by_name = std::fs::read_to_string(path).ok().and_then(|dev| number(&dev));
-    let found = by_name.or_else(|| {
+fn disk(name: &str) -> Result<BlockDevice, String> {
+    let devices = common::block_devices().map_err(|error| format!("{error:#}"))?;
+    let numbers = fs::read_to_string(Path::new("/sys/class/block").join(name_of(name)).join("dev"));
+    let by_name = numbers.ok().and_then(|numbers| numbers.trim().parse().ok());
+    let by_file = || {
         let mut paths = ["", "/dev/mapper/"].iter().map(|directory| format!("{directory}{name}"));
         paths.find_map(|path| by_file(&path))
-    });
-    found.map(Device).ok_or("there is no such disk; `lsblk` shows those that there are".into())
+    };
+    let number: Option<Device> = by_name.or_else(by_file);
+    let found = devices.into_iter().find(|device| Some(device.device) == number);
+    found.ok_or("there is no such disk; `lsblk` shows those that there are".into())
+}
+
+fn name_of(path: &str) -> &str {
+    path.trim_start_matches("/dev/").trim_start_matches('/')
 }
 
 /// The number of a block device's file. stat(2) puts 12 bits of the major one between two pieces of the minor.
-fn by_file(path: &str) -> Option<u32> {
-    let file = std::fs::metadata(path).ok().filter(|file| file.file_type().is_block_device())?;
+fn by_file(path: &str) -> Option<Device> {
+    let file = fs::metadata(path).ok().filter(|file| file.file_type().is_block_device())?;
     let dev = file.rdev();
-    Some(((dev >> 8 & 0xfff) << 20 | (dev >> 12 & 0xfff00) | (dev & 0xff)) as u32)
-}
-
-/// `254:16`, as the kernel has it in a dev_t.
-pub fn number(dev: &str) -> Option<u32> {
-    let (major, minor) = dev.trim().split_once(':')?;
-    Some(major.parse::<u32>().ok()? << 20 | minor.parse::<u32>().ok()?)
+    Some(Device(((dev >> 8 & 0xfff) << 20 | (dev >> 12 & 0xfff00) | (dev & 0xff)) as u32))
 }

@@ -7,13 +7,13 @@ use std::{
 };
 
 use anyhow::Result;
-use common::Device;
 use libbpf_rs::Map;
 use serde_json::{Value, json};
 
 use crate::{
-    Io,
+    Completed,
     cli::Slow,
+    disks::Names,
     operation::{self, Operations},
     parts::{self, Parts},
     recent,
@@ -25,12 +25,12 @@ pub struct Lines<'a> {
     options: &'a Slow,
     bold: bool,
     operations: &'a Operations,
+    names: &'a Names,
     maps: &'a TraceMaps<'a>,
-    /// The names of devices that were seen, and the functions of stacks.
-    names: HashMap<u32, String>,
+    /// The functions of stacks.
     stacks: HashMap<i32, Vec<String>>,
     /// With --top: the slowest, by latency; the second number tells equal ones apart.
-    top: BTreeMap<(u64, u64), Io>,
+    top: BTreeMap<(u64, u64), Completed>,
     /// The first error.
     failed: Option<anyhow::Error>,
     /// When its turn ends; none for what is left at the end, and after an error.
@@ -43,6 +43,7 @@ impl<'a> Lines<'a> {
         options: &'a Slow,
         bold: bool,
         operations: &'a Operations,
+        names: &'a Names,
         maps: &'a TraceMaps<'a>,
         turn: &'a Cell<Option<Instant>>,
     ) -> Lines<'a> {
@@ -66,8 +67,8 @@ impl<'a> Lines<'a> {
             options,
             bold,
             operations,
+            names,
             maps,
-            names: HashMap::new(),
             stacks: HashMap::new(),
             top: BTreeMap::new(),
             failed: None,
@@ -89,20 +90,20 @@ impl<'a> Lines<'a> {
     }
 
     fn try_add(&mut self, bytes: &[u8]) -> Result<()> {
-        let io = recent::io(bytes)?;
+        let bio = recent::completed(bytes)?;
         if let Some(most) = self.options.top {
-            self.top.insert((io.ended - io.submitted, io.ended), io);
+            self.top.insert((latency(&bio), bio.times.ended), bio);
             if self.top.len() > most as usize {
                 self.top.pop_first();
             }
             return Ok(());
         }
         if let Some(time) = self.options.before {
-            for earlier in recent::before(&self.maps.recent, &io, time)? {
+            for earlier in recent::before(&self.maps.recent, &bio, time)? {
                 self.print(&earlier, true)?;
             }
         }
-        self.print(&io, false)
+        self.print(&bio, false)
     }
 
     /// Prints what --top has kept, the slowest first. Fails where a line before could not be made.
@@ -110,52 +111,53 @@ impl<'a> Lines<'a> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
-        for io in std::mem::take(&mut self.top).into_values().rev() {
-            self.print(&io, false)?;
+        for bio in std::mem::take(&mut self.top).into_values().rev() {
+            self.print(&bio, false)?;
         }
         Ok(())
     }
 
-    fn print(&mut self, io: &Io, is_before: bool) -> Result<()> {
-        let disk = self.names.entry(io.dev).or_insert_with(|| name(io.dev)).clone();
+    fn print(&mut self, bio: &Completed, is_before: bool) -> Result<()> {
+        let Completed { by, times } = bio;
+        let disk = self.names.of(by.into())?;
         let stack = match self.options.stack && !is_before {
-            true => self.stack(&self.maps.stacks, io.stack_id)?,
+            true => self.stack(&self.maps.stacks, by.stack_id)?,
             false => Vec::new(),
         };
-        let divided = parts::of(io);
-        let letters = self.operations.letters(io.operation);
+        let divided = parts::of(times);
+        let letters = self.operations.letters(by.operation);
         if self.options.json {
-            println!("{}", object(io, &disk, &letters, &divided, &stack, is_before));
+            println!("{}", object(bio, &disk, &letters, &divided, &stack, is_before));
             return Ok(());
         }
-        let (total, shown) = parts::milliseconds(io.ended - io.submitted, &divided);
+        let (total, shown) = parts::milliseconds(latency(bio), &divided);
         let largest = parts::largest(&divided);
         let mark = |place: usize, width: usize| match largest == Some(place) {
             true if self.bold => format!("\x1b[1m{:>width$}\x1b[0m", shown[place]),
             true => format!("{:>width$}", format!("*{}", shown[place])),
             false => format!("{:>width$}", shown[place]),
         };
-        let seconds = format!("{}.{:03}", io.ended / 1_000_000_000, io.ended / 1_000_000 % 1000);
-        let sector = if io.sector == u64::MAX { "-".to_owned() } else { io.sector.to_string() };
-        let kib = match io.bytes % 1024 {
-            0 => (io.bytes / 1024).to_string(),
-            _ => format!("{:.1}", f64::from(io.bytes) / 1024.0),
+        let seconds = format!("{}.{:03}", times.ended / 1_000_000_000, times.ended / 1_000_000 % 1000);
+        let sector = if by.sector == u64::MAX { "-".to_owned() } else { by.sector.to_string() };
+        let kib = match by.bytes % 1024 {
+            0 => (by.bytes / 1024).to_string(),
+            _ => format!("{:.1}", f64::from(by.bytes) / 1024.0),
         };
         let [wait, queue, device, end] = [0, 1, 2, 3].map(|place| mark(place, 9));
         let mut notes = Vec::new();
         if divided[4].is_some() {
             notes.push(format!("mapper {}", mark(4, 0)));
         }
-        notes.extend((io.requests > 1).then(|| format!("{} requests", io.requests)));
-        notes.extend((io.starts > 1).then(|| format!("started {} times", io.starts)));
-        notes.extend((io.done == 0).then(|| "no request seen".to_owned()));
-        notes.extend(operation::error(io.status));
+        notes.extend((by.requests > 1).then(|| format!("{} requests", by.requests)));
+        notes.extend((times.starts > 1).then(|| format!("started {} times", times.starts)));
+        notes.extend(divided[2].is_none().then(|| "no request seen".to_owned()));
+        notes.extend(operation::error(times.status));
         notes.extend(is_before.then(|| "before:".to_owned()));
-        let (process, notes) = (common::text(&io.comm), notes.join(", "));
+        let (process, notes) = (common::text(&by.comm), notes.join(", "));
         let line = format!(
             "{seconds:>10} {disk:<7} {letters:<4} {sector:>10} {kib:>5} {total:>8} {wait} {queue} \
              {device} {end} {:>8} {process}",
-            io.process
+            by.process
         );
         println!("{line}{}{notes}", if notes.is_empty() { "" } else { "; " });
         stack.iter().for_each(|function| println!("=> {function}"));
@@ -172,36 +174,38 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// The name of a disk, or its numbers where it is gone.
-pub fn name(dev: u32) -> String {
-    Device(dev).name().unwrap_or_else(|| format!("{}:{}", dev >> 20, dev & 0xfffff))
+/// How long a bio took, in ns.
+fn latency(bio: &Completed) -> u64 {
+    bio.times.ended - bio.times.submitted
 }
 
 /// A line of --json. Every key is in every line, and has one type, or null.
 fn object(
-    io: &Io,
+    bio: &Completed,
     disk: &str,
     letters: &str,
     divided: &Parts,
     stack: &[String],
     before: bool,
 ) -> Value {
+    let Completed { by, times } = bio;
     let mut object = json!({
         "kind": "bio",
-        "ended_ns": io.ended,
+        "ended_ns": times.ended,
         "before": before,
-        "pid": io.process,
-        "process": common::text(&io.comm),
+        "pid": by.process,
+        "process": common::text(&by.comm),
         "disk": disk,
-        "major": io.dev >> 20,
-        "minor": io.dev & 0xfffff,
+        "diskseq": by.diskseq,
+        "major": by.dev >> 20,
+        "minor": by.dev & 0xfffff,
         "operation": letters,
-        "sector": (io.sector != u64::MAX).then_some(io.sector),
-        "bytes": io.bytes,
-        "total_ns": io.ended - io.submitted,
-        "requests": (io.requests > 0).then_some(io.requests),
-        "starts": (io.starts > 0).then_some(io.starts),
-        "error": operation::error(io.status),
+        "sector": (by.sector != u64::MAX).then_some(by.sector),
+        "bytes": by.bytes,
+        "total_ns": latency(bio),
+        "requests": (by.requests > 0).then_some(by.requests),
+        "starts": (times.starts > 0).then_some(times.starts),
+        "error": operation::error(times.status),
         "stack": stack,
     });
     if let Value::Object(map) = &mut object {

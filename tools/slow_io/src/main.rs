@@ -17,6 +17,7 @@ use libbpf_rs::{
 use serde_json::json;
 
 mod cli;
+mod disks;
 mod line;
 mod operation;
 mod parts;
@@ -29,8 +30,9 @@ mod trace {
 use cli::{SlowCli as Cli, Who};
 use line::Lines;
 use operation::Operations;
-use sums::Places;
-use trace::{TraceSkelBuilder, types::io as Io};
+use disks::Names;
+use sums::Sums;
+use trace::{TraceSkelBuilder, types::completed as Completed};
 
 /// How long slow bios are printed before the end of the run is looked for.
 const TURN: Duration = Duration::from_millis(100);
@@ -39,7 +41,7 @@ const TURN: Duration = Duration::from_millis(100);
 const INITIAL: u32 = 0xeffffffc;
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
-unsafe impl plain::Plain for Io {}
+unsafe impl plain::Plain for Completed {}
 
 fn main() -> ExitCode {
     common::main(common::program!(), run)
@@ -50,8 +52,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     open.maps.ios.set_max_entries(cli.own.room.in_flight)?;
     open.maps.issues.set_max_entries(cli.own.room.in_flight)?;
-    let mut places = Places::of_machine()?;
-    open.maps.disks.set_max_entries(places.entries())?;
+    open.maps.ways.set_max_entries(cli.own.room.in_flight)?;
     if cli.own.who.is_some() {
         open.maps.causes.set_max_entries(cli.own.causes)?;
     }
@@ -60,7 +61,10 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     }
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.slow = cli.own.min.as_nanos() as u64;
-    constants.only_dev = cli.own.disk.map_or(0, |disk| disk.0);
+    if let Some(disk) = &cli.own.disk {
+        constants.only_disk = disk.diskseq;
+        constants.only_partition = if disk.is_partition { disk.device.0 } else { 0 };
+    }
     constants.only_process = cli.own.pid.unwrap_or(0);
     let namespace = common::pid_namespace()?;
     constants.pid_namespace = if namespace == INITIAL { 0 } else { namespace };
@@ -69,21 +73,23 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     constants.who_by_stack = cli.own.who == Some(Who::Stack);
     constants.record = cli.own.before.is_some();
     constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
-    // Of modules that may not be loaded: then there are no such bios.
-    constants.address_of_clone_endio = common::kernel_function("clone_endio").unwrap_or(u64::MAX);
+    // Of a module that may not be loaded: then there are no such bios.
     constants.address_of_crypt_endio = common::kernel_function("crypt_endio").unwrap_or(u64::MAX);
     let preempts = common::preempts()?;
     constants.first = preempts.into();
     open.progs.rq_end_probe.set_autoload(preempts);
     open.progs.bio_end_probe.set_autoload(preempts);
     let skel = session.load(open)?;
-    places.write(&skel.maps.places)?;
+    let names = Names::default();
+    names.look()?;
+    let mut sums = Sums::default();
+    sums.follow(&skel.maps.disks, &names)?;
     let operations = Operations::of_kernel()?;
     // poll() reads until the buffer is empty, and a busy disk may fill it faster than lines are printed: an
     // error from its callback ends it after each turn.
     let turn = Cell::new(None);
     let bold = session.stdout_is_terminal();
-    let mut lines = Lines::new(&cli.own, bold, &operations, &skel.maps, &turn);
+    let mut lines = Lines::new(&cli.own, bold, &operations, &names, &skel.maps, &turn);
     let mut ring = RingBufferBuilder::new();
     ring.add(&skel.maps.events, |bytes| lines.add(bytes))?;
     let ring = ring.build()?;
@@ -93,7 +99,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     session.attach(bio_ends)?;
     let rq_ends = [&progs.rq_end, &progs.rq_end_probe];
     session.attach(rq_ends)?;
-    session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_start])?;
+    session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_chained, &progs.bio_start])?;
     session.begin()?;
     while !session.is_over() {
         turn.set(Some(Instant::now() + TURN));
@@ -102,8 +108,10 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
             Err(error) if ![Interrupted, PermissionDenied].contains(&error.kind()) => {
                 return Err(error).context("the ring buffer could not be read");
             }
-            _ => places.write(&skel.maps.places)?, // there may be a new disk
+            _ => {}
         }
+        names.look()?; // there may be a new disk
+        sums.follow(&skel.maps.disks, &names)?;
         if turn.get().is_none() {
             break; // a line could not be made
         }
@@ -113,7 +121,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     ring.consume()?;
     drop(ring);
     lines.finish()?;
-    let disks = places.disks(&skel.maps.disks)?;
+    let disks = sums.read(&skel.maps.other_disks, &names)?;
     let completed: u64 = disks.iter().map(|disk| disk.bios()).sum();
     for disk in disks {
         match cli.own.json {
@@ -122,15 +130,16 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         }
     }
     if cli.own.who.is_some() {
-        who::print(&skel.maps, &cli.own, &operations)?;
+        who::print(&skel.maps, &cli.own, &operations, &names)?;
     }
     let counts = common::counters(&skel.maps.bss_data)?;
     let in_flight = skel.maps.ios.keys().count();
     if cli.own.json {
         let counters = json!({
             "kind": "counters", "completed": completed, "in_flight": in_flight,
-            "dropped": counts.dropped, "unmatched": counts.unmatched, "lost": counts.lost,
-            "without_cause": counts.nobody, "skipped": common::times_skipped(skel.object())?,
+            "dropped": counts.dropped, "unmatched": counts.unmatched, "refused": counts.refused,
+            "lost": counts.lost, "without_cause": counts.nobody,
+            "skipped": common::times_skipped(skel.object())?,
         });
         println!("{counters}");
         return Ok(());
@@ -139,7 +148,8 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     common::print_total(completed, "bios completed");
     println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (completion without a start)", counts.unmatched);
+    println!("{:>8} unmatched (completion without a start: md's clones, or submitted before the start)", counts.unmatched);
+    println!("{:>8} refused (REQ_NOWAIT: they would have waited, and are asked for again)", counts.refused);
     println!("{:>8} lines lost (ring buffer full)", counts.lost);
     if cli.own.who.is_some() {
         println!("{:>8} without a cause (more than --causes)", counts.nobody);

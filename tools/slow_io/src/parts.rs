@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::Io;
+use crate::trace::types::times;
 
 /// The parts of a latency, in ns; `None` where a part cannot be told from the next one. In the order
 /// of `enum part` in parts.h: their sum is the latency.
@@ -15,8 +15,8 @@ pub const NAMES: [&str; 5] = ["wait", "queue", "device", "end", "mapper"];
 pub const KEYS: [&str; 5] = ["wait_ns", "queue_ns", "device_ns", "end_ns", "mapper_ns"];
 
 /// The parts of a completed bio.
-pub fn of(io: &Io) -> Parts {
-    io.parts.map(|ns| (ns != u64::MAX).then_some(ns))
+pub fn of(times: &times) -> Parts {
+    times.parts.map(|ns| (ns != u64::MAX).then_some(ns))
 }
 
 /// The place of the largest part.

@@ -13,7 +13,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1); /* 2 * RECENT where they are recorded: set by main.rs */
 	__type(key, u32); /* from 0 and from RECENT on, for there are two programs */
-	__type(value, struct io);
+	__type(value, struct completed);
 } recent SEC(".maps");
 
 struct {
@@ -23,16 +23,16 @@ struct {
 	__type(value, u32); /* how many bios this program has recorded on this CPU */
 } recorded SEC(".maps");
 
-static __always_inline void keep(struct io *io, u32 program)
+static __always_inline void keep(struct completed *completed, u32 program)
 {
 	u32 *count = bpf_map_lookup_elem(&recorded, &program);
 
 	if (!count)
 		return;
 	u32 place = program * RECENT + (*count)++ % RECENT;
-	struct io *kept = bpf_map_lookup_elem(&recent, &place);
+	struct completed *kept = bpf_map_lookup_elem(&recent, &place);
 	if (kept)
-		*kept = *io;
+		*kept = *completed;
 }
 
 #endif /* __RECENT_H__ */

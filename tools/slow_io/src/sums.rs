@@ -1,90 +1,68 @@
 //! What was added up: for each disk where the time went.
 
-use std::fs;
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, AsRawFd},
+};
 
 use anyhow::{Context, Result, anyhow};
-use libbpf_rs::{Map, MapCore, MapFlags};
+use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
 use plain::Plain;
 use serde_json::{Value, json};
 
 use crate::{
-    cli, line,
+    disks::{Id, Names},
     parts::{self, NAMES},
-    trace::types::{disk, sum},
+    trace::types::{disk, disk_id, sum},
 };
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl Plain for disk {}
-
-/// How many disks may come while the program runs, to be told apart.
-const ROOM: usize = 16;
+// SAFETY: the same.
+unsafe impl Plain for disk_id {}
 
 /// The place of the part that every bio with a request has: `enum part` in parts.h.
 const DEVICE: usize = 2;
 
-/// The disks and partitions, in the order of their places in the map `disks`. The first place is for
-/// those that have none.
-pub struct Places {
-    devices: Vec<u32>,
-    most: usize,
-}
+/// What is added up in the kernel: a map for each disk and partition.
+#[derive(Default)]
+pub struct Sums(BTreeMap<Id, MapHandle>);
 
-impl Places {
-    /// Without a place yet; as many as there are disks now, and some more.
-    pub fn of_machine() -> Result<Places> {
-        Ok(Places { devices: Vec::new(), most: devices()?.len() + ROOM })
-    }
-
-    /// How many entries the map `disks` needs: there are two programs.
-    pub fn entries(&self) -> u32 {
-        2 * (1 + self.most) as u32
-    }
-
-    /// Gives new disks a place, and writes it to the map where the BPF program finds it. Only of these: while
-    /// a task is in bpf(2), the kernel skips all kprobe programs on its CPU (kernel/bpf/syscall.c,
-    /// bpf_disable_instrumentation()), also when it has taken the CPU from that task.
-    pub fn write(&mut self, places: &Map<'_>) -> Result<()> {
-        for dev in devices()? {
-            if !self.devices.contains(&dev) && self.devices.len() < self.most {
-                self.devices.push(dev);
-                let place = self.devices.len() as u32;
-                places.update(&dev.to_ne_bytes(), &place.to_ne_bytes(), MapFlags::ANY)?;
-            }
+impl Sums {
+    /// Puts a map of its own into the kernel for each new disk. Only of these: while a task is in bpf(2), the
+    /// kernel skips all kprobe programs on its CPU (kernel/bpf/syscall.c, bpf_disable_instrumentation()), also
+    /// when it has taken the CPU from that task.
+    pub fn follow(&mut self, disks: &Map<'_>, names: &Names) -> Result<()> {
+        let mut new = names.all();
+        new.retain(|id| !self.0.contains_key(id));
+        new.truncate(disks.max_entries() as usize - self.0.len());
+        for id in new {
+            let (key, value) = (size_of::<u32>() as u32, size_of::<disk>() as u32);
+            let options = bpf_map_create_opts {
+                sz: size_of::<bpf_map_create_opts>() as libbpf_rs::libbpf_sys::size_t,
+                ..Default::default()
+            };
+            let name = Some("of_disk");
+            let map = MapHandle::create(MapType::PercpuArray, name, key, value, 2, &options)
+                .context("there is no memory for the sums of a disk")?;
+            let key = disk_id { diskseq: id.diskseq, dev: id.device, unused: 0 };
+            // SAFETY: the struct is integers without padding.
+            let key = unsafe { plain::as_bytes(&key) };
+            disks.update(key, &map.as_fd().as_raw_fd().to_ne_bytes(), MapFlags::ANY)?;
+            self.0.insert(id, map);
         }
         Ok(())
     }
 
-    /// What was added up for each disk that was used.
-    pub fn disks(&self, disks: &Map<'_>) -> Result<Vec<Disk>> {
-        let mut used = Vec::new();
-        for (place, dev) in (0..).zip(std::iter::once(None).chain(self.devices.iter().map(Some))) {
-            let name = dev.map_or_else(|| "other disks".to_owned(), |&dev| line::name(dev));
-            let mut sums = Disk { name, ..Disk::default() };
-            for key in [2 * place, 2 * place + 1_u32] {
-                for bytes in
-                    disks.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY)?.into_iter().flatten()
-                {
-                    let disk: &disk =
-                        plain::from_bytes(&bytes).map_err(|_| anyhow!("struct disk"))?;
-                    sums.parts.iter_mut().zip(&disk.parts).for_each(|(sum, other)| sum.add(other));
-                    sums.total.add(&disk.total);
-                }
-            }
-            used.extend((sums.total.bios() > 0).then_some(sums));
+    /// What was added up for each disk that was used, and for others, which came less than a turn before.
+    pub fn read(&self, others: &Map<'_>, names: &Names) -> Result<Vec<Disk>> {
+        let mut used = vec![Disk::read("other disks".to_owned(), others)?];
+        for (id, map) in &self.0 {
+            used.push(Disk::read(names.of(*id)?, map)?);
         }
+        used.retain(|disk| disk.bios() > 0);
         Ok(used)
     }
-}
-
-/// All block devices, by number.
-fn devices() -> Result<Vec<u32>> {
-    let path = "/sys/class/block";
-    let mut devices = Vec::new();
-    for entry in fs::read_dir(path).context(path)? {
-        let dev = fs::read_to_string(entry.context(path)?.path().join("dev")).unwrap_or_default();
-        devices.extend(cli::number(&dev));
-    }
-    Ok(devices)
 }
 
 /// The sums of one part.
@@ -136,6 +114,20 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// Of all CPUs, and of both programs.
+    fn read(name: String, map: &impl MapCore) -> Result<Disk> {
+        let mut sums = Disk { name, ..Disk::default() };
+        for program in [0_u32, 1] {
+            let values = map.lookup_percpu(&program.to_ne_bytes(), MapFlags::ANY)?;
+            for bytes in values.into_iter().flatten() {
+                let disk: &disk = plain::from_bytes(&bytes).map_err(|_| anyhow!("struct disk"))?;
+                sums.parts.iter_mut().zip(&disk.parts).for_each(|(sum, other)| sum.add(other));
+                sums.total.add(&disk.total);
+            }
+        }
+        Ok(sums)
+    }
+
     /// How many bios have completed.
     pub fn bios(&self) -> u64 {
         self.total.bios()
@@ -224,6 +216,8 @@ fn what_next(part: &str) -> &'static str {
         "end" => {
             "after the disk (parts of a split bio, checksums, a flush after a write, a busy CPU)"
         }
-        _ => "device mapper (dmsetup table: encryption, delay, a snapshot)",
+        _ => {
+            "device mapper (dmsetup table: encryption, delay, a snapshot), or a cgroup's limit on its disk (io.max)"
+        }
     }
 }

@@ -9,7 +9,8 @@
 #include <bpf/bpf_tracing.h>
 
 const volatile u64 slow; /* ns: a bio that takes as long or longer is an event */
-const volatile u32 only_dev, only_process, pid_namespace; /* 0: all */
+const volatile u64 only_disk; /* its diskseq; 0: all */
+const volatile u32 only_partition, only_process, pid_namespace; /* the partition's dev; 0: all */
 const volatile bool with_stack;
 const volatile u32 first; /* 1 where the probes at the ends are loaded, too: they run first */
 u64 lost;
@@ -26,36 +27,30 @@ struct {
 	__uint(max_entries, 4 << 20); /* bytes */
 } events SEC(".maps");
 
-/* Whether a bio is for the disk that --disk names, or for a partition of it. */
-static __always_inline bool is_wanted(struct bio *bio, u32 dev)
-{
-	struct gendisk *disk = BPF_CORE_READ(bio, bi_bdev, bd_disk);
-
-	return dev == only_dev ||
-	       (BPF_CORE_READ(disk, major) << 20 | BPF_CORE_READ(disk, first_minor)) == only_dev;
-}
-
 SEC("kprobe/submit_bio")
 int BPF_KPROBE(bio_start, struct bio *bio)
 {
 	struct bvec_iter iter = BPF_CORE_READ(bio, bi_iter);
-	struct io io = {
+	struct block_device *device = BPF_CORE_READ(bio, bi_bdev);
+	struct submission by = {
 		.sector = iter.bi_size ? iter.bi_sector : -1, /* a flush carries no data */
-		.dev = BPF_CORE_READ(bio, bi_bdev, bd_dev),
+		.dev = BPF_CORE_READ(device, bd_dev),
+		.diskseq = BPF_CORE_READ(device, bd_disk, diskseq),
 		.operation = BPF_CORE_READ(bio, bi_opf),
 		.bytes = iter.bi_size,
 		.process = pid_namespace ? process_in(pid_namespace) : bpf_get_current_pid_tgid() >> 32,
 	};
 
-	if ((only_dev && !is_wanted(bio, io.dev)) || (only_process && io.process != only_process)) {
+	if ((only_disk && by.diskseq != only_disk) || (only_partition && by.dev != only_partition) ||
+	    (only_process && by.process != only_process)) {
 		/* An entry at this address is of an earlier bio, whose completion was not seen. */
 		__sync_fetch_and_add(&dropped, !bpf_map_delete_elem(&ios, &(u64){ (u64)bio }));
 		return 0;
 	}
 	if (with_stack)
-		io.stack_id = bpf_get_stackid(ctx, &stacks, 0);
-	bpf_get_current_comm(io.comm, sizeof(io.comm));
-	return bio_starts((u64)bio, &io);
+		by.stack_id = bpf_get_stackid(ctx, &stacks, 0);
+	bpf_get_current_comm(by.comm, sizeof(by.comm));
+	return bio_starts((u64)bio, &by);
 }
 
 SEC("tp_btf/block_bio_remap")
@@ -70,29 +65,41 @@ int BPF_KPROBE(rq_start, struct request *rq)
 	return rq_starts((u64)rq, BPF_CORE_READ(rq, start_time_ns));
 }
 
+SEC("kprobe/bio_chain")
+int BPF_KPROBE(bio_chained, struct bio *part, struct bio *whole)
+{
+	return bio_is_chained((u64)whole);
+}
+
 __noinline int bio_completes(u64 bio, u32 status, u32 program)
 {
 	u64 now = bpf_ktime_get_ns();
-	struct io *found = bpf_map_lookup_elem(&ios, &bio);
+	struct io *io = bpf_map_lookup_elem(&ios, &bio);
+	struct completed completed;
 
-	if (!found) {
-		bool is_unmatched = is_nobodys(bio, true, now) && !only_dev && !only_process;
+	if (!io) {
+		bool is_unmatched = is_nobodys(bio, true, now) && !only_disk && !only_process;
 
 		__sync_fetch_and_add(&unmatched, is_unmatched && program == first);
 		return 0;
 	}
-	struct io io = *found;
+	completed.times = times_of(io, now);
+	completed.times.status = status;
+	divide_io(bio, io, &completed.times);
+	completed.by = io->by;
 	if (bpf_map_delete_elem(&ios, &bio))
 		return 0; /* only the call that deletes the entry completes the bio */
-	io.ended = now > io.submitted ? now : io.submitted; /* clocks of two CPUs differ a little */
-	io.status = status;
-	divide(&io);
-	add_to_disk(&io, program);
+	if (status == BLK_STS_AGAIN) {
+		__sync_fetch_and_add(&refused, 1);
+		return 0;
+	}
+	add_to_disk(&completed, program);
 	if (who)
-		add_to_cause(&io, program);
+		add_to_cause(&completed, program);
 	if (record)
-		keep(&io, program);
-	if (io.ended - io.submitted >= slow && bpf_ringbuf_output(&events, &io, sizeof(io), 0))
+		keep(&completed, program);
+	if (completed.times.ended - completed.times.submitted >= slow &&
+	    bpf_ringbuf_output(&events, &completed, sizeof(completed), 0))
 		__sync_fetch_and_add(&lost, 1);
 	return 0;
 }

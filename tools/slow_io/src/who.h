@@ -10,6 +10,7 @@ const volatile bool who, who_by_stack;
 u64 nobody; /* bios for which the map has no room */
 
 struct cause {
+	u64 diskseq;
 	u32 process, dev, operation;
 	s32 stack_id; /* 0 where stacks are not told apart */
 	u32 program; /* the writer: there is no other one on this CPU */
@@ -28,32 +29,39 @@ struct {
 	__type(value, struct cause_sum);
 } causes SEC(".maps");
 
-static __always_inline void add_to_cause(struct io *io, u32 program)
+/* Not inlined: all functions that call each other share 512 bytes of stack. */
+__noinline int add_to_cause(struct completed *completed, u32 program)
 {
-	struct cause cause = { io->process, io->dev, io->operation & REQ_OP_MASK, 0, program };
+	if (!completed)
+		return 0;
+
+	struct submission *by = &completed->by;
+	struct times *times = &completed->times;
+	struct cause cause = { by->diskseq, by->process, by->dev, by->operation & REQ_OP_MASK, 0, program };
 	struct cause_sum none = {}, *sum;
-	u64 latency = io->ended - io->submitted;
+	u64 latency = times->ended - times->submitted;
 
 	if (who_by_stack)
-		cause.stack_id = io->stack_id;
-	__builtin_memcpy(cause.comm, io->comm, sizeof(cause.comm));
+		cause.stack_id = by->stack_id;
+	__builtin_memcpy(cause.comm, by->comm, sizeof(cause.comm));
 	bpf_map_update_elem(&causes, &cause, &none, BPF_NOEXIST);
 	sum = bpf_map_lookup_elem(&causes, &cause);
 	if (!sum) {
 		__sync_fetch_and_add(&nobody, 1);
-		return;
+		return 0;
 	}
 	sum->bios++;
-	sum->bytes += io->bytes;
+	sum->bytes += by->bytes;
 	sum->sum += latency;
 	if (latency > sum->max)
 		sum->max = latency;
 	for (int i = 0; i < PARTS; i++) {
-		if (io->parts[i] == UNKNOWN)
+		if (times->parts[i] == UNKNOWN)
 			continue;
-		sum->parts[i] += io->parts[i];
+		sum->parts[i] += times->parts[i];
 		sum->known |= 1 << i;
 	}
+	return 0;
 }
 
 #endif /* __WHO_H__ */

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{
     cli::{Slow, Who},
-    line,
+    disks::{Id, Names},
     operation::Operations,
     parts::{self, KEYS, NAMES, Parts},
     trace::{
@@ -65,7 +65,12 @@ fn rows(maps: &TraceMaps<'_>) -> Result<Vec<Row>> {
 }
 
 /// Prints who caused the latencies: by process, disk and operation, and by stack.
-pub fn print(maps: &TraceMaps<'_>, options: &Slow, operations: &Operations) -> Result<()> {
+pub fn print(
+    maps: &TraceMaps<'_>,
+    options: &Slow,
+    operations: &Operations,
+    names: &Names,
+) -> Result<()> {
     let by_stack = options.who == Some(Who::Stack);
     if !options.json {
         println!(
@@ -79,7 +84,8 @@ pub fn print(maps: &TraceMaps<'_>, options: &Slow, operations: &Operations) -> R
             true => common::stack(&maps.stacks, of.stack_id.into())?,
             false => Vec::new(),
         };
-        let (process, disk) = (common::text(&of.comm), line::name(of.dev));
+        let id = Id { diskseq: of.diskseq, device: of.dev };
+        let (process, disk) = (common::text(&of.comm), names.of(id)?);
         let operation = operations.letters(of.operation);
         if options.json {
             let mut object = json!({
