@@ -9,7 +9,6 @@ use anyhow::{Context, Result};
 
 use crate::printable;
 
-
 /// A disk or a partition, by its kernel `dev_t`: major << 20 | minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device(pub u32);

@@ -29,7 +29,7 @@ tests![
 const PORT: u16 = 9435;
 
 /// Starts an exporter that listens on a port of the loopback interface.
-fn start(arguments: &[&str]) -> Result<Running> {
+pub fn start(arguments: &[&str]) -> Result<Running> {
     let listen = format!("127.0.0.1:{PORT}");
     Running::stage("exporter", &[&["--listen", &listen], arguments].concat())
 }
@@ -53,10 +53,10 @@ fn get(port: u16, path: &str) -> Result<String> {
 }
 
 /// The samples of one scrape: a metric with its labels, and the value.
-struct Scrape(HashMap<String, f64>);
+pub struct Scrape(pub HashMap<String, f64>);
 
 impl Scrape {
-    fn now() -> Result<Scrape> {
+    pub fn now() -> Result<Scrape> {
         let text = get(PORT, "/metrics")?;
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         let sample = |line: &str| {
@@ -67,11 +67,11 @@ impl Scrape {
     }
 
     /// 0 where there is no such sample yet.
-    fn get(&self, sample: &str) -> f64 {
+    pub fn get(&self, sample: &str) -> f64 {
         self.0.get(sample).copied().unwrap_or(0.0)
     }
 
-    fn bios(&self, disk: &str, op: &str) -> u64 {
+    pub fn bios(&self, disk: &str, op: &str) -> u64 {
         let labels = format!("{{disk=\"{disk}\",op=\"{op}\"}}");
         self.get(&format!("storage_bio_latency_seconds_count{labels}")) as u64
     }
@@ -117,7 +117,7 @@ impl Scrape {
     }
 
     /// Nothing was lost.
-    fn is_complete(&self) -> Result<()> {
+    pub fn is_complete(&self) -> Result<()> {
         let missing = ["storage_bios_not_measured_total", "storage_reads_not_measured_total"];
         let is_missing = |name: &&String| missing.iter().any(|missing| name.starts_with(missing));
         for name in self.0.keys().filter(is_missing) {

@@ -37,6 +37,7 @@ mod readme;
 mod requests;
 mod run;
 mod slow_io;
+mod strangers;
 mod table;
 mod truth;
 
@@ -118,6 +119,7 @@ fn main() {
         ctracer_requests::TESTS,
         ctracer_types::TESTS,
         slow_io::TESTS,
+        strangers::TESTS,
         table::TESTS,
     ]
     .concat();

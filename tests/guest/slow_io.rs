@@ -155,13 +155,13 @@ fn read_throttled(cgroup: &str, disk: &str, count: u32) -> Result<()> {
 }
 
 /// The JSON objects of an output, of one kind.
-fn objects(output: &str, kind: &str) -> Result<Vec<Value>> {
+pub fn objects(output: &str, kind: &str) -> Result<Vec<Value>> {
     let lines = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
     Ok(lines.into_iter().filter(|line| line["kind"] == kind).collect())
 }
 
 /// What `slow_io --json --min 0` prints while a load runs: a line for each bio, whose parts are its latency.
-fn traced(options: &[&str], load: impl FnOnce() -> Result<()>) -> Result<String> {
+pub fn traced(options: &[&str], load: impl FnOnce() -> Result<()>) -> Result<String> {
     let running = Running::stage("slow_io", &[&["--json", "--min", "0"], options].concat())?;
     load()?;
     wait_until("idle disks", || Ok(disks::all_in_flight()? == 0))?;
@@ -181,11 +181,11 @@ fn traced(options: &[&str], load: impl FnOnce() -> Result<()>) -> Result<String>
 }
 
 /// The lines of one disk.
-fn of_disk(lines: &[Value], disk: &str) -> Vec<Value> {
+pub fn of_disk(lines: &[Value], disk: &str) -> Vec<Value> {
     lines.iter().filter(|line| line["disk"] == disk).cloned().collect()
 }
 
-fn part(line: &Value, name: &str) -> u64 {
+pub fn part(line: &Value, name: &str) -> u64 {
     line[format!("{name}_ns")].as_u64().unwrap_or(0)
 }
 
@@ -194,7 +194,7 @@ fn sum(lines: &[Value], name: &str) -> u64 {
 }
 
 /// The command that reads 4 KiB so many times.
-fn reads(path: &str, count: u32) -> String {
+pub fn reads(path: &str, count: u32) -> String {
     format!("dd if={path} of=/dev/null bs=4k count={count} iflag=direct status=none")
 }
 
@@ -549,9 +549,9 @@ fn is_documented(output: &str) -> Result<()> {
 
 /// What the ring buffer has no room for is counted. `blkdiscard` submits a bio of zeroes for each MiB.
 fn slow_io_counts_lost_lines() -> Result<()> {
-    const KEPT: u64 = (4 << 20) / 160; // bytes of the buffer, and of a bio in it
+    const KEPT: u64 = (4 << 20) / 136; // bytes of the buffer, and of a bio in it
     shell("modprobe dm_zero")?;
-    let zeros = Mapped::new("zeros", &format!("0 {} zero", 30_u64 << 21))?;
+    let zeros = Mapped::new("zeros", &format!("0 {} zero", 40_u64 << 21))?;
     let disk = zeros.disk()?;
     let running =
         Running::stage("slow_io", &["--json", "--min", "0", "--top", "1", "--disk", &disk])?;

@@ -117,12 +117,14 @@ impl Collector for Metrics {
         for ((disk, operation), sums) in &self.series {
             let limits = limits().map(|ns| ns.map_or(f64::MAX, in_seconds));
             let buckets: Vec<_> = limits.zip(sums.buckets).collect();
-            family.encode_family(&[("disk", &*escaped(disk)), ("op", operation)])?.encode_histogram(
-                in_seconds(sums.sum),
-                sums.buckets.iter().sum(),
-                &buckets,
-                None::<&HashMap<usize, Exemplar<NoLabelSet, f64>>>,
-            )?;
+            family
+                .encode_family(&[("disk", &*escaped(disk)), ("op", operation)])?
+                .encode_histogram(
+                    in_seconds(sums.sum),
+                    sums.buckets.iter().sum(),
+                    &buckets,
+                    None::<&HashMap<usize, Exemplar<NoLabelSet, f64>>>,
+                )?;
         }
         if self.with_parts {
             let help = "Time that bios spent in each part of their way, as `slow_io` divides it; a part \

@@ -137,7 +137,8 @@ impl<'a> Lines<'a> {
             true => format!("{:>width$}", format!("*{}", shown[place])),
             false => format!("{:>width$}", shown[place]),
         };
-        let seconds = format!("{}.{:03}", times.ended / 1_000_000_000, times.ended / 1_000_000 % 1000);
+        let seconds =
+            format!("{}.{:03}", times.ended / 1_000_000_000, times.ended / 1_000_000 % 1000);
         let sector = if by.sector == u64::MAX { "-".to_owned() } else { by.sector.to_string() };
         let kib = match by.bytes % 1024 {
             0 => (by.bytes / 1024).to_string(),

@@ -28,9 +28,9 @@ mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
 use cli::{SlowCli as Cli, Who};
+use disks::Names;
 use line::Lines;
 use operation::Operations;
-use disks::Names;
 use sums::Sums;
 use trace::{TraceSkelBuilder, types::completed as Completed};
 
@@ -148,8 +148,11 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     common::print_total(completed, "bios completed");
     println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (completion without a start: md's clones, or submitted before the start)", counts.unmatched);
-    println!("{:>8} refused (REQ_NOWAIT: they would have waited, and are asked for again)", counts.refused);
+    println!("{:>8} unmatched (no start was seen: a clone of md, or older)", counts.unmatched);
+    println!(
+        "{:>8} refused (must not wait and would have had to: it is submitted again)",
+        counts.refused
+    );
     println!("{:>8} lines lost (ring buffer full)", counts.lost);
     if cli.own.who.is_some() {
         println!("{:>8} without a cause (more than --causes)", counts.nobody);

@@ -1,0 +1,302 @@
+//! What people who trace disks report: a slow part of several, a number that another disk gets, attempts that are
+//! refused, two ends at one instant, names that nobody expects.
+
+use std::{
+    fs::{self, OpenOptions},
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+};
+
+use anyhow::{Context, Result, ensure};
+use io_uring::{IoUring, opcode, squeue, types};
+use serde_json::Value;
+
+use crate::{
+    disks::{self, Mapped, NullBlk, ScsiDebug},
+    exporter::{self, Scrape},
+    run::{Running, count, fio, judged_weakly, shell},
+    slow_io::{objects, of_disk, part, reads, traced},
+};
+
+tests![
+    slow_io_explains_by_the_last_way,
+    slow_io_and_exporter_see_ends_at_one_instant,
+    slow_io_and_exporter_count_refusals_apart,
+    slow_io_and_exporter_know_disks_by_their_diskseq,
+    slow_io_and_exporter_write_hostile_names,
+    slow_io_follows_disks,
+    slow_io_knows_whose_checksums_they_are,
+];
+
+/// Some writes of device mapper's own making, and what has to be true of each one's parts.
+fn slow_io_explains_by_the_last_way() -> Result<()> {
+    const SLOW: u64 = 100_000_000;
+    shell("modprobe -a dm_delay dm_snapshot dm_thin_pool dm_raid raid1")?;
+    let timer = [("irqmode", "2"), ("completion_nsec", "100000000"), ("memory_backed", "1")];
+    let late = NullBlk::named("late", &timer)?;
+    let quick = |name| NullBlk::named(name, &[("memory_backed", "1")]);
+    let (one, two, three) = (quick("one")?, quick("two")?, quick("three")?);
+    let (late, one, two, three) = (&late.name, &one.name, &two.name, &three.name);
+    // One part at a disk that takes 100 ms, and one that a target holds for 50 ms.
+    let parts =
+        Mapped::new("parts", &format!("0 8 linear /dev/{late} 0;8 8 delay /dev/{one} 8 50"))?;
+    // One part whose request is known, and one that md gives to a slow disk.
+    let raid =
+        Mapped::new("raid", &format!("0 8192 raid raid1 2 0 nosync 2 - /dev/{two} - /dev/{late}"))?;
+    let half =
+        Mapped::new("half", &format!("0 8 linear /dev/{one} 0;8 8 linear {} 8", raid.path()))?;
+    // A snapshot's origin copies to a slow disk before it writes. A thin pool submits what it allocates itself.
+    let slow = Mapped::new("slow", &format!("0 65536 delay /dev/{one} 65536 100"))?;
+    let origin = Mapped::new("origin", &format!("0 65536 snapshot-origin /dev/{two}"))?;
+    let snapshot = format!("0 65536 snapshot /dev/{two} {} P 8", slow.path());
+    let _snapshot = Mapped::new("snapshot", &snapshot)?;
+    let pool = Mapped::new("pool", &format!("0 65536 thin-pool /dev/{one} /dev/{three} 128 0"))?;
+    shell(&format!("dmsetup message {} 0 'create_thin 0'", pool.path()))?;
+    let thin = Mapped::new("thin", &format!("0 65536 thin {} 0", pool.path()))?;
+
+    let write = |mapped: &Mapped, bs: &str, count: u32| {
+        let dd = format!("dd if=/dev/zero of={} bs={bs} count={count}", mapped.path());
+        shell(&format!("{dd} oflag=direct status=none"))
+    };
+    let output = traced(&[], || {
+        for mapped in [&parts, &parts, &half, &half] {
+            write(mapped, "8k", 1)?;
+        }
+        write(&origin, "4k", 2)?;
+        write(&thin, "64k", 2)?;
+        Ok(())
+    })?;
+    let lines = objects(&output, "bio")?;
+    let of = |mapped: &Mapped, bytes: u64| -> Result<Vec<Value>> {
+        let mut lines = of_disk(&lines, &mapped.disk()?);
+        lines.retain(|line| line["bytes"] == bytes && line["process"] == "dd");
+        ensure!(!lines.is_empty(), "no write of {bytes} bytes: {output}");
+        Ok(lines)
+    };
+    for line in of(&parts, 8192)? {
+        ensure!(part(&line, "device") >= SLOW, "the disk had it for 100 ms: {line}");
+    }
+    for line in of(&half, 8192)? {
+        let slow = part(&line, "total") >= SLOW;
+        ensure!(slow && line["device_ns"].is_null() && line["mapper_ns"].is_null(), "{line}");
+    }
+    for line in of(&origin, 4096)? {
+        let told = part(&line, "mapper") >= SLOW && line["wait_ns"].is_null();
+        ensure!(told && line["device_ns"].is_u64(), "the copy of a snapshot's origin: {line}");
+    }
+    for line in of(&thin, 65536)? {
+        ensure!(line["device_ns"].is_u64(), "a whole block of a thin pool: {line}");
+    }
+    Ok(())
+}
+
+/// Two parts of a bio that complete at one instant on two CPUs. A program of bpftrace's makes that instant longer:
+/// it takes stacks at the same function, after ours have run. Few tags let the parts wait, and wake on any CPU.
+fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
+    let disk = NullBlk::new(&[
+        ("irqmode", "2"),
+        ("completion_nsec", "200000"),
+        ("hw_queue_depth", "2"),
+        ("submit_queues", "2"),
+    ])?;
+    let stacks: String =
+        (90..94).map(|depth| format!("@s{depth}[kstack({depth})] = count(); ")).collect();
+    let mut slower = Running::bash(&format!(
+        "exec bpftrace -B line -e 'kfunc:bio_endio {{ {stacks} }} \
+         interval:ms:500 {{ printf(\"ready\\n\"); }}' >&2"
+    ))?;
+    slower.wait_for("ready")?;
+    let running = Running::stage("slow_io", &["--min", "1h"])?;
+    let server = exporter::start(&[])?;
+    fio(&format!(
+        "--filename=/dev/{} --rw=randread --bs=4M --direct=1 --ioengine=psync --numjobs=8 --thread \
+         --number_ios=100 --size=512M",
+        disk.name
+    ))?;
+    let scrape = Scrape::now()?;
+    let output = running.interrupt()?;
+    server.interrupt()?;
+    slower.interrupt()?;
+    let completed = count(&output, "bios completed")?;
+    for none in ["in flight", "dropped", "unmatched"] {
+        ensure!(count(&output, none)? == 0, "{none}: {output}");
+    }
+    let bios = scrape.bios(&disk.name, "read");
+    ensure!(bios >= 200 && completed >= bios, "{bios} bios at the exporter: {output}");
+    scrape.is_complete()
+}
+
+/// io_uring first asks without waiting. A disk of few tags refuses that, and it asks again: one read.
+fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
+    const READS: u64 = 150;
+    let disk = NullBlk::new(&[
+        ("irqmode", "2"),
+        ("completion_nsec", "10000000"),
+        ("hw_queue_depth", "4"),
+        ("submit_queues", "1"),
+    ])?;
+    fs::write(format!("/sys/block/{}/queue/scheduler", disk.name), "none")?;
+    let server = exporter::start(&[])?;
+    let output = traced(&["--disk", &disk.name], || {
+        fio(&format!(
+            "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=io_uring --iodepth=32 \
+             --number_ios={READS} --size=64M --thread",
+            disk.name
+        ))
+        .map(drop)
+    })?;
+    let scrape = Scrape::now()?;
+    server.interrupt()?;
+    let lines = objects(&output, "bio")?;
+    let refused = objects(&output, "counters")?[0]["refused"].as_u64().unwrap_or(0);
+    let quickest = lines.iter().map(|line| part(line, "total")).min();
+    ensure!(refused > 0, "no read was refused, the test does not test: {output}");
+    ensure!(lines.len() as u64 == READS, "{} lines of {READS} reads", lines.len());
+    ensure!(quickest >= Some(10_000_000), "no read takes less than the timer: {quickest:?} ns");
+    let bios = scrape.bios(&disk.name, "read");
+    ensure!(bios == READS, "exporter: {bios} of {READS} reads");
+    let theirs = scrape.get("storage_bios_not_measured_total{reason=\"refused\"}") as u64;
+    ensure!(theirs == refused, "refused: exporter {theirs}, slow_io {refused}");
+    Ok(())
+}
+
+/// A disk goes, and another one gets its number; a partition goes, and one of another disk gets its number.
+fn slow_io_and_exporter_know_disks_by_their_diskseq() -> Result<()> {
+    let server = exporter::start(&[])?;
+    let running = Running::stage("slow_io", &["--min", "0"])?;
+    let settings = [("memory_backed", "1"), ("size", "64")];
+    let stat = |disk: &str| -> Result<u64> {
+        let stat = fs::read_to_string(format!("/sys/block/{disk}/stat"))?;
+        Ok(stat.split_whitespace().next().context("empty")?.parse()?)
+    };
+    let is_served = |disk: &str| -> Result<()> {
+        let (served, did) = (Scrape::now()?.bios(disk, "read"), stat(disk)?);
+        ensure!(served == did, "{disk}: {served} reads are served, it did {did}");
+        Ok(())
+    };
+    let first = NullBlk::named("first", &settings)?;
+    let number = disks::numbers(&first.name)?;
+    shell(&reads(&format!("/dev/{}", first.name), 10))?;
+    drop(first);
+    let second = NullBlk::named("second", &settings)?;
+    ensure!(disks::numbers(&second.name)? == number, "another number: the test does not test");
+    shell(&reads(&format!("/dev/{}", second.name), 7))?;
+    is_served(&second.name)?;
+
+    let other = NullBlk::named("other", &settings)?;
+    let [gone, new] = [&second, &other].map(|disk| disks::partition(&disk.name));
+    let mut numbers = Vec::new();
+    for (disk, partition, count) in [(&second, &gone, 20), (&other, &new, 5)] {
+        shell(&format!("addpart /dev/{} 1 2048 65536", disk.name))?;
+        numbers.push(disks::numbers(partition)?);
+        shell(&reads(&format!("/dev/{partition}"), count))?;
+        is_served(&disk.name)?;
+        shell(&format!("delpart /dev/{} 1", disk.name))?;
+        is_served(&disk.name)?;
+    }
+    ensure!(numbers[0] == numbers[1], "{numbers:?}: the test does not test");
+    is_served(&second.name)?;
+    server.interrupt()?;
+    let output = running.interrupt()?;
+    let lines = |disk: &str| {
+        let of_disk = output.lines().filter(|line| line.split_whitespace().nth(1) == Some(disk));
+        of_disk.filter(|line| line.ends_with(" dd")).count()
+    };
+    let (of_gone, of_new) = (lines(&gone), lines(&new));
+    ensure!((of_gone, of_new) == (20, 5), "{gone} {of_gone}, {new} {of_new}: {output}");
+    Ok(())
+}
+
+/// The name of a disk may hold what ends a label, or moves a terminal's cursor.
+fn slow_io_and_exporter_write_hostile_names() -> Result<()> {
+    let names = ["q\"uote", "back\\slash", "new\nline", "\x1b[31mred"];
+    let server = exporter::start(&[])?;
+    let running = Running::stage("slow_io", &["--min", "0"])?;
+    let disks: Vec<NullBlk> =
+        names.iter().map(|name| NullBlk::named(name, &[])).collect::<Result<_>>()?;
+    if disks.iter().zip(names).any(|(disk, name)| disk.name != name) {
+        judged_weakly("null_blk names its disks itself here");
+    }
+    for disk in &disks {
+        let dev = fs::read_to_string(format!("/sys/block/{}/dev", disk.name))?;
+        let node = format!("mknod /run/node b {}", dev.trim().replace(':', " "));
+        shell(&format!("{node}; {}; rm /run/node", reads("/run/node", 3)))?;
+    }
+    let scrape = Scrape::now()?;
+    for disk in &disks {
+        let name = &disk.name;
+        let label = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        ensure!(scrape.bios(&label, "read") >= 3, "{name:?} as {label}: {:?}", scrape.0.keys());
+    }
+    server.interrupt()?;
+    let output = running.interrupt()?;
+    let odd = output.chars().find(|c| c.is_control() && *c != '\n');
+    ensure!(odd.is_none(), "{odd:?} in {output:?}");
+    let lines = output.lines().filter(|line| line.ends_with(" dd")).count();
+    ensure!(lines == 3 * names.len(), "{lines} lines: {output}");
+    Ok(())
+}
+
+/// Disks that come while it runs have sums of their own, however many.
+fn slow_io_follows_disks() -> Result<()> {
+    let running = Running::stage("slow_io", &["--json", "--min", "1h"])?;
+    let named = |n: u32| NullBlk::named(&format!("many{n}"), &[("size", "16")]);
+    let disks: Vec<NullBlk> = (0..24).map(named).collect::<Result<_>>()?;
+    // What is read in its first tenth of a second belongs to "other disks".
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    for (disk, count) in disks.iter().zip(1..) {
+        shell(&reads(&format!("/dev/{}", disk.name), count))?;
+    }
+    let tables = objects(&running.interrupt()?, "disk")?;
+    for (disk, count) in disks.iter().zip(1_u64..) {
+        let bios: u64 =
+            of_disk(&tables, &disk.name).iter().filter_map(|table| table["bios"].as_u64()).sum();
+        ensure!(bios >= count && bios < count + 5, "{}: {bios} of {count}: {tables:?}", disk.name);
+    }
+    Ok(())
+}
+
+/// Reads that carry checksums of their own (before 6.13, io_uring takes none): the block layer verifies none of
+/// these, and bio_endio() comes once. Beside them, some whose checksums are the block layer's own: for these it comes twice.
+fn slow_io_knows_whose_checksums_they_are() -> Result<()> {
+    const READS: u64 = 20;
+    let disk = ScsiDebug::new("dix=1 dif=1 dev_size_mb=16 delay=0")?;
+    let path = format!("/dev/{}", disk.name);
+    shell(&format!("dd if=/dev/zero of={path} bs=1M count=4 oflag=direct status=none"))?;
+    let mut with_own = 0;
+    let output = traced(&["--disk", &disk.name], || {
+        shell(&reads(&path, READS as u32))?;
+        with_own = reads_with_own_checksums(&path, READS)?;
+        Ok(())
+    })?;
+    let lines = objects(&output, "bio")?.len() as u64;
+    ensure!(with_own == READS && lines == 2 * READS, "{with_own} reads of {READS}, {lines} lines");
+    Ok(())
+}
+
+/// How many of so many reads of 4 KiB the kernel took and completed.
+fn reads_with_own_checksums(path: &str, count: u64) -> Result<u64> {
+    #[repr(C, align(4096))]
+    struct Page([u8; 4096]);
+    let (mut data, mut sums) = (Page([0; 4096]), Page([0; 4096]));
+    // struct io_uring_attr_pi of <linux/io_uring.h>: flags, app_tag and length; address; seed; reserved.
+    let attribute = [64_u64 << 32, sums.0.as_mut_ptr() as u64, 0, 0];
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
+    let mut ring = IoUring::new(8)?;
+    let mut good = 0;
+    for n in 0..count {
+        let read = opcode::Read::new(types::Fd(file.as_raw_fd()), data.0.as_mut_ptr(), 4096);
+        let read = read.offset(n * 4096).build();
+        // SAFETY: an entry is the kernel's struct io_uring_sqe, 64 bytes; its last two words are attr_ptr and
+        // attr_type_mask.
+        let read: squeue::Entry = unsafe {
+            let mut words: [u64; 8] = std::mem::transmute(read);
+            words[6..].copy_from_slice(&[attribute.as_ptr() as u64, 1]);
+            std::mem::transmute(words)
+        };
+        // SAFETY: data, sums and attribute live until the completion, which is waited for.
+        unsafe { ring.submission().push(&read) }.context("the queue is full")?;
+        ring.submit_and_wait(1)?;
+        good += u64::from(ring.completion().next().is_some_and(|done| done.result() == 4096));
+    }
+    Ok(good)
+}
