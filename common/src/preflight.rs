@@ -36,7 +36,55 @@ pub fn machine() -> Result<()> {
              so has the VM's: cargo vm run",
         );
     }
+    // Absent where securityfs is not mounted, or no such module is built in.
+    let lockdown = fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default();
+    if lockdown.contains("[confidentiality]") {
+        return unsupported(
+            "this kernel is locked down (lockdown=confidentiality): no BPF program may read its memory. Boot \
+             it with lockdown=integrity or without Secure Boot, or start the program in the VM with cargo vm run",
+        );
+    }
     tracefs().map(|_| ())
+}
+
+/// Fails, with exit code 3, where these hooks could be attached and would never run: somebody has switched off
+/// ftrace, which calls the programs at a function, or kprobes.
+pub fn hooks_run(hooks: &[String]) -> Result<()> {
+    let is_any =
+        |kinds: &[&str]| hooks.iter().find(|hook| kinds.iter().any(|k| hook.starts_with(k)));
+    for (file, kinds, mend) in [
+        (
+            "/proc/sys/kernel/ftrace_enabled",
+            &["kprobe", "kretprobe", "fentry/", "fexit/"][..],
+            "sysctl kernel.ftrace_enabled=1",
+        ),
+        (
+            "/sys/kernel/debug/kprobes/enabled",
+            &["kprobe", "kretprobe"],
+            "echo 1 > /sys/kernel/debug/kprobes/enabled",
+        ),
+    ] {
+        let is_off = fs::read_to_string(file).is_ok_and(|state| state.trim() == "0");
+        if is_off && let Some(hook) = is_any(kinds) {
+            return unsupported(format!(
+                "{file} is 0: {hook} would be attached, and never run. As root, {mend} switches it on"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Fails, with exit code 3, where a stack may not have as many functions as a map of stacks has room for.
+pub fn stacks_have(functions: usize) -> Result<()> {
+    let setting = "/proc/sys/kernel/perf_event_max_stack";
+    let most = fs::read_to_string(setting).unwrap_or_default().trim().parse().unwrap_or(usize::MAX);
+    if most >= functions {
+        return Ok(());
+    }
+    unsupported(format!(
+        "kernel.perf_event_max_stack is {most}, and this program keeps stacks of {functions} functions. As \
+         root, sysctl kernel.perf_event_max_stack={functions} allows that"
+    ))
 }
 
 /// Fails, with exit code 3, where the kernel's pages have another size, in bytes.

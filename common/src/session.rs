@@ -94,6 +94,10 @@ impl Session {
         let programs = open.open_object().progs().filter(|program| program.autoload());
         self.hooks =
             programs.map(|program| program.section().to_string_lossy().into_owned()).collect();
+        preflight::hooks_run(&self.hooks)?;
+        for map in open.open_object().maps().filter(|map| map.map_type() == MapType::StackTrace) {
+            preflight::stacks_have(map.value_size() as usize / size_of::<u64>())?;
+        }
         let skel = open.load().map_err(|error| self.explain(Step::Load, error))?;
         for program in skel.object().progs().filter(|program| program.autoload()) {
             let id = Loaded::id_from_fd(program.as_fd()).context("a loaded program has no id")?;

@@ -12,9 +12,12 @@ use rustix::{
     fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, openat, unlinkat},
 };
 
-use crate::{error::unsupported, preflight};
+use crate::{error::unsupported, preflight, printable};
 
 const PREFIX: &str = "bpf-workshop-";
+
+/// What ftrace writes before an event's text.
+const EVENT: &str = "bpf_trace_printk: ";
 
 /// The lines that `bpf_printk()` writes: a tracefs instance of our own, with a trace pipe that no other
 /// process reads. Every instance gets every line: several programs can run at once, and the global
@@ -34,6 +37,8 @@ pub struct TracePipe {
     pipe: Option<File>,
     /// The beginning of a line whose end has not been read yet.
     rest: Vec<u8>,
+    /// The beginning of an event, up to a newline in its thread's name.
+    before: String,
     lines: u64,
     lost: u64,
 }
@@ -67,6 +72,7 @@ impl TracePipe {
             directory,
             pipe: None,
             rest: Vec::new(),
+            before: String::new(),
             lines: 0,
             lost: 0,
         };
@@ -123,12 +129,19 @@ impl TracePipe {
         };
         let whole: Vec<u8> = self.rest.drain(..=end).collect();
         for line in String::from_utf8_lossy(&whole).lines() {
-            match lost_events(line) {
-                Some(lost) => self.lost += lost,
-                None => self.lines += 1,
+            let lost = lost_events(line);
+            self.lost += lost.unwrap_or(0);
+            // A thread's name may hold a newline: then the event's text is in a later line.
+            if lost.is_none() && !line.contains(EVENT) {
+                self.before.push_str(line);
+                self.before.push('?');
+                continue;
             }
+            self.lines += u64::from(lost.is_none());
+            let line = std::mem::take(&mut self.before) + line;
+            writeln!(out, "{}", printable(&line)).context("stdout")?;
         }
-        out.write_all(&whole).and_then(|()| out.flush()).context("stdout")
+        out.flush().context("stdout")
     }
 
     /// Prints the rest, and how many lines there were.
@@ -196,21 +209,27 @@ mod tests {
     }
 
     #[test]
-    fn a_line_read_in_two_pieces_is_one_line() {
+    fn an_event_is_one_line() {
         let mut pipe = TracePipe {
             instances: File::open("/proc").unwrap(),
             name: "nonexistent".into(),
             directory: File::open("/proc").unwrap(),
             pipe: None,
             rest: Vec::new(),
+            before: String::new(),
             lines: 0,
             lost: 0,
         };
         let mut out = Vec::new();
-        pipe.print_lines(b"one\ntw", &mut out).unwrap();
+        pipe.print_lines(b"dd-1 bpf_trace_printk: one\ndd-1 bpf_tr", &mut out).unwrap();
         assert_eq!((pipe.lines, pipe.lost), (1, 0));
-        pipe.print_lines(b"o\nCPU:0 [LOST 7 EVENTS]\n", &mut out).unwrap();
+        pipe.print_lines(b"ace_printk: two\nCPU:0 [LOST 7 EVENTS]\n", &mut out).unwrap();
         assert_eq!((pipe.lines, pipe.lost, pipe.rest.len()), (2, 7, 0));
-        assert_eq!(out, b"one\ntwo\nCPU:0 [LOST 7 EVENTS]\n");
+        let hostile = "d\nd\x1b[1m\u{202e}-1 bpf_trace_printk: three\n";
+        pipe.print_lines(hostile.as_bytes(), &mut out).unwrap();
+        assert_eq!(pipe.lines, 3);
+        let printed = "dd-1 bpf_trace_printk: one\ndd-1 bpf_trace_printk: two\nCPU:0 [LOST 7 EVENTS]\n\
+                       d?d?[1m?-1 bpf_trace_printk: three\n";
+        assert_eq!(String::from_utf8(out).unwrap(), printed);
     }
 }

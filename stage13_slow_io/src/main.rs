@@ -65,7 +65,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     println!("{:>8} lost (the buffer was full)", counts.lost);
     println!("{:>8} in flight", skel.maps.ios.keys().count());
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start was seen: a clone, a flush, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
     common::print_skipped(skel.object())
 }
 

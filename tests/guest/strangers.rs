@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     disks::{self, Mapped, NullBlk, ScsiDebug},
     exporter::{self, Scrape},
-    run::{Running, count, fio, judged_weakly, shell},
+    run::{Running, count, fio, judged_weakly, shell, stage},
     slow_io::{objects, of_disk, part, reads, traced},
 };
 
@@ -25,6 +25,8 @@ tests![
     slow_io_and_exporter_write_hostile_names,
     slow_io_follows_disks,
     slow_io_knows_whose_checksums_they_are,
+    hooks_that_would_never_run_are_refused,
+    stage01_prints_a_hostile_threads_events,
 ];
 
 /// Some writes of device mapper's own making, and what has to be true of each one's parts.
@@ -299,4 +301,51 @@ fn reads_with_own_checksums(path: &str, count: u64) -> Result<u64> {
         good += u64::from(ring.completion().next().is_some_and(|done| done.result() == 4096));
     }
     Ok(good)
+}
+
+/// Where somebody has switched off what calls the programs, or made stacks shorter, a program says so.
+fn hooks_that_would_never_run_are_refused() -> Result<()> {
+    let stages = ["stage01", "stage08", "exporter"];
+    for (file, value, programs) in [
+        ("/proc/sys/kernel/ftrace_enabled", "0", &stages[..]),
+        ("/sys/kernel/debug/kprobes/enabled", "0", &stages[..1]),
+        ("/proc/sys/kernel/perf_event_max_stack", "16", &["stage06"]),
+    ] {
+        let before = fs::read_to_string(file)?;
+        fs::write(file, value).with_context(|| format!("{file} = {value}"))?;
+        let ended = programs.iter().map(|name| stage(name, &["--duration", "1s"]));
+        let ended = ended.collect::<Result<Vec<_>>>();
+        fs::write(file, before.trim())?;
+        let name = file.rsplit('/').next().unwrap_or_default();
+        for ended in ended? {
+            let said = ended.code == Some(3) && ended.stderr.contains(name);
+            ensure!(said && ended.stderr.contains(value), "{file} = {value}: {ended:?}");
+        }
+    }
+    Ok(())
+}
+
+/// A thread's name may hold a newline, and what moves a terminal's cursor: its events are a line each.
+fn stage01_prints_a_hostile_threads_events() -> Result<()> {
+    let disk = NullBlk::new(&[])?;
+    let running = Running::stage("stage01", &[])?;
+    let read = reads(&format!("/dev/{}", disk.name), 5);
+    // The name stays through exec only where the program has it: a link of that name.
+    shell(&format!(
+        "cd /run; for name in $'n\\nl' $'\\e[31mred'; do \
+           cp /bin/dd \"$name\"; PATH=/run:$PATH bash -c '\"$0\" {}' \"$name\"; rm \"$name\"; done",
+        read.trim_start_matches("dd ")
+    ))?;
+    let output = running.interrupt()?;
+    let events = output.lines().filter(|line| line.contains("bpf_trace_printk: ")).count();
+    let lines = output.lines().filter(|line| line.contains("submit_bio(bio=")).count();
+    let printed = count(&output, "trace lines")?;
+    ensure!(lines >= 10 && (events, printed) == (lines, lines as u64), "{lines} lines: {output}");
+    for name in ["n?l-", "?[31mred-"] {
+        let of_it = output.lines().filter(|line| line.trim_start().starts_with(name)).count();
+        ensure!(of_it == 5, "{of_it} lines of {name}: {output:?}");
+    }
+    let odd = output.chars().find(|c| c.is_control() && *c != '\n');
+    ensure!(odd.is_none(), "{odd:?} in {output:?}");
+    Ok(())
 }

@@ -148,7 +148,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     common::print_total(completed, "bios completed");
     println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start was seen: a clone of md, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen: a clone of md, or older)", counts.unmatched);
     println!(
         "{:>8} refused (must not wait and would have had to: it is submitted again)",
         counts.refused
