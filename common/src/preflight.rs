@@ -52,7 +52,7 @@ pub fn machine() -> Result<()> {
 pub fn hooks_run(hooks: &[String]) -> Result<()> {
     let is_any =
         |kinds: &[&str]| hooks.iter().find(|hook| kinds.iter().any(|k| hook.starts_with(k)));
-    for (file, kinds, mend) in [
+    for (file, kinds, remedy) in [
         (
             "/proc/sys/kernel/ftrace_enabled",
             &["kprobe", "kretprobe", "fentry/", "fexit/"][..],
@@ -67,7 +67,7 @@ pub fn hooks_run(hooks: &[String]) -> Result<()> {
         let is_off = fs::read_to_string(file).is_ok_and(|state| state.trim() == "0");
         if is_off && let Some(hook) = is_any(kinds) {
             return unsupported(format!(
-                "{file} is 0: {hook} would be attached, and never run. As root, {mend} switches it on"
+                "{file} is 0: {hook} would be attached, and never run. As root, {remedy} switches it on"
             ));
         }
     }
