@@ -35,12 +35,10 @@ struct {
 	__type(value, struct issue);
 } issues SEC(".maps");
 
-static __always_inline int bio_starts(u64 bio, const struct submission *by)
+static __always_inline int bio_starts(u64 bio, struct io *io)
 {
-	struct io io = { .by = *by };
-
-	io.submitted = bpf_ktime_get_ns(); /* last: what this program takes is no part of the latency */
-	if (bpf_map_update_elem(&ios, &bio, &io, BPF_NOEXIST)) {
+	io->submitted = bpf_ktime_get_ns(); /* last: what this program takes is no part of the latency */
+	if (bpf_map_update_elem(&ios, &bio, io, BPF_NOEXIST)) {
 		/* The map is full, or the address has a start already: then neither bio is measured. */
 		bool had_one = !bpf_map_delete_elem(&ios, &bio);
 		__sync_fetch_and_add(&dropped, 1 + had_one);

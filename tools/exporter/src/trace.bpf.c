@@ -28,12 +28,11 @@ static __always_inline u32 operation_of(struct bio *bio)
 SEC("kprobe/submit_bio")
 int BPF_KPROBE(bio_start, struct bio *bio)
 {
-	struct submission by = {
-		.diskseq = BPF_CORE_READ(bio, bi_bdev, bd_disk, diskseq),
-		.operation = operation_of(bio),
-	};
+	struct io io = {};
 
-	return bio_starts((u64)bio, &by);
+	io.by.diskseq = BPF_CORE_READ(bio, bi_bdev, bd_disk, diskseq);
+	io.by.operation = operation_of(bio);
+	return bio_starts((u64)bio, &io);
 }
 
 SEC("kprobe/bio_chain")

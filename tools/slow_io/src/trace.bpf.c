@@ -32,25 +32,25 @@ int BPF_KPROBE(bio_start, struct bio *bio)
 {
 	struct bvec_iter iter = BPF_CORE_READ(bio, bi_iter);
 	struct block_device *device = BPF_CORE_READ(bio, bi_bdev);
-	struct submission by = {
-		.sector = iter.bi_size ? iter.bi_sector : -1, /* a flush carries no data */
-		.dev = BPF_CORE_READ(device, bd_dev),
-		.diskseq = BPF_CORE_READ(device, bd_disk, diskseq),
-		.operation = BPF_CORE_READ(bio, bi_opf),
-		.bytes = iter.bi_size,
-		.process = pid_namespace ? process_in(pid_namespace) : bpf_get_current_pid_tgid() >> 32,
-	};
+	struct io io = {};
+	struct submission *by = &io.by;
 
-	if ((only_disk && by.diskseq != only_disk) || (only_partition && by.dev != only_partition) ||
-	    (only_process && by.process != only_process)) {
+	by->sector = iter.bi_size ? iter.bi_sector : -1; /* a flush carries no data */
+	by->dev = BPF_CORE_READ(device, bd_dev);
+	by->diskseq = BPF_CORE_READ(device, bd_disk, diskseq);
+	by->operation = BPF_CORE_READ(bio, bi_opf);
+	by->bytes = iter.bi_size;
+	by->process = pid_namespace ? process_in(pid_namespace) : bpf_get_current_pid_tgid() >> 32;
+	if ((only_disk && by->diskseq != only_disk) || (only_partition && by->dev != only_partition) ||
+	    (only_process && by->process != only_process)) {
 		/* An entry at this address is of an earlier bio, whose completion was not seen. */
 		__sync_fetch_and_add(&dropped, !bpf_map_delete_elem(&ios, &(u64){ (u64)bio }));
 		return 0;
 	}
 	if (with_stack)
-		by.stack_id = bpf_get_stackid(ctx, &stacks, 0);
-	bpf_get_current_comm(by.comm, sizeof(by.comm));
-	return bio_starts((u64)bio, &by);
+		by->stack_id = bpf_get_stackid(ctx, &stacks, 0);
+	bpf_get_current_comm(by->comm, sizeof(by->comm));
+	return bio_starts((u64)bio, &io);
 }
 
 SEC("tp_btf/block_bio_remap")
