@@ -13,7 +13,7 @@ struct cause {
 	u64 diskseq;
 	u32 process, dev, operation;
 	s32 stack_id; /* 0 where stacks are not told apart */
-	u32 program; /* the writer: there is no other one on this CPU */
+	u32 program, unused; /* the writer: there is no other one on this CPU */
 	char comm[16];
 };
 
