@@ -41,7 +41,8 @@ __noinline u64 bio_cloned(u64 address)
 	struct dm_target_io *target;
 	struct dm_io *io;
 
-	if ((u64)BPF_CORE_READ(bio, bi_end_io) == address_of_crypt_endio && bpf_core_type_exists(struct dm_crypt_io))
+	if ((u64)BPF_CORE_READ(bio, bi_end_io) == address_of_crypt_endio &&
+	    bpf_core_type_exists(struct dm_crypt_io))
 		return (u64)BPF_CORE_READ(crypt, base_bio);
 	if (!bpf_core_type_exists(struct dm_target_io))
 		return 0;

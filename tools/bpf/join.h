@@ -24,7 +24,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH); /* clones end in ways that no hook sees */
 	__uint(max_entries, 16384);
-	__type(key, u64); /* address of a clone: its way; of a bio that has clones: that of the last to complete */
+	__type(key, u64); /* address of a clone: its way; of a bio with clones: the last one's to complete */
 	__type(value, struct way);
 } ways SEC(".maps");
 
@@ -190,7 +190,8 @@ static __always_inline bool is_nobodys(u64 bio, bool in_parts, u64 now)
 /* When a bio was submitted and completed. Clocks of two CPUs may differ a little. */
 static __always_inline struct times times_of(struct io *io, u64 now)
 {
-	return (struct times){ .submitted = io->submitted, .ended = now > io->submitted ? now : io->submitted };
+	return (struct times){ .submitted = io->submitted,
+			       .ended = now > io->submitted ? now : io->submitted };
 }
 
 /* Divides the time of a bio that completes. */
