@@ -27,16 +27,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// `$VM_CACHE`, else `$XDG_CACHE_HOME/bpf-vm`, else `~/.cache/bpf-vm`; created where
-    /// it is missing. A relative path is relative to the workspace, wherever cargo was called.
+    /// The cache that the environment names, created where it is missing.
     pub fn open(workspace: &Path) -> Result<Cache> {
-        let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let dir = var("VM_CACHE")
-            .or_else(|| var("XDG_CACHE_HOME").map(|d| d.join("bpf-vm")))
-            .or_else(|| var("HOME").map(|d| d.join(".cache/bpf-vm")))
-            .context("no cache directory: set VM_CACHE or HOME")?;
-        let dir = if dir.is_relative() { workspace.join(dir) } else { dir };
-        Cache::at(&dir)
+        let place = place(|name| std::env::var_os(name).map(PathBuf::from));
+        let place = place.context("no cache directory: set VM_CACHE or HOME")?;
+        // Wherever cargo was called.
+        Cache::at(&workspace.join(place))
     }
 
     /// The cache in `dir`.
@@ -153,6 +149,15 @@ impl Cache {
             self.dir.display()
         )
     }
+}
+
+/// `$VM_CACHE`, else `$XDG_CACHE_HOME/bpf-vm`, else `~/.cache/bpf-vm`. XDG's specification has a relative
+/// path ignored; a relative VM_CACHE is relative to the workspace.
+fn place(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let variable = |name| variable(name).filter(|value| !value.as_os_str().is_empty());
+    let xdg = || variable("XDG_CACHE_HOME").filter(|dir| dir.is_absolute());
+    let cache = || xdg().or_else(|| variable("HOME").map(|home| home.join(".cache")));
+    variable("VM_CACHE").or_else(|| cache().map(|dir| dir.join("bpf-vm")))
 }
 
 /// The message where writing to `path` failed for lack of space.
@@ -324,6 +329,21 @@ pub fn run(name: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Res
 mod tests {
     use super::*;
     use host::fail::Fail;
+
+    #[test]
+    fn the_environment_names_a_place() {
+        let place = |vm: &str, xdg: &str, home: &str| {
+            let all = [("VM_CACHE", vm), ("XDG_CACHE_HOME", xdg), ("HOME", home)];
+            let place = place(|name| Some(all.iter().find(|(it, _)| *it == name)?.1.into()));
+            place.map(|place| place.display().to_string())
+        };
+        assert_eq!(place("cache", "/xdg", "/home").as_deref(), Some("cache"));
+        assert_eq!(place("", "/xdg", "/home").as_deref(), Some("/xdg/bpf-vm"));
+        for ignored in ["", "xdg", "./xdg"] {
+            assert_eq!(place("", ignored, "/home").as_deref(), Some("/home/.cache/bpf-vm"));
+        }
+        assert_eq!(place("", "xdg", ""), None);
+    }
 
     #[test]
     fn no_space_says_so() {
