@@ -75,12 +75,16 @@ impl Arch {
         own() != Some(self)
     }
 
+    fn pick<T>(self, x86_64: T, arm64: T) -> T {
+        match self {
+            Arch::X86_64 => x86_64,
+            Arch::Arm64 => arm64,
+        }
+    }
+
     /// As it is named on the command line, and shown.
     pub fn name(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "x86-64",
-            Arch::Arm64 => "arm64",
-        }
+        self.pick("x86-64", "arm64")
     }
 
     /// Whether `bench/budgets.toml` and `bench/RESULTS.md` are about it.
@@ -95,10 +99,7 @@ impl Arch {
 
     /// What the table of kernels in docs/kernels.md was written by.
     pub fn table_is_by(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "cargo vm test --kernel all",
-            Arch::Arm64 => "cargo vm test --arch arm64 --kernel all",
-        }
+        self.pick("cargo vm test --kernel all", "cargo vm test --arch arm64 --kernel all")
     }
 
     /// Whether QEMU's machine has a display adapter unless it is told otherwise.
@@ -108,42 +109,27 @@ impl Arch {
 
     /// Rust's name of the machines that it builds for.
     pub fn rust_target(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "x86_64-unknown-linux-gnu",
-            Arch::Arm64 => "aarch64-unknown-linux-gnu",
-        }
+        self.pick("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
     }
 
     /// The name of GCC's target, which is also that of the directories with libraries.
     pub fn gnu(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "x86_64-linux-gnu",
-            Arch::Arm64 => "aarch64-linux-gnu",
-        }
+        self.pick("x86_64-linux-gnu", "aarch64-linux-gnu")
     }
 
     /// Debian's name.
     pub fn debian(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "amd64",
-            Arch::Arm64 => "arm64",
-        }
+        self.pick("amd64", "arm64")
     }
 
     /// The name that a BPF program is compiled with: `__TARGET_ARCH_x86`.
     pub fn bpf(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "x86",
-            Arch::Arm64 => "arm64",
-        }
+        self.pick("x86", "arm64")
     }
 
     /// The program that emulates it.
     pub fn qemu(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "qemu-system-x86_64",
-            Arch::Arm64 => "qemu-system-aarch64",
-        }
+        self.pick("qemu-system-x86_64", "qemu-system-aarch64")
     }
 
     /// QEMU's machine, accelerator and CPU, and what the kernel's command line begins with. `icount`: the
