@@ -17,7 +17,8 @@ use crate::fetch::kernel::Kernel;
 use crate::fetch::packages;
 use crate::fetch::rootfs::{self, Rootfs};
 use crate::fetch::table::Table;
-use crate::machine::{kvm, qemu};
+use crate::machine::kvm;
+use crate::machine::qemu::{self, Guest};
 
 /// Where the guest mounts the data disk.
 pub const DATA: &str = "/mnt/data";
@@ -130,9 +131,10 @@ impl Run {
         let name = options.kernel().map_or_else(|| self.default_kernel(), str::to_owned);
         let kernel = self.kernel(&name)?;
         self.guests()?;
-        let options = options.clone();
-        let (rootfs, joined_by, timeout, icount) = (named, None, None, false);
-        Ok(Guest { name, kernel, shares, rootfs, options, joined_by, timeout, icount })
+        let own = self.rootfs()?.map(Path::to_owned);
+        let GuestOptions { disks, cpus, memory, .. } = options.clone();
+        let (rootfs, joined_by, timeout, icount) = (named.or(own), None, None, false);
+        Ok(Guest { name, kernel, shares, rootfs, cpus, memory, disks, icount, joined_by, timeout })
     }
 
     /// The directories that the guest may write to: the workspace, and the target directory, so that
@@ -200,27 +202,6 @@ impl GuestOptions {
 /// A kernel that is named: an empty text names none.
 pub fn named(kernel: Option<&str>) -> Option<&str> {
     kernel.filter(|kernel| !kernel.is_empty())
-}
-
-/// A guest to boot.
-#[derive(Clone, Debug)]
-pub struct Guest {
-    /// The kernel's name, as the user gave it.
-    pub name: String,
-    /// The kernel.
-    pub kernel: Kernel,
-    /// The directories that it may write to.
-    pub shares: Vec<PathBuf>,
-    /// Its root file system, where the user names one.
-    pub rootfs: Option<PathBuf>,
-    /// Disks, CPUs, memory.
-    pub options: GuestOptions,
-    /// What others find it by, to join it.
-    pub joined_by: Option<String>,
-    /// It is stopped after this time.
-    pub timeout: Option<Duration>,
-    /// Its clock counts instructions; one CPU.
-    pub icount: bool,
 }
 
 /// A size that QEMU takes for `-m`, large enough to boot the guest.

@@ -17,7 +17,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::commands::launch::{self, Program};
-use crate::run::{Guest, GuestOptions, Run, duration};
+use crate::machine::qemu::Guest;
+use crate::run::{GuestOptions, Run, duration};
 use crate::session::wire::{Exit, Request};
 use crate::session::{cleanup, guest, host as session, rundir};
 

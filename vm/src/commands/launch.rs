@@ -18,9 +18,9 @@ use rustix::fs::{FlockOperation, flock};
 use crate::arch::{Accel, Arch};
 use crate::cargo::{build, programs, programs_of_guests};
 use crate::fetch::packages;
-use crate::machine::qemu::Machine;
+use crate::machine::qemu::{Guest, Machine};
 use crate::machine::{initramfs, kvm};
-use crate::run::{DATA, Guest, Run};
+use crate::run::{DATA, Run};
 use crate::session::cleanup;
 use crate::session::death::{death, tail};
 use crate::session::host::{self as session, Terminals};
@@ -185,7 +185,7 @@ impl Booted {
         let run_dir = RunDir::create(&info)?;
         let dir = run_dir.dir().to_owned();
         cleanup::own_run_dir(&dir);
-        if let Some(share) = machine.shares.iter().find(|share| dir.starts_with(share)) {
+        if let Some(share) = guest.shares.iter().find(|share| dir.starts_with(share)) {
             let (dir, share) = (dir.display(), share.display());
             let message = format!(
                 "{dir}, the directory for the launcher's own files, lies in {share}, which the guest \
@@ -256,7 +256,7 @@ pub fn enter(
 }
 
 /// Gets everything ready that the guest consists of.
-fn machine(run: &Run, guest: &Guest) -> Result<Machine> {
+fn machine<'g>(run: &Run, guest: &'g Guest) -> Result<Machine<'g>> {
     let cache = &run.cache;
     cache.need_space(DISKS_MB, "what the guest writes to its disks")?;
     let own = run.rootfs()?;
@@ -264,20 +264,11 @@ fn machine(run: &Run, guest: &Guest) -> Result<Machine> {
         None => cleanup::OWN_FILE.into(),
         Some(_) => build(run.guests()?, &["build", "--package", "vm", "--bin", "vm"], "vm")?,
     };
-    let initramfs = initramfs::get(&guest.kernel, own, cache)?;
     Ok(Machine {
-        name: guest.name.clone(),
-        kernel: guest.kernel.clone(),
-        initramfs: initramfs.file,
+        guest,
+        initramfs: initramfs::get(&guest.kernel, own, cache)?,
         data: packages::data_disk(cache)?,
         blank: packages::blank_disk(cache)?,
-        cpus: if guest.icount { 1 } else { guest.options.cpus },
-        memory: guest.options.memory.clone(),
-        disks: guest.options.disks.clone(),
-        shares: guest.shares.clone(),
-        icount: guest.icount,
-        has_9p: initramfs.has_9p,
-        rootfs: guest.rootfs.clone().or(own.map(Path::to_owned)),
         agent,
         arch: run.arch,
         accel: run.accel,

@@ -14,7 +14,8 @@ use crate::cargo::programs::{self, named_in};
 use crate::cargo::{build_all, build_guest_tests, is_built};
 use crate::commands::launch::{self, Program};
 use crate::commands::test::DISKS;
-use crate::run::{Guest, GuestOptions, Run, duration};
+use crate::machine::qemu::Guest;
+use crate::run::{GuestOptions, Run, duration};
 
 /// What to run, and how.
 #[derive(Args)]
@@ -42,7 +43,8 @@ pub struct Options {
 impl Options {
     fn guest(&self, run: &Run) -> Result<Guest> {
         let guest = run.guest(&self.guest)?;
-        Ok(Guest { timeout: self.timeout, icount: self.icount, ..guest })
+        let cpus = if self.icount { 1 } else { guest.cpus };
+        Ok(Guest { timeout: self.timeout, icount: self.icount, cpus, ..guest })
     }
 }
 

@@ -5,7 +5,8 @@ use host::fail::{GUEST_DIED, fail};
 use host::say;
 
 use crate::commands::launch::{self, Program};
-use crate::run::{Guest, GuestOptions, Run};
+use crate::machine::qemu::Guest;
+use crate::run::{GuestOptions, Run};
 use crate::session::{cleanup, host as session, rundir};
 
 /// Runs the command. Returns the shell's status.

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use cpio::NewcBuilder;
 use host::fail::{MACHINE, fail};
 use sha2::{Digest, Sha256};
 
@@ -67,20 +69,22 @@ pub fn get(kernel: &Kernel, rootfs: Option<&Path>, cache: &Cache) -> Result<Init
 }
 
 fn build(modules: &[PathBuf], busybox: &Path) -> Result<Vec<u8>> {
-    let mut cpio = Cpio::default();
+    let mut entries = Vec::new();
+    let mut add = |name: &str, mode, content| {
+        entries.push((NewcBuilder::new(name).mode(mode), Cursor::new(content)));
+    };
     for dir in ["bin", "proc", "sys", "dev", "ctl", "lower", "up", "root", "mods"] {
-        cpio.entry(dir, 0o040_755, &[]);
+        add(dir, 0o040_755, Vec::new());
     }
-    let read =
-        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-    cpio.entry("bin/busybox", 0o100_755, &read(busybox)?);
-    cpio.entry("init", 0o100_755, INIT.as_bytes());
+    let program =
+        fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
+    add("bin/busybox", 0o100_755, program);
+    add("init", 0o100_755, INIT.into());
     for (n, file) in modules.iter().enumerate() {
-        let stem = file.file_name().unwrap_or_default().to_string_lossy();
-        let stem = stem.split('.').next().unwrap_or_default().to_owned();
-        cpio.entry(&format!("mods/{n:03}_{stem}.ko"), 0o100_644, &module_content(file)?);
+        let name = module_name(&file.to_string_lossy());
+        add(&format!("mods/{n:03}_{name}.ko"), 0o100_644, module_content(file)?);
     }
-    Ok(cpio.finish())
+    Ok(cpio::write_cpio(entries.into_iter(), Vec::new())?)
 }
 
 /// A module's object code, decompressed.
@@ -169,42 +173,6 @@ fn module_name(file: &str) -> String {
     name.split(".ko").next().unwrap_or(name).replace('-', "_")
 }
 
-/// A writer of cpio archives in the kernel's format ("newc"): thirty lines, which the crate `cpio`
-/// would save at the price of a builder for each entry.
-#[derive(Default)]
-struct Cpio {
-    bytes: Vec<u8>,
-    inode: u32,
-}
-
-impl Cpio {
-    /// Adds a file or a directory; `mode` says which.
-    fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
-        self.inode += 1;
-        let nlink = if mode & 0o040_000 != 0 { 2 } else { 1 };
-        let (size, name_size) = (content.len() as u32, name.len() as u32 + 1);
-        let fields = [self.inode, mode, 0, 0, nlink, 0, size, 0, 0, 0, 0, name_size, 0];
-        self.bytes.extend_from_slice(b"070701");
-        for field in fields {
-            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
-        }
-        self.bytes.extend_from_slice(name.as_bytes());
-        self.bytes.push(0);
-        self.pad();
-        self.bytes.extend_from_slice(content);
-        self.pad();
-    }
-
-    fn pad(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        self.entry("TRAILER!!!", 0, &[]);
-        self.bytes
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,17 +213,5 @@ mod tests {
         assert!(error.starts_with("kernel 6.1 has neither 9p (the modules"), "{error}");
         let error = order("k/virtiofs.ko:\n").unwrap_err().to_string();
         assert!(error.starts_with("kernel 6.1 has no virtio_blk"), "{error}");
-    }
-
-    #[test]
-    fn the_archive_is_what_cpio_expects() {
-        let mut cpio = Cpio::default();
-        cpio.entry("bin", 0o040_755, &[]);
-        cpio.entry("bin/x", 0o100_755, b"hello");
-        let bytes = cpio.finish();
-        assert_eq!(bytes.len() % 4, 0);
-        assert!(bytes.starts_with(b"070701"));
-        let text = String::from_utf8_lossy(&bytes);
-        assert!(text.contains("bin/x\0") && text.contains("hello") && text.contains("TRAILER!!!"));
     }
 }

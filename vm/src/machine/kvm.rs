@@ -76,7 +76,7 @@ fn remember(cache: &Cache, note: &Note) -> Result<()> {
 pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
     machine.write_conf(dir)?;
     let accel = match machine.accel {
-        _ if machine.icount => Accel::Tcg,
+        _ if machine.guest.icount => Accel::Tcg,
         Some(Accel::Kvm) => return boot_with_kvm(machine, cache, dir).map(|()| Accel::Kvm),
         Some(Accel::Tcg) => Accel::Tcg,
         None if machine.arch.is_foreign() => Accel::Tcg,
@@ -135,7 +135,7 @@ fn boot_with_kvm(machine: &Machine, cache: &Cache, dir: &Path) -> Result<()> {
 /// virtual machine keeps it busy. One that never boots shows nothing: the guest may be at fault.
 fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: Note) -> Result<Accel> {
     let seconds = KVM_PATIENCE.as_secs();
-    say!("booting {} with KVM, for the first time here ({seconds} s at most)", machine.name);
+    say!("booting {} with KVM, for the first time here ({seconds} s at most)", machine.guest.name);
     machine.start(Accel::Kvm, cache, dir)?;
     if await_up(dir, KVM_PATIENCE).is_ok() {
         note.works = true;

@@ -17,6 +17,7 @@ use rustix::process::Signal;
 use crate::arch::{Accel, Arch};
 use crate::fetch::cache::{Cache, tool};
 use crate::fetch::kernel::Kernel;
+use crate::machine::initramfs::Initramfs;
 use crate::machine::virtiofs::{self, Share};
 use crate::session::cleanup;
 use crate::session::death::{death, tail};
@@ -39,33 +40,42 @@ pub enum Disk {
     Scsi,
 }
 
-/// Everything that a guest consists of.
-#[derive(Debug)]
-pub struct Machine {
+/// A guest, as the command line describes it.
+#[derive(Clone, Debug)]
+pub struct Guest {
     /// The kernel's name, as the user gave it.
     pub name: String,
     /// The kernel to boot.
     pub kernel: Kernel,
-    /// Its initramfs.
-    pub initramfs: PathBuf,
-    /// Image of the data disk.
-    pub data: PathBuf,
-    /// Image of an empty disk.
-    pub blank: PathBuf,
+    /// Directories that it may write to.
+    pub shares: Vec<PathBuf>,
+    /// Its root file system, where that is not this machine's.
+    pub rootfs: Option<PathBuf>,
     /// Virtual CPUs.
     pub cpus: u32,
     /// As QEMU wants it, `2G`.
     pub memory: String,
     /// Disks in addition to the data disk.
     pub disks: Vec<Disk>,
-    /// Directories that the guest may write to.
-    pub shares: Vec<PathBuf>,
-    /// Whether the guest's clock counts instructions.
+    /// Whether its clock counts instructions.
     pub icount: bool,
-    /// Whether the kernel has 9p; else it needs virtiofs.
-    pub has_9p: bool,
-    /// The guest's root file system, where it is not this machine's.
-    pub rootfs: Option<PathBuf>,
+    /// What others find it by, to join it.
+    pub joined_by: Option<String>,
+    /// It is stopped after this time.
+    pub timeout: Option<Duration>,
+}
+
+/// A guest with the files that it is made of.
+#[derive(Debug)]
+pub struct Machine<'g> {
+    /// What it is.
+    pub guest: &'g Guest,
+    /// What it boots first.
+    pub initramfs: Initramfs,
+    /// Image of the data disk.
+    pub data: PathBuf,
+    /// Image of an empty disk.
+    pub blank: PathBuf,
     /// The launcher's own program, as the guest can run it.
     pub agent: PathBuf,
     /// The guest's architecture.
@@ -105,7 +115,7 @@ pub fn await_up(dir: &Path, patience: Duration) -> Result<()> {
     Ok(())
 }
 
-impl Machine {
+impl Machine<'_> {
     /// Announces the boot, with the time that it will take.
     pub fn say_boot(&self, accel: Accel, cache: &Cache) {
         let measured = fs::read_to_string(self.boot_time(accel, cache)).ok();
@@ -115,7 +125,7 @@ impl Machine {
             Accel::Tcg => (20, "without KVM"),
         };
         let seconds: u64 = measured.unwrap_or(usual).max(1);
-        say!("booting {}, about {seconds} s {with}", self.name);
+        say!("booting {}, about {seconds} s {with}", self.guest.name);
     }
 
     /// Remembers how long the boot took, for the next one's announcement.
@@ -130,8 +140,8 @@ impl Machine {
 
     /// The file with the seconds that the last boot took.
     fn boot_time(&self, accel: Accel, cache: &Cache) -> PathBuf {
-        let icount = if self.icount { "-icount" } else { "" };
-        cache.path(format!("boot-times/{}-{accel}{icount}", self.kernel.release))
+        let icount = if self.guest.icount { "-icount" } else { "" };
+        cache.path(format!("boot-times/{}-{accel}{icount}", self.guest.kernel.release))
     }
 
     /// Writes down what the guest's init needs to know.
@@ -152,16 +162,16 @@ impl Machine {
             Ok(())
         };
         // Where the guest sees this machine's files, they are there.
-        if self.rootfs.is_none() {
-            line("modules", self.kernel.modules.as_os_str())?;
+        if self.guest.rootfs.is_none() {
+            line("modules", self.guest.kernel.modules.as_os_str())?;
             line("agent", agent.as_os_str())?;
         }
-        for (n, share) in self.shares.iter().enumerate() {
+        for (n, share) in self.guest.shares.iter().enumerate() {
             let mut value = OsString::from(format!("share{n} "));
             value.push(share);
             line("share", &value)?;
         }
-        let count = |kind: Disk| self.disks.iter().filter(|d| **d == kind).count();
+        let count = |kind: Disk| self.guest.disks.iter().filter(|d| **d == kind).count();
         // The data disk is vda.
         for n in 0..=count(Disk::Virtio) {
             line("disk", format!("vd{}", letter(n)).as_ref())?;
@@ -193,8 +203,8 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        if !self.has_9p {
-            command.args(virtiofs::serve(&self.memory, dir, &self.all_shares(dir))?);
+        if !self.initramfs.has_9p {
+            command.args(virtiofs::serve(&self.guest.memory, dir, &self.all_shares(dir))?);
         }
         let parent = rustix::process::getpid();
         // SAFETY: three system calls, all async-signal-safe, no memory of the parent touched.
@@ -219,13 +229,13 @@ impl Machine {
             path: path.to_owned(),
             read_only,
         };
-        let rootfs = self.rootfs.as_deref().unwrap_or(Path::new("/"));
+        let rootfs = self.guest.rootfs.as_deref().unwrap_or(Path::new("/"));
         let mut shares = vec![share("hostroot", rootfs, true), share("ctl", &shared(dir), false)];
-        let own = self.shares.iter().enumerate();
+        let own = self.guest.shares.iter().enumerate();
         shares.extend(own.map(|(n, path)| share(&format!("share{n}"), path, false)));
         // In this machine's root, they lie with the rest.
-        if self.rootfs.is_some() {
-            shares.push(share("modules", &self.kernel.modules, true));
+        if self.guest.rootfs.is_some() {
+            shares.push(share("modules", &self.guest.kernel.modules, true));
         }
         shares
     }
@@ -233,28 +243,28 @@ impl Machine {
     fn arguments(&self, accel: Accel, dir: &Path) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         let mut add = |option: &str, value: OsString| args.extend([option.into(), value]);
-        let ([machine, accel, cpu], append) = self.arch.machine(accel, self.icount);
-        if self.icount {
+        let ([machine, accel, cpu], append) = self.arch.machine(accel, self.guest.icount);
+        if self.guest.icount {
             add("-icount", ICOUNT.into());
         }
         add("-name", "bpf-vm".into());
         add("-machine", machine.into());
         add("-accel", accel.into());
         add("-cpu", cpu.into());
-        add("-smp", self.cpus.to_string().into());
-        add("-m", self.memory.clone().into());
+        add("-smp", self.guest.cpus.to_string().into());
+        add("-m", self.guest.memory.clone().into());
         add("-display", "none".into());
         if self.arch.has_vga() {
             add("-vga", "none".into());
         }
         add("-nic", "none".into());
-        add("-kernel", self.kernel.image.clone().into());
-        add("-initrd", self.initramfs.clone().into());
+        add("-kernel", self.guest.kernel.image.clone().into());
+        add("-initrd", self.initramfs.file.clone().into());
         add("-append", format!("{append} quiet loglevel=4 panic=-1").into());
         add("-chardev", with_path("file,id=console,path=", &dir.join("console"), ""));
         add("-serial", "chardev:console".into());
 
-        let shares = if self.has_9p { self.all_shares(dir) } else { Vec::new() };
+        let shares = if self.initramfs.has_9p { self.all_shares(dir) } else { Vec::new() };
         for Share { tag, path, read_only } in shares {
             let read_only = if read_only { ",readonly=on" } else { "" };
             // The run directory is one of this program's own, with no other file system in it.
@@ -280,7 +290,7 @@ impl Machine {
             add("-device", format!("{device},drive={id},serial=bpfvm-{id}").into());
         };
         disk("data", &self.data, "virtio-blk-pci");
-        for (n, kind) in self.disks.iter().enumerate() {
+        for (n, kind) in self.guest.disks.iter().enumerate() {
             let id = format!("disk{n}");
             match kind {
                 Disk::Virtio => disk(&id, &self.blank, "virtio-blk-pci"),
@@ -288,7 +298,7 @@ impl Machine {
                 Disk::Scsi => disk(&id, &self.blank, "scsi-hd,bus=scsi.0"),
             }
         }
-        if self.disks.contains(&Disk::Scsi) {
+        if self.guest.disks.contains(&Disk::Scsi) {
             // The controller stands before its disks.
             args.splice(0..0, ["-device".into(), "virtio-scsi-pci,id=scsi".into()]);
         }
@@ -326,19 +336,23 @@ mod tests {
     /// A guest, with a root of its own or without, as QEMU is told of it.
     fn command_line(arch: Arch, accel: Accel, rootfs: Option<&str>) -> String {
         let modules = "/k/lib/modules/6.12".into();
-        let machine = Machine {
+        let guest = Guest {
             name: "6.12".into(),
             kernel: Kernel { release: "6.12".into(), image: "/k/vmlinuz".into(), modules },
-            initramfs: "/i".into(),
-            data: "/d".into(),
-            blank: "/b".into(),
+            shares: vec!["/w".into()],
+            rootfs: rootfs.map(PathBuf::from),
             cpus: 2,
             memory: "2G".into(),
             disks: vec![Disk::Scsi],
-            shares: vec!["/w".into()],
             icount: false,
-            has_9p: true,
-            rootfs: rootfs.map(PathBuf::from),
+            joined_by: None,
+            timeout: None,
+        };
+        let machine = Machine {
+            guest: &guest,
+            initramfs: Initramfs { file: "/i".into(), has_9p: true },
+            data: "/d".into(),
+            blank: "/b".into(),
             agent: "/vm".into(),
             arch,
             accel: None,
