@@ -3,22 +3,24 @@
 //! It serves the virtio-serial ports: one thread for each, one session after another. A write to a
 //! port blocks until the host has opened its end, so no port has to be polled.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use host::fail::{MACHINE, fail};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use anyhow::{Context, Result, anyhow};
+use host::fail::{Fail, MACHINE, USAGE, fail};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 
 use crate::session::wire::{
@@ -33,6 +35,8 @@ const PORTS: &str = "/sys/class/virtio-ports";
 const GROUPS: &str = "/sys/fs/cgroup";
 /// Ctrl-D: the end of input on a terminal.
 const END_OF_INPUT: &[u8] = b"\x04";
+/// How long the killed processes of a session may take to end.
+const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// Sessions whose program has not ended.
 static OPEN: AtomicU32 = AtomicU32::new(0);
@@ -55,12 +59,12 @@ pub fn main() -> Result<()> {
 /// and all others have ended.
 pub fn serve<P>(ports: Vec<(u32, P)>, groups: &Path) -> Result<()>
 where
-    P: Fn() -> std::io::Result<File> + Send + 'static,
+    P: Fn() -> io::Result<File> + Send + 'static,
 {
     let mut first = None;
     for (number, port) in ports {
         let group = Group { dir: groups.join(format!("session{number}")) };
-        let thread = std::thread::spawn(move || {
+        let thread = thread::spawn(move || {
             if let Err(error) = sessions(number, &group, port) {
                 eprintln!("vm: session {number}: {error:#}");
             }
@@ -71,7 +75,7 @@ where
     }
     let _ = first.context("the guest has no port 0")?.join();
     while OPEN.load(Ordering::SeqCst) > 0 {
-        std::thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(100));
     }
     Ok(())
 }
@@ -90,39 +94,32 @@ fn ports() -> Result<Vec<(u32, PathBuf)>> {
 }
 
 /// The host's end of a session, as the threads share it.
-type Port = Arc<Mutex<File>>;
+struct Port(Mutex<File>);
 
-fn lock(port: &Port) -> MutexGuard<'_, File> {
-    port.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Sends a message. Where the host has gone, the reading side notices.
-fn send(port: &Port, message: Message) {
-    let _ = write_message(&mut *lock(port), &message);
-}
-
-/// Says something on the program's standard error.
-fn complain(port: &Port, why: &str) {
-    send(port, Message::Output(Stream::Stderr, format!("vm: {why}\n").into_bytes()));
+impl Port {
+    /// Sends a message; blocks while no host is connected.
+    fn send(&self, message: Message) -> io::Result<()> {
+        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        write_message(&mut *file, &message)
+    }
 }
 
 /// The sessions of a port. Port 0 has one: the guest ends with it.
-fn sessions(number: u32, group: &Group, port: impl Fn() -> std::io::Result<File>) -> Result<()> {
+fn sessions(number: u32, group: &Group, port: impl Fn() -> io::Result<File>) -> Result<()> {
     loop {
-        session(number, group, &port()?)?;
+        session(group, &port()?)?;
         if number == 0 {
             return Ok(());
         }
     }
 }
 
-/// One session, from the host's connection to the program's end; where the host can connect again,
-/// to the end of the connection.
-fn session(number: u32, group: &Group, file: &File) -> Result<()> {
+/// One session: from the host's connection to its end, and the program's.
+fn session(group: &Group, file: &File) -> Result<()> {
     let mut reader = file.try_clone()?;
-    let port: Port = Arc::new(Mutex::new(file.try_clone()?));
+    let port = Port(Mutex::new(file.try_clone()?));
     // Returns when the host has connected.
-    write_message(&mut *lock(&port), &Message::Hello)?;
+    port.send(Message::Hello)?;
     let request = loop {
         match read_message(&mut reader) {
             Ok(Some(Message::Request(request))) => break request,
@@ -131,90 +128,132 @@ fn session(number: u32, group: &Group, file: &File) -> Result<()> {
         }
     };
     OPEN.fetch_add(1, Ordering::SeqCst);
-    let (connected, gone) = mpsc::channel();
-    let status = run(group, &request, reader, &port, connected).unwrap_or_else(|error| {
-        complain(&port, &format!("{error:#}"));
-        126
-    });
-    let others = OPEN.fetch_sub(1, Ordering::SeqCst) - 1;
-    send(&port, Message::Exit(Exit { status, others }));
-    if number != 0 {
-        // An error: the thread that reads the port has ended, and with it its `connected`.
-        let _ = gone.recv();
+    let exit = |status| {
+        let others = OPEN.fetch_sub(1, Ordering::SeqCst) - 1;
+        port.send(Message::Exit(Exit { status, others })).ok();
+    };
+    match Program::start(&request, group) {
+        Ok(program) => program.serve(reader, &port, group, exit),
+        Err(error) => {
+            let why = format!("vm: {error:#}\n").into_bytes();
+            port.send(Message::Output(Stream::Stderr, why)).ok();
+            exit(error.downcast_ref::<Fail>().map_or(126, |fail| fail.code));
+            while let Ok(Some(_)) = read_message(&mut reader) {}
+        }
     }
     Ok(())
 }
 
-/// Runs the program to its end and returns the status to exit with.
-fn run(
-    group: &Group,
-    request: &Request,
-    reader: File,
-    port: &Port,
-    connected: mpsc::Sender<()>,
-) -> Result<i32> {
-    let Some((program, args)) = request.argv.split_first() else {
-        anyhow::bail!("no program");
-    };
-    let _ = fs::create_dir(&group.dir);
-    let mut command = Command::new(program);
-    command.args(args).env_clear().envs(request.env.iter().cloned()).current_dir(&request.cwd);
+/// A program that runs in a session.
+struct Program {
+    child: Child,
+    workload: Option<Child>,
+    stdin: Option<File>,
+    stdin_tty: bool,
+    outputs: Vec<(Output, File)>,
+    /// The terminal's master.
+    terminal: Option<File>,
+}
 
-    let pty = Pty::open(request)?;
-    let on_pty = |wanted: bool| -> Result<Option<Stdio>> {
-        match &pty {
-            Some(pty) if wanted => Ok(Some(pty.slave.try_clone()?.into())),
-            _ => Ok(None),
-        }
-    };
-    command.stdin(on_pty(request.stdin_tty)?.unwrap_or_else(Stdio::piped));
-    command.stdout(on_pty(request.stdout_tty)?.unwrap_or_else(Stdio::piped));
-    command.stderr(on_pty(request.stderr_tty)?.unwrap_or_else(Stdio::piped));
-    group.catch(&mut command, pty.as_ref().map(|pty| pty.slave.try_clone()).transpose()?)?;
+impl Program {
+    fn start(request: &Request, group: &Group) -> Result<Program> {
+        let (program, args) = request.argv.split_first().context("no program")?;
+        let _ = fs::create_dir(&group.dir);
+        let pty = Pty::open(request)?;
+        let on_pty = |wanted: bool| -> io::Result<Stdio> {
+            match &pty {
+                Some(pty) if wanted => Ok(pty.slave.try_clone()?.into()),
+                _ => Ok(Stdio::piped()),
+            }
+        };
+        let mut command = Command::new(program);
+        command.args(args).env_clear().envs(request.env.iter().cloned()).current_dir(&request.cwd);
+        command.stdin(on_pty(request.stdin_tty)?);
+        command.stdout(on_pty(request.stdout_tty)?).stderr(on_pty(request.stderr_tty)?);
+        group.catch(&mut command, pty.as_ref().map(|pty| pty.slave.try_clone()).transpose()?)?;
+        let mut child = command.spawn().map_err(|error| not_started(request, &error))?;
 
-    let mut child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) => return Ok(not_started(request, &error, port)),
-    };
-    let pid = Pid::from_child(&child);
-    drop(command); // its copies of the terminal would keep it open
-
-    let stdin: Option<File> = match (child.stdin.take(), &pty) {
-        (Some(pipe), _) => Some(OwnedFd::from(pipe).into()),
-        (None, Some(pty)) => Some(pty.master.try_clone()?.into()),
-        (None, None) => None,
-    };
-    let mut outputs = Outputs::default();
-    if let Some(pipe) = child.stdout.take() {
-        outputs.add(Stream::Stdout, OwnedFd::from(pipe), port)?;
+        let terminal: Option<File> = pty.map(|pty| pty.master.into());
+        let mut outputs = Vec::new();
+        let mut add = |stream, source: Option<File>| -> Result<()> {
+            if let Some(source) = source {
+                let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
+                outputs.push((Output { stream, closed: AtomicBool::new(false), wake }, source));
+            }
+            Ok(())
+        };
+        let master = || terminal.as_ref().map(File::try_clone).transpose();
+        add(Stream::Stdout, child.stdout.take().map(|pipe| OwnedFd::from(pipe).into()))?;
+        add(Stream::Stderr, child.stderr.take().map(|pipe| OwnedFd::from(pipe).into()))?;
+        add(if request.stdout_tty { Stream::Stdout } else { Stream::Stderr }, master()?)?;
+        let stdin = match child.stdin.take() {
+            Some(pipe) => Some(OwnedFd::from(pipe).into()),
+            None => master()?,
+        };
+        let workload = request.workload.as_ref();
+        let workload = workload.and_then(|file| start_workload(file, request, group));
+        Ok(Program { child, workload, stdin, stdin_tty: request.stdin_tty, outputs, terminal })
     }
-    if let Some(pipe) = child.stderr.take() {
-        outputs.add(Stream::Stderr, OwnedFd::from(pipe), port)?;
-    }
-    let mut master = None;
-    if let Some(pty) = pty {
-        let stream = if request.stdout_tty { Stream::Stdout } else { Stream::Stderr };
-        master = Some(pty.master.try_clone()?);
-        outputs.add(stream, pty.master, port)?;
-    }
-    let outputs = Arc::new(outputs);
 
-    let alive = Arc::new(AtomicBool::new(true));
-    let input =
-        Input { stdin, on_terminal: request.stdin_tty, master, pid, alive: Arc::clone(&alive) };
-    let (for_reader, reader_port) = (Arc::clone(&outputs), Arc::clone(port));
-    std::thread::spawn(move || input.serve(reader, &reader_port, &for_reader, connected));
-    let workload = request.workload.as_ref().and_then(|file| start_workload(file, request, group));
-
-    let status = child.wait().context("cannot wait for the program")?;
-    alive.store(false, Ordering::SeqCst);
-    if let Some(mut workload) = workload {
-        let _ = rustix::process::kill_process_group(Pid::from_child(&workload), Signal::KILL);
-        let _ = workload.wait();
+    /// Serves the host's messages until it has gone. `exit`: the program has ended, and all that it has
+    /// written is sent.
+    fn serve(self, mut reader: File, port: &Port, group: &Group, exit: impl FnOnce(i32) + Send) {
+        let Program { mut child, mut workload, stdin, stdin_tty, outputs, terminal } = self;
+        let pid = Pid::from_child(&child);
+        // The program has not been waited for, so `pid` is still its id.
+        let alive = &AtomicBool::new(true);
+        let signal = |signal| {
+            if alive.load(Ordering::SeqCst) {
+                let _ = kill_process_group(pid, signal);
+            }
+        };
+        let (outputs, sources): (Vec<Output>, Vec<File>) = outputs.into_iter().unzip();
+        let outputs = &outputs;
+        let (chunks, to_feed) = mpsc::channel();
+        let (running, ended) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || feed(stdin, stdin_tty, &to_feed, port));
+            let copies = outputs.iter().zip(sources);
+            let copies = copies.map(|(output, from)| scope.spawn(|| output.copy(from, port)));
+            let copies: Vec<_> = copies.collect();
+            scope.spawn(move || {
+                let status = child.wait();
+                alive.store(false, Ordering::SeqCst);
+                let _ = workload.as_mut().map(Child::kill);
+                group.kill();
+                let _ = workload.as_mut().map(Child::wait);
+                outputs.iter().for_each(Output::wake);
+                copies.into_iter().for_each(|copy| drop(copy.join()));
+                exit(status.map_or(126, code));
+                drop(running);
+            });
+            let mut chunks = Some(chunks);
+            while let Ok(Some(message)) = read_message(&mut reader) {
+                match (message, &chunks) {
+                    (Message::Stdin(data), Some(chunks)) => drop(chunks.send(data)),
+                    (Message::StdinEof, _) => chunks = None,
+                    (Message::Closed(stream), _) => {
+                        outputs
+                            .iter()
+                            .filter(|output| output.stream == stream)
+                            .for_each(Output::close);
+                    }
+                    (Message::Size(size), _) => drop(terminal.as_ref().map(|it| resize(it, size))),
+                    (Message::Signal(number), _) => {
+                        signal(signal_of(number));
+                        port.send(Message::SignalTaken).ok();
+                    }
+                    _ => {}
+                }
+            }
+            drop(chunks);
+            // The host has gone: do what happens when a terminal is closed.
+            outputs.iter().for_each(Output::close);
+            signal(Signal::HUP);
+            let _ = ended.recv_timeout(Duration::from_secs(2));
+            signal(Signal::KILL);
+        });
     }
-    group.kill();
-    outputs.drain();
-    Ok(code(status))
 }
 
 /// A program's status as a shell reports it.
@@ -222,37 +261,30 @@ fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-fn not_started(request: &Request, error: &std::io::Error, port: &Port) -> i32 {
+/// The error that a program did not start, with the status of the session.
+fn not_started(request: &Request, error: &io::Error) -> anyhow::Error {
     let program = request.argv[0].to_string_lossy();
-    let too_big = rustix::io::Errno::TOOBIG.raw_os_error();
-    let (code, why) = if error.raw_os_error() == Some(too_big) {
+    if error.kind() == ErrorKind::ArgumentListTooLong {
         let kib = size_of_arguments(&request.argv, &request.env) / 1024;
-        (
-            2,
-            format!(
-                "{program}: its arguments and environment take {kib} KiB, more than Linux accepts \
-                 (`getconf ARG_MAX` shows the limit); pass them in a file, or through standard input"
-            ),
-        )
-    } else if !Path::new(&request.cwd).is_dir() {
-        (126, format!("the directory {} is not in the guest", request.cwd.to_string_lossy()))
-    } else if error.kind() == ErrorKind::NotFound {
-        (
-            127,
-            format!(
-                "{program}: there is no such program in the guest, and no program of that name in \
-                 this workspace"
-            ),
-        )
-    } else {
-        (126, format!("{program}: {error}"))
-    };
-    complain(port, &why);
-    code
+        let message = format!(
+            "{program}: its arguments and environment take {kib} KiB, more than Linux accepts \
+             (`getconf ARG_MAX` shows the limit); pass them in a file, or through standard input"
+        );
+        return fail(USAGE, message);
+    }
+    if !Path::new(&request.cwd).is_dir() {
+        return anyhow!("the directory {} is not in the guest", request.cwd.to_string_lossy());
+    }
+    if error.kind() == ErrorKind::NotFound {
+        let message = "there is no such program in the guest, and no program of that name in this \
+                       workspace";
+        return fail(127, format!("{program}: {message}"));
+    }
+    anyhow!("{program}: {error}")
 }
 
 /// Starts the workload, which runs as long as the program.
-fn start_workload(file: &std::ffi::OsStr, request: &Request, group: &Group) -> Option<Child> {
+fn start_workload(file: &OsStr, request: &Request, group: &Group) -> Option<Child> {
     let mut command = Command::new("sh");
     command.arg(file).env_clear().envs(request.env.iter().cloned()).current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -275,13 +307,10 @@ impl Pty {
             return Ok(None);
         }
         let open = || -> rustix::io::Result<Pty> {
-            let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
-            grantpt(&master)?;
+            let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+            let master = openpt(flags)?;
             unlockpt(&master)?;
-            let name = ptsname(&master, Vec::new())?;
-            let flags =
-                rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC;
-            let slave = rustix::fs::open(name, flags, rustix::fs::Mode::empty())?;
+            let slave = ioctl_tiocgptpeer(&master, flags)?;
             if !request.stdin_tty {
                 // The host's terminal is not raw: it already translates line ends and echoes.
                 let mut settings = tcgetattr(&slave)?;
@@ -330,187 +359,65 @@ impl Group {
 
     /// Kills the processes that are left, and waits for their end.
     fn kill(&self) {
+        let _ = fs::write(self.dir.join("cgroup.kill"), "1");
         let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(5) {
-            let procs = fs::read_to_string(self.dir.join("cgroup.procs")).unwrap_or_default();
-            let pids: Vec<i32> = procs.lines().filter_map(|line| line.parse().ok()).collect();
-            if pids.is_empty() {
-                break;
-            }
-            for pid in pids.into_iter().filter_map(Pid::from_raw) {
-                let _ = rustix::process::kill_process(pid, Signal::KILL);
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        let is_busy = |error: io::Error| error.kind() == ErrorKind::ResourceBusy;
+        while fs::remove_dir(&self.dir).is_err_and(is_busy) && start.elapsed() < LAST_WAIT {
+            thread::sleep(Duration::from_millis(10));
         }
-        let _ = fs::remove_dir(&self.dir);
     }
 }
 
-/// The threads that send the program's output to the host.
-#[derive(Default)]
-struct Outputs {
-    all: Vec<Output>,
-}
-
+/// The way to the host of what a program writes.
 struct Output {
     stream: Stream,
     /// The host has closed its end.
-    closed: Arc<AtomicBool>,
-    /// The program has ended: send what is there, wait for no more.
-    ended: Arc<AtomicBool>,
-    /// Dropped to wake the thread.
-    wake: Mutex<Option<OwnedFd>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl Outputs {
-    fn add(&mut self, stream: Stream, source: OwnedFd, port: &Port) -> Result<()> {
-        let (wake_reader, wake) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let closed = Arc::new(AtomicBool::new(false));
-        let ended = Arc::new(AtomicBool::new(false));
-        let (is_closed, has_ended, port) =
-            (Arc::clone(&closed), Arc::clone(&ended), Arc::clone(port));
-        let thread = std::thread::spawn(move || {
-            copy_output(stream, source, wake_reader, &port, &is_closed, &has_ended);
-        });
-        let (wake, thread) = (Mutex::new(Some(wake)), Mutex::new(Some(thread)));
-        self.all.push(Output { stream, closed, ended, wake, thread });
-        Ok(())
-    }
-
-    /// Closes the program's output, so that its next write fails.
-    fn close(&self, stream: Stream) {
-        for output in self.all.iter().filter(|output| output.stream == stream) {
-            output.closed.store(true, Ordering::SeqCst);
-            output.wake();
-        }
-    }
-
-    /// Waits until everything that was written has been sent to the host.
-    fn drain(&self) {
-        for output in &self.all {
-            output.ended.store(true, Ordering::SeqCst);
-            output.wake();
-        }
-        for output in &self.all {
-            let thread = output.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(thread) = thread {
-                let _ = thread.join();
-            }
-        }
-    }
+    closed: AtomicBool,
+    /// Readable as soon as the copying has to end.
+    wake: OwnedFd,
 }
 
 impl Output {
     fn wake(&self) {
-        self.wake.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
-}
 
-fn copy_output(
-    stream: Stream,
-    source: OwnedFd,
-    wake: OwnedFd,
-    port: &Port,
-    closed: &AtomicBool,
-    ended: &AtomicBool,
-) {
-    // A process that left its control group may keep the pipe open for ever.
-    let last_wait = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-    let mut file = File::from(source);
-    let mut buffer = vec![0; CHUNK - 16];
-    loop {
-        let ending = ended.load(Ordering::SeqCst);
-        if closed.load(Ordering::SeqCst) {
-            return;
-        }
-        let ready = {
-            let source = PollFd::new(&file, PollFlags::IN);
-            let wake = PollFd::new(&wake, PollFlags::IN);
-            let result = if ending {
-                poll(&mut [source], Some(&last_wait)).map(|n| n > 0)
-            } else {
-                let mut both = [source, wake];
-                poll(&mut both, None).map(|_| !both[0].revents().is_empty())
-            };
-            match result {
-                Ok(ready) => ready,
+    /// Closes the program's output, so that its next write fails.
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Copies to the host until the source is closed; once woken, what is there.
+    fn copy(&self, mut source: File, port: &Port) {
+        // A process that left its control group may keep the pipe open for ever.
+        let last = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        let mut ending = false;
+        let mut buffer = vec![0; CHUNK - 16];
+        loop {
+            let mut both =
+                [PollFd::new(&source, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+            let (watched, limit) =
+                if ending { (&mut both[..1], Some(&last)) } else { (&mut both[..], None) };
+            match poll(watched, limit) {
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(_) => return,
+                Err(_) | Ok(0) => return,
+                Ok(_) => {}
             }
-        };
-        if !ready {
-            if ending {
+            ending |= !both[1].revents().is_empty();
+            let is_ready = !both[0].revents().is_empty();
+            if self.closed.load(Ordering::SeqCst) {
                 return;
             }
-            continue;
-        }
-        match file.read(&mut buffer) {
-            Ok(0) => return,
-            Ok(n) => send(port, Message::Output(stream, buffer[..n].to_vec())),
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return, // a terminal's master, after its last user
-        }
-    }
-}
-
-/// What comes from the host during a session.
-struct Input {
-    stdin: Option<File>,
-    on_terminal: bool,
-    master: Option<OwnedFd>,
-    pid: Pid,
-    /// The program has not been waited for, so `pid` is still its id.
-    alive: Arc<AtomicBool>,
-}
-
-impl Input {
-    /// Serves the host's messages until the connection ends. Never waits for the program.
-    fn serve(
-        mut self,
-        mut reader: File,
-        port: &Port,
-        outputs: &Outputs,
-        connected: mpsc::Sender<()>,
-    ) {
-        let (sender, data) = mpsc::channel::<Vec<u8>>();
-        let mut sender = Some(sender);
-        let (stdin, on_terminal, stdin_port) =
-            (self.stdin.take(), self.on_terminal, Arc::clone(port));
-        std::thread::spawn(move || feed(stdin, on_terminal, &data, &stdin_port));
-        while let Ok(Some(message)) = read_message(&mut reader) {
-            match message {
-                Message::Stdin(data) => {
-                    if let Some(sender) = &sender {
-                        let _ = sender.send(data);
-                    }
-                }
-                Message::StdinEof => sender = None,
-                Message::Closed(stream) => outputs.close(stream),
-                Message::Size(size) => {
-                    if let Some(master) = &self.master {
-                        resize(master, size);
-                    }
-                }
-                Message::Signal(number) => {
-                    self.signal(signal_of(number));
-                    send(port, Message::SignalTaken);
-                }
-                _ => {}
+            if !is_ready {
+                continue;
             }
-        }
-        drop(connected);
-        // The host has gone: do what happens when a terminal is closed.
-        outputs.close(Stream::Stdout);
-        outputs.close(Stream::Stderr);
-        self.signal(Signal::HUP);
-        std::thread::sleep(Duration::from_secs(2));
-        self.signal(Signal::KILL);
-    }
-
-    fn signal(&self, signal: Signal) {
-        if self.alive.load(Ordering::SeqCst) {
-            let _ = rustix::process::kill_process_group(self.pid, signal);
+            match source.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(n) => drop(port.send(Message::Output(self.stream, buffer[..n].to_vec()))),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return, // a terminal's master, after its last user
+            }
         }
     }
 }
@@ -523,15 +430,12 @@ fn signal_of(number: i32) -> Signal {
     }
 }
 
-/// Gives the program its standard input, and reports to the host what it took.
-fn feed(mut stdin: Option<File>, on_terminal: bool, data: &mpsc::Receiver<Vec<u8>>, port: &Port) {
+/// Gives the program its standard input, and asks the host for more whenever it has taken some.
+fn feed(mut stdin: Option<File>, on_terminal: bool, data: &Receiver<Vec<u8>>, port: &Port) {
     for chunk in data {
-        if let Some(file) = &mut stdin
-            && file.write_all(&chunk).is_err()
-        {
-            stdin = None; // the program reads no more
-        }
-        send(port, Message::StdinTaken(chunk.len()));
+        // Where the write fails, the program reads no more.
+        stdin = stdin.filter(|mut file| file.write_all(&chunk).is_ok());
+        port.send(Message::StdinTaken).ok();
     }
     if on_terminal && let Some(file) = &mut stdin {
         let _ = file.write_all(END_OF_INPUT);

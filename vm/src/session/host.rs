@@ -3,11 +3,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -19,7 +21,7 @@ use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 use crate::session::cleanup;
 use crate::session::death::tail;
 use crate::session::wire::{
-    CHUNK, Exit, Message, Request, STDIN_WINDOW, Size, Stream, read_message, write_message,
+    CHUNK, Exit, Message, Request, Size, Stream, read_message, write_message,
 };
 
 /// How long the guest may take to answer a signal.
@@ -38,11 +40,7 @@ const BACKGROUND_CHECK: Duration = Duration::from_millis(200);
 /// The connection to the agent, as the threads share it.
 struct Link {
     writer: Mutex<UnixStream>,
-    /// Bytes of standard input that the guest can still take.
-    credit: Mutex<usize>,
-    more_credit: Condvar,
     signals: AtomicU32,
-    signals_taken: AtomicU32,
     /// Messages received.
     messages: AtomicU32,
     /// Output is being written: what is waited for is its reader, not the guest.
@@ -62,10 +60,7 @@ impl Link {
     fn new(writer: UnixStream) -> Link {
         Link {
             writer: Mutex::new(writer),
-            credit: Mutex::new(STDIN_WINDOW),
-            more_credit: Condvar::new(),
             signals: AtomicU32::new(0),
-            signals_taken: AtomicU32::new(0),
             messages: AtomicU32::new(0),
             writing: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -81,21 +76,6 @@ impl Link {
         if let Some(size) = size() {
             self.send(Message::Size(size));
         }
-    }
-
-    fn give_credit(&self, bytes: usize) {
-        *lock(&self.credit) += bytes;
-        self.more_credit.notify_all();
-    }
-
-    fn take_credit(&self) -> usize {
-        let mut credit = lock(&self.credit);
-        while *credit == 0 {
-            credit = self.more_credit.wait(credit).unwrap_or_else(PoisonError::into_inner);
-        }
-        let taken = (*credit).min(CHUNK);
-        *credit -= taken;
-        taken
     }
 }
 
@@ -166,17 +146,17 @@ fn forward(link: &Arc<Link>, signal: i32) {
         let message = "third signal: ending without waiting for the program";
         cleanup::exit(128 + signal, Some(message));
     }
-    let sender = Arc::clone(link);
+    watch(link, 128 + signal);
     // Neither this thread nor the watching one may wait for the connection.
+    let sender = Arc::clone(link);
     std::thread::spawn(move || sender.send(Message::Signal(signal)));
-    watch(link, 128 + signal, move |link| link.signals_taken.load(Ordering::SeqCst) >= count);
 }
 
-/// Ends the launcher where the guest does not answer in time.
-fn watch(link: &Arc<Link>, status: i32, answered: impl Fn(&Link) -> bool + Send + 'static) {
-    let link = Arc::clone(link);
+/// Ends the launcher where the guest sends nothing at all in time.
+fn watch(link: &Arc<Link>, status: i32) {
+    let (link, before) = (Arc::clone(link), link.messages.load(Ordering::SeqCst));
     let watch = move || {
-        let responds = responds(&link, SIGNAL_PATIENCE, answered);
+        let responds = responds(&link, SIGNAL_PATIENCE, before);
         let open = lock(&LINK).as_ref().is_some_and(|now| Arc::ptr_eq(now, &link));
         if open && !responds {
             let seconds = SIGNAL_PATIENCE.as_secs();
@@ -188,18 +168,19 @@ fn watch(link: &Arc<Link>, status: i32, answered: impl Fn(&Link) -> bool + Send 
     let _ = std::thread::Builder::new().name(WATCH.into()).spawn(watch);
 }
 
-/// Whether the guest answers, as soon as that is known. The time that the reader of its output takes
-/// does not count.
-fn responds(link: &Link, patience: Duration, answered: impl Fn(&Link) -> bool) -> bool {
+/// Whether the guest sends more than `before` messages, as soon as that is known. The time that the reader
+/// of its output takes does not count.
+fn responds(link: &Link, patience: Duration, before: u32) -> bool {
     const STEP: Duration = Duration::from_millis(100);
+    let answered = || link.messages.load(Ordering::SeqCst) != before;
     let mut waited = Duration::ZERO;
-    while waited < patience && !answered(link) {
+    while waited < patience && !answered() {
         std::thread::sleep(STEP);
         if !link.writing.load(Ordering::SeqCst) {
             waited += STEP;
         }
     }
-    answered(link)
+    answered()
 }
 
 /// Connects to a port's socket, which QEMU creates when it starts, and waits until the agent
@@ -247,9 +228,10 @@ pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Opt
         cleanup::raw_terminal()?;
     }
     *lock(&LINK) = Some(Arc::clone(&link));
+    let (is_taken, taken) = mpsc::channel();
     if stdin {
         let for_stdin = Arc::clone(&link);
-        std::thread::spawn(move || send_stdin(&for_stdin, raw));
+        std::thread::spawn(move || send_stdin(&for_stdin, raw, &taken));
     } else {
         link.send(Message::StdinEof);
     }
@@ -273,10 +255,7 @@ pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Opt
                     link.send(Message::Closed(to));
                 }
             }
-            Message::StdinTaken(bytes) => link.give_credit(bytes),
-            Message::SignalTaken => {
-                link.signals_taken.fetch_add(1, Ordering::SeqCst);
-            }
+            Message::StdinTaken => drop(is_taken.send(())),
             Message::Exit(how) => {
                 exit = Some(how);
                 break;
@@ -287,6 +266,8 @@ pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Opt
     link.ended.store(true, Ordering::SeqCst);
     *lock(&LINK) = None;
     cleanup::restore_terminal();
+    // The thread that reads standard input keeps the connection.
+    let _ = stream.shutdown(Shutdown::Both);
     Ok(exit)
 }
 
@@ -345,9 +326,9 @@ impl Output {
     }
 }
 
-/// Sends standard input to the guest, never more than the program has room for. A terminal in
-/// raw mode makes no signal of Ctrl-C: a guest that sends nothing at all after one is dead.
-fn send_stdin(link: &Arc<Link>, raw: bool) {
+/// Sends standard input to the guest, as fast as the program takes it. A terminal in raw mode makes no
+/// signal of Ctrl-C: a guest that sends nothing at all after one is dead.
+fn send_stdin(link: &Arc<Link>, raw: bool, taken: &Receiver<()>) {
     let stdin = io::stdin();
     let terminal = isatty(&stdin);
     let Ok(fd) = stdin.as_fd().try_clone_to_owned() else {
@@ -356,12 +337,11 @@ fn send_stdin(link: &Arc<Link>, raw: bool) {
     let mut file = File::from(fd);
     let mut buffer = vec![0; CHUNK];
     loop {
-        let room = link.take_credit();
         let n = loop {
             if terminal && !await_terminal(&file, link) {
                 break 0;
             }
-            match file.read(&mut buffer[..room]) {
+            match file.read(&mut buffer) {
                 Ok(n) => break n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
@@ -374,11 +354,12 @@ fn send_stdin(link: &Arc<Link>, raw: bool) {
             return link.send(Message::StdinEof);
         }
         if raw && buffer[..n].contains(&CTRL_C) {
-            let before = link.messages.load(Ordering::SeqCst);
-            watch(link, 128 + SIGINT, move |link| link.messages.load(Ordering::SeqCst) != before);
+            watch(link, 128 + SIGINT);
         }
         link.send(Message::Stdin(buffer[..n].to_vec()));
-        link.give_credit(room - n);
+        if taken.recv().is_err() {
+            return;
+        }
     }
 }
 
@@ -424,11 +405,14 @@ mod tests {
     fn a_reader_that_takes_its_time_is_not_the_guests_fault() {
         let link = Link::new(UnixStream::pair().unwrap().0);
         let soon = Duration::from_millis(200);
-        assert!(!responds(&link, soon, |_| false));
+        assert!(!responds(&link, soon, 0));
         link.writing.store(true, Ordering::SeqCst);
-        let start = Instant::now();
-        assert!(responds(&link, soon, |_| start.elapsed() > 3 * soon));
-        // An answer ends the wait.
-        assert!(responds(&link, Duration::MAX, |_| true));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(3 * soon);
+                link.messages.store(1, Ordering::SeqCst);
+            });
+            assert!(responds(&link, soon, 0));
+        });
     }
 }

@@ -9,10 +9,6 @@ use std::io::{self, ErrorKind, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// How many bytes of standard input may be in flight: sent to the guest, and not yet taken by
-/// the program. The limit keeps signals and window sizes from queueing behind unread data.
-pub const STDIN_WINDOW: usize = 256 * 1024;
-
 /// The most data that a message of output or input carries.
 pub const CHUNK: usize = 32 * 1024;
 
@@ -27,12 +23,13 @@ pub enum Message {
     Hello,
     /// Host: what to run.
     Request(Request),
-    /// Host: standard input.
+    /// Host: standard input. The next comes when the program has taken this one: signals and window sizes
+    /// do not queue behind unread data.
     Stdin(Vec<u8>),
     /// Host: the end of standard input.
     StdinEof,
-    /// Guest: the program has taken this many bytes of standard input.
-    StdinTaken(usize),
+    /// Guest: the program has taken the standard input that was sent.
+    StdinTaken,
     /// Guest: what the program has written; the terminal's output is [`Stream::Stdout`].
     Output(Stream, Vec<u8>),
     /// Host: the stream has been closed.
