@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,9 +16,6 @@ use sha2::{Digest, Sha256};
 
 /// A snapshot of QEMU's that is there for longer has no owner.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
-
-/// An index of a suite that is there for longer has no owner.
-const INDEX_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// The cache directory of this user.
 #[derive(Clone, Debug)]
@@ -72,12 +69,9 @@ impl Cache {
         for entry in fs::read_dir(self.path("tmp")).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed());
-            let is_older = |than| matches!(age, Ok(Ok(age)) if age > than);
+            let is_old = matches!(age, Ok(Ok(age)) if age > SNAPSHOT_AGE);
             let name = name.to_string_lossy();
-            if name.starts_with("part-")
-                || (name.starts_with("vl.") && is_older(SNAPSHOT_AGE))
-                || (name.starts_with("index-") && is_older(INDEX_AGE))
-            {
+            if name.starts_with("part-") || (name.starts_with("vl.") && is_old) {
                 let path = entry.path();
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
             }
@@ -87,43 +81,47 @@ impl Cache {
     /// A temporary directory on the cache's file system, removed when dropped. Only with the
     /// lock held: whoever takes it next removes what lies there.
     pub fn temp_dir(&self) -> Result<tempfile::TempDir> {
-        self.temp("part-")
-    }
-
-    /// A temporary directory for an index, which is also fetched by those who do not hold the lock:
-    /// whoever takes it leaves this directory alone for a day.
-    pub fn index_dir(&self) -> Result<tempfile::TempDir> {
-        self.temp("index-")
-    }
-
-    fn temp(&self, prefix: &str) -> Result<tempfile::TempDir> {
         tempfile::Builder::new()
-            .prefix(prefix)
+            .prefix("part-")
             .tempdir_in(self.path("tmp"))
             .context("cannot create a temporary directory in the cache")
+    }
+
+    /// What `here` finds in the cache; else what `make` puts there, which gets a temporary directory and may
+    /// take so much space. Whoever else makes something waits.
+    pub fn once<T>(
+        &self,
+        (what, megabytes): (&str, u64),
+        here: impl Fn() -> Option<T>,
+        make: impl FnOnce(&Path) -> Result<T>,
+    ) -> Result<T> {
+        if let Some(found) = here() {
+            return Ok(found);
+        }
+        let _lock = self.lock()?;
+        if let Some(found) = here() {
+            return Ok(found);
+        }
+        self.need_space(megabytes, what)?;
+        make(self.temp_dir()?.path())
     }
 
     /// A file of the cache: `make` writes it where it is missing, or is not as it was made.
     pub fn sealed(
         &self,
         name: &str,
-        (what, megabytes): (&str, u64),
+        what: (&str, u64),
         make: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
         let place = self.path(name);
-        if is_sealed(&place) {
-            return Ok(place);
-        }
-        let _lock = self.lock()?;
-        if !is_sealed(&place) {
-            say!("making {what}");
-            self.need_space(megabytes, what)?;
-            let temp = self.temp_dir()?;
-            let made = temp.path().join("made");
+        let here = || is_sealed(&place).then(|| place.clone());
+        self.once(what, here, |temp| {
+            say!("making {}", what.0);
+            let made = temp.join("made");
             make(&made)?;
             put_sealed(&made, &place)?;
-        }
-        Ok(place)
+            Ok(place.clone())
+        })
     }
 
     fn free_mb(&self) -> Result<u64> {
@@ -189,17 +187,8 @@ pub fn beside(path: &Path, end: &str) -> PathBuf {
 
 /// The SHA-256 of a file's content in hexadecimal.
 pub fn sha256(path: &Path) -> Result<String> {
-    let reading = || format!("cannot read {}", path.display());
-    let mut file = File::open(path).with_context(reading)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        let n = file.read(&mut buffer).with_context(reading)?;
-        if n == 0 {
-            return Ok(hex(&hash.finalize()));
-        }
-        hash.update(&buffer[..n]);
-    }
+    let content = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(hex(&Sha256::digest(content)))
 }
 
 /// Bytes as lower-case hexadecimal digits.
@@ -397,13 +386,5 @@ mod tests {
         drop(cache.lock().unwrap());
         assert!(!cache.path("tmp/part-x").exists());
         assert_eq!(snapshots.map(|path| path.exists()), [false, true]);
-        // What is fetched without the lock is in use, until it is a day old.
-        let index = cache.index_dir().unwrap();
-        drop(cache.lock().unwrap());
-        assert!(index.path().exists());
-        let old = std::time::SystemTime::now() - 2 * INDEX_AGE;
-        File::open(index.path()).unwrap().set_modified(old).unwrap();
-        drop(cache.lock().unwrap());
-        assert!(!index.path().exists());
     }
 }

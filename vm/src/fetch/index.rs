@@ -8,24 +8,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::fetch::apt::{self, Source};
-use crate::fetch::cache::{Cache, find_tool};
+use crate::fetch::cache::find_tool;
 
 /// Clears what this machine's settings make apt run when it has fetched an index: `-o` can only add to it.
 const CLEARED: &str = "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n\
                        #clear APT::Update::Post-Invoke-Success;\n";
-
-/// A package as an index describes it.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Its version.
-    pub version: String,
-    /// Its file below the archive's root.
-    pub path: String,
-    /// The checksum of that file.
-    pub sha256: String,
-    /// The size of that file in bytes.
-    pub size: u64,
-}
 
 /// The index of a suite for one architecture.
 pub struct Index {
@@ -35,11 +22,11 @@ pub struct Index {
 }
 
 impl Index {
-    /// The first that an archive has whose signature is right.
-    pub fn of(source: &Source, suite: &str, arch: &str, cache: &Cache) -> Result<Index> {
+    /// The first that an archive has whose signature is right, fetched into a directory in `place`.
+    pub fn of(source: &Source, suite: &str, arch: &str, place: &Path) -> Result<Index> {
         let mut tried = Vec::new();
         for archive in source.need_archives()? {
-            match Index::fetch(&source.keyring, &archive, suite, arch, cache) {
+            match Index::fetch(&source.keyring, &archive, suite, arch, place) {
                 Ok(index) => return Ok(index),
                 Err(error) => tried.push(format!("{error:#}")),
             }
@@ -47,19 +34,13 @@ impl Index {
         bail!("{}", tried.join("\n  "))
     }
 
-    fn fetch(
-        keyring: &str,
-        archive: &str,
-        suite: &str,
-        arch: &str,
-        cache: &Cache,
-    ) -> Result<Index> {
+    fn fetch(keyring: &str, archive: &str, suite: &str, arch: &str, place: &Path) -> Result<Index> {
         ensure!(find_tool("apt-get").is_some(), "only apt can verify the index of {suite}");
         ensure!(
             Path::new(keyring).is_file(),
             "{keyring} is not here, by which {suite} could be verified: install debian-archive-keyring"
         );
-        let made = Index { dir: cache.index_dir()?, arch: arch.to_owned() };
+        let made = Index { dir: tempfile::tempdir_in(place)?, arch: arch.to_owned() };
         for sub in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(made.dir.path().join(sub))?;
         }
@@ -124,20 +105,16 @@ impl Index {
         Ok(text.lines().map(str::to_owned).collect())
     }
 
-    /// The newest version of a package.
-    pub fn package(&self, name: &str) -> Result<Entry> {
+    /// These fields of the newest version of a package.
+    pub fn package<const N: usize>(&self, name: &str, fields: [&str; N]) -> Result<[String; N]> {
         let text = self.ask("apt-cache", &["show", "--no-all-versions", name])?;
-        let field = |key: &str| {
+        let values = fields.map(|field| {
             let mut lines = text.lines().filter_map(|line| line.split_once(": "));
-            let found = lines.find(|(name, _)| *name == key).map(|(_, value)| value.to_owned());
-            found.with_context(|| format!("the index has {name} without {key}"))
-        };
-        Ok(Entry {
-            version: field("Version")?,
-            path: field("Filename")?,
-            sha256: field("SHA256")?,
-            size: field("Size")?.parse().with_context(|| format!("the size of {name}"))?,
-        })
+            lines.find(|(name, _)| *name == field).map(|(_, value)| value.to_owned())
+        });
+        let missing = values.iter().position(Option::is_none).map(|at| fields[at]);
+        ensure!(missing.is_none(), "the index has {name} without {missing:?}");
+        Ok(values.map(Option::unwrap_or_default))
     }
 
     /// These packages, and all that they depend on: name and version of each, by name.
@@ -167,7 +144,10 @@ pub(crate) mod tests {
     use super::*;
     use crate::fetch::cache::{self, sha256};
 
-    /// An archive with one suite, `moving`, and the key that its index is signed with.
+    /// The suite of the pinned lines.
+    pub const SUITE: &str = "bookworm";
+
+    /// An archive with this suite, and the key that its index is signed with.
     pub struct Archive {
         dir: tempfile::TempDir,
     }
@@ -195,7 +175,7 @@ pub(crate) mod tests {
         }
 
         fn suite(&self) -> std::path::PathBuf {
-            self.dir.path().join("dists/moving")
+            self.dir.path().join("dists").join(SUITE)
         }
 
         fn index(&self) -> std::path::PathBuf {
@@ -281,7 +261,7 @@ pub(crate) mod tests {
             }
             let names: Vec<&str> = archs.iter().map(|(arch, _)| *arch).collect();
             let release = format!(
-                "Origin: Test\nSuite: moving\nCodename: moving\nArchitectures: {}\nComponents: main\n\
+                "Origin: Test\nSuite: {SUITE}\nCodename: {SUITE}\nArchitectures: {}\nComponents: main\n\
                  Date: Mon, 01 Jan 2024 00:00:00 UTC\nSHA256:\n{sums}",
                 names.join(" ")
             );
@@ -291,8 +271,8 @@ pub(crate) mod tests {
             fs::write(self.suite().join("InRelease"), signed).unwrap();
         }
 
-        fn fetch(&self, cache: &Cache) -> Result<Index> {
-            Index::of(&self.source(), "moving", "amd64", cache)
+        fn fetch(&self) -> Result<Index> {
+            Index::of(&self.source(), SUITE, "amd64", self.dir.path())
         }
     }
 
@@ -305,58 +285,54 @@ pub(crate) mod tests {
 
     #[test]
     fn nothing_unsigned_is_believed() {
-        let temp = tempfile::tempdir().unwrap();
-        let cache = Cache::at(temp.path()).unwrap();
         let archive = Archive::new();
         archive.pack("tool", &[("usr/bin/tool", "new")]);
         archive.pack("part", &[("usr/bin/part", "new")]);
         archive.carries(&["6.1.0-51"]);
-        let index = archive.fetch(&cache).unwrap();
-        // Another set-up begins, and sweeps: the index is fetched without the lock.
-        drop(cache.lock().unwrap());
+        let index = archive.fetch().unwrap();
         assert_eq!(index.names("linux-image-6.1.").unwrap(), ["linux-image-6.1.0-51-amd64"]);
-        let entry = index.package("linux-image-6.1.0-51-amd64").unwrap();
-        assert_eq!((entry.size, &*entry.sha256), (7, &*"a".repeat(64)));
+        let image = "linux-image-6.1.0-51-amd64";
+        let fields = index.package(image, ["Size", "SHA256"]).unwrap();
+        assert_eq!(fields, ["7".to_owned(), "a".repeat(64)]);
+        let error = index.package(image, ["Size", "Nothing"]).unwrap_err().to_string();
+        assert!(error.contains("without Some(\"Nothing\")"), "{error}");
         let tool = ["tool".to_owned()];
         let both = ["part", "tool"].map(|name| (name.to_owned(), "2".to_owned()));
         assert_eq!(index.with_dependencies(&tool).unwrap(), both);
         let error = index.with_dependencies(&["no-such".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("apt-get install failed"), "{error}");
-        let error = format!("{:#}", index.package("no-such").unwrap_err());
+        let error = format!("{:#}", index.package("no-such", []).unwrap_err());
         assert!(error.contains("apt-cache show failed: ") && error.contains("E: "), "{error}");
 
         // A package is what the index says, or nothing.
-        let got = temp.path().join("got");
-        fs::create_dir(&got).unwrap();
-        index.download(&tool, &got).unwrap();
-        assert_eq!(fs::read_dir(&got).unwrap().count(), 1);
+        let [got, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        index.download(&tool, got.path()).unwrap();
+        assert_eq!(fs::read_dir(got.path()).unwrap().count(), 1);
         archive.pack("tool", &[("usr/bin/tool", "NEW")]);
-        let other = tempfile::tempdir().unwrap();
         let error = index.download(&tool, other.path()).unwrap_err().to_string();
         assert!(error.contains("apt-get download failed"), "{error}");
 
         // Another content than the signed one.
         fs::write(archive.index(), "Package: linux-image-6.1.0-99-amd64\n").unwrap();
-        let error = archive.fetch(&cache).err().unwrap().to_string();
-        assert!(error.contains("the index of moving cannot be used"), "{error}");
+        let error = archive.fetch().err().unwrap().to_string();
+        assert!(error.contains("the index of bookworm cannot be used"), "{error}");
         archive.carries(&["6.1.0-51"]);
-        assert!(archive.fetch(&cache).is_ok());
+        assert!(archive.fetch().is_ok());
         // No signature at all; one of somebody else.
         fs::remove_file(archive.suite().join("InRelease")).unwrap();
-        assert!(archive.fetch(&cache).is_err());
+        assert!(archive.fetch().is_err());
         let other = Archive::new();
         other.carries(&["6.1.0-51"]);
         fs::copy(other.suite().join("InRelease"), archive.suite().join("InRelease")).unwrap();
-        assert!(archive.fetch(&cache).is_err());
+        assert!(archive.fetch().is_err());
     }
 
     #[test]
     fn this_machines_settings_of_apt_do_not_count() {
         let temp = tempfile::tempdir().unwrap();
-        let cache = Cache::at(temp.path()).unwrap();
         let archive = Archive::new();
         archive.carries(&["6.1.0-51"]);
-        let index = archive.fetch(&cache).unwrap();
+        let index = archive.fetch().unwrap();
         let preferences = temp.path().join("preferences");
         fs::write(&preferences, "Package: *\nPin: release *\nPin-Priority: -1\n").unwrap();
         let settings = temp.path().join("settings");

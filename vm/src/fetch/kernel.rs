@@ -12,7 +12,7 @@ use crate::fetch::apt;
 use crate::fetch::cache::{self, Cache, packages_in, sha256, unpack};
 
 /// Free megabytes that fetching and unpacking one kernel may take.
-const KERNEL_MB: u64 = 900;
+pub const KERNEL_MB: u64 = 900;
 /// What `--kernel` calls this machine's own kernel.
 pub const HOST: &str = "host";
 /// What a directory must hold to be one that `--kernel` takes.
@@ -99,39 +99,42 @@ impl Kernel {
     /// The distribution's kernel in the cache, fetched where it is not there or damaged.
     fn of_distribution(cache: &Cache) -> Result<Kernel> {
         let place = cache.path("kernels/host");
-        if let State::Here(kernel) = State::of(&place) {
-            return Ok(kernel);
-        }
-        let _lock = cache.lock()?;
-        if let State::Here(kernel) = State::of(&place) {
-            return Ok(kernel);
-        }
-        ensure!(
-            cache::find_tool("apt-get").is_some(),
-            "this machine has no kernel that this user can read (/lib/modules/*/vmlinuz, \
-             /boot/vmlinuz-*), and no apt to fetch one with: install this distribution's kernel \
-             package, or set VM_MIRROR to the root of a Debian archive"
-        );
-        apt::need_lists()?;
-        Kernel::put("this distribution's kernel", &place, cache, apt::fetch_own_kernel)
+        let what = "this distribution's kernel";
+        let here = || Kernel::in_cache(&place).ok().flatten();
+        cache.once((what, KERNEL_MB), here, |temp| {
+            ensure!(
+                cache::find_tool("apt-get").is_some(),
+                "this machine has no kernel that this user can read (/lib/modules/*/vmlinuz, \
+                 /boot/vmlinuz-*), and no apt to fetch one with: install this distribution's kernel \
+                 package, or set VM_MIRROR to the root of a Debian archive"
+            );
+            apt::need_lists()?;
+            apt::fetch_own_kernel(temp)?;
+            Kernel::unpack(what, temp, &place)
+        })
     }
 
-    /// Fetches the packages of a kernel into a directory, unpacks them, and puts what comes out into its
-    /// place in the cache. Only with the cache's lock held.
-    pub fn put(
-        what: &str,
-        place: &Path,
-        cache: &Cache,
-        fetch: impl FnOnce(&Path) -> Result<()>,
-    ) -> Result<Kernel> {
-        if let State::Damaged(why) = State::of(place) {
-            say!("{what} is damaged in the cache ({why}): fetching it again");
+    /// A kernel of the cache: none where nothing is there, an error where it is not what was unpacked.
+    pub fn in_cache(place: &Path) -> Result<Option<Kernel>> {
+        if !place.is_dir() {
+            return Ok(None);
         }
-        cache.need_space(KERNEL_MB, what)?;
-        let temp = cache.temp_dir()?;
-        fetch(temp.path())?;
-        let root = temp.path().join("root");
-        for deb in packages_in(temp.path())? {
+        let text =
+            fs::read_to_string(place.join(MARK)).context("it was not unpacked to its end")?;
+        let mark = text.lines().next().and_then(|line| line.split_once(' '));
+        let (expected, image) = mark.context("its mark is empty")?;
+        // The one file that a guest could not check.
+        ensure!(sha256(&place.join(image))? == expected, "{image} has the wrong checksum");
+        Kernel::at(place).map(Some)
+    }
+
+    /// Unpacks the packages in a temporary directory, and puts what comes out into its place in the cache.
+    pub fn unpack(what: &str, temp: &Path, place: &Path) -> Result<Kernel> {
+        if let Err(why) = Kernel::in_cache(place) {
+            say!("{what} was damaged in the cache ({why:#}): it is fetched again");
+        }
+        let root = temp.join("root");
+        for deb in packages_in(temp)? {
             say!("unpacking {}", deb.file_name().unwrap_or_default().to_string_lossy());
             unpack(&deb, &root, &[])?;
             fs::remove_file(deb)?;
@@ -152,39 +155,6 @@ impl Kernel {
             .with_context(|| format!("cannot index {}", self.modules.display()))?;
         Ok(())
     }
-}
-
-/// What the cache has of a kernel.
-#[derive(Debug, PartialEq, Eq)]
-pub enum State {
-    /// All of it.
-    Here(Kernel),
-    /// Not what was unpacked there: why.
-    Damaged(String),
-    /// Nothing.
-    Missing,
-}
-
-impl State {
-    /// Of the kernel in `dir`.
-    pub fn of(dir: &Path) -> State {
-        if !dir.is_dir() {
-            return State::Missing;
-        }
-        match check(dir).and_then(|()| Kernel::at(dir)) {
-            Ok(kernel) => State::Here(kernel),
-            Err(why) => State::Damaged(format!("{why:#}")),
-        }
-    }
-}
-
-/// Compares an unpacked kernel with its mark. The image is the one file that a guest could not check.
-fn check(dir: &Path) -> Result<()> {
-    let text = fs::read_to_string(dir.join(MARK)).context("it was not unpacked to its end")?;
-    let mark = text.lines().next().and_then(|line| line.split_once(' '));
-    let (expected, image) = mark.context("its mark is empty")?;
-    ensure!(sha256(&dir.join(image))? == expected, "{image} has the wrong checksum");
-    Ok(())
 }
 
 /// The releases whose modules lie below `root`, with the directories of these.

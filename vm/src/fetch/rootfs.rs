@@ -80,19 +80,22 @@ impl Rootfs {
     /// Where it lies, made of the newest packages where it is missing.
     pub fn get(&self, source: &Source, cache: &Cache) -> Result<PathBuf> {
         let place = self.place(cache);
-        made(&self.what, &place, cache, |dir, root| {
-            let index = Index::of(source, &self.suite, &self.arch, cache)?;
+        let here = || place.is_dir().then(|| place.clone());
+        cache.once((&self.what, ROOTFS_MB), here, |temp| {
+            say!("making {}", self.what);
+            let index = Index::of(source, &self.suite, &self.arch, temp)?;
             let packages = index.with_dependencies(&self.wanted)?;
             let names: Vec<String> = packages.iter().map(|(name, _)| name.clone()).collect();
-            index.download(&names, dir)?;
+            index.download(&names, temp)?;
+            let root = temp.join("root");
             for dir in MERGED {
                 fs::create_dir_all(root.join("usr").join(dir))?;
                 symlink(Path::new("usr").join(dir), root.join(dir))?;
             }
             let list = packages.iter().map(|(name, version)| format!("{name} {version}\n"));
-            cache::write(&root.join(PACKAGES), list.collect::<String>().as_bytes())
-        })?;
-        Ok(place)
+            cache::write(&root.join(PACKAGES), list.collect::<String>().as_bytes())?;
+            finish(temp, &place)
+        })
     }
 }
 
@@ -113,44 +116,28 @@ pub fn headers(
 ) -> Result<Option<PathBuf>> {
     let place = cache.path(format!("roots/headers-{release}"));
     let what = format!("the headers of {release}");
-    if place.is_dir() {
-        return Ok(Some(place));
-    }
-    let index = line.index(source, cache)?;
-    let Some(names) = line.headers(release, &index)? else {
-        say!("{} has no {what}, which bcc's tools need: these are not compared", line.suite);
-        return Ok(None);
-    };
-    made(&what, &place, cache, |dir, _| index.download(&names, dir))?;
-    Ok(Some(place))
+    let here = || place.is_dir().then(|| Some(place.clone()));
+    cache.once((&what, ROOTFS_MB), here, |temp| {
+        let index = line.index(source, temp)?;
+        let Some(names) = line.headers(release, &index)? else {
+            say!("{} has no {what}, which bcc's tools need: these are not compared", line.suite);
+            return Ok(None);
+        };
+        say!("making {what}");
+        index.download(&names, temp)?;
+        finish(temp, &place).map(Some)
+    })
 }
 
-/// Makes a directory of the cache where it is missing: `fetch` puts packages into one directory, and what
-/// else there has to be into the other, in which they are unpacked.
-fn made(
-    what: &str,
-    place: &Path,
-    cache: &Cache,
-    fetch: impl FnOnce(&Path, &Path) -> Result<()>,
-) -> Result<()> {
-    if place.is_dir() {
-        return Ok(());
-    }
-    let _lock = cache.lock()?;
-    if place.is_dir() {
-        return Ok(());
-    }
-    cache.need_space(ROOTFS_MB, what)?;
-    let temp = cache.temp_dir()?;
-    let root = temp.path().join("root");
-    say!("making {what}");
-    fs::create_dir(&root)?;
-    fetch(temp.path(), &root)?;
-    packages_in(temp.path())?.iter().try_for_each(|deb| unpack(deb, &root, &LEFT_OUT))?;
+/// Unpacks the packages in a temporary directory to `root` there, and puts that into its place.
+fn finish(temp: &Path, place: &Path) -> Result<PathBuf> {
+    let root = temp.join("root");
+    packages_in(temp)?.iter().try_for_each(|deb| unpack(deb, &root, &LEFT_OUT))?;
     if root.join("etc").is_dir() {
         complete(&root)?;
     }
-    cache::put(&root, place)
+    cache::put(&root, place)?;
+    Ok(place.to_owned())
 }
 
 /// Makes what the packages' scripts would have made.
@@ -219,7 +206,7 @@ mod tests {
         archive.pack("tool", &[("usr/bin/tool", "new"), ("usr/share/doc/tool", "text")]);
         archive.pack("part", &[("bin/part", "new")]);
         archive.carries(&[]);
-        let text = "what = \"a test\"\nname = \"test\"\nsuite = \"moving\"\narch = \"amd64\"\n";
+        let text = "what = \"a test\"\nname = \"test\"\nsuite = \"bookworm\"\narch = \"amd64\"\n";
         let rootfs = Rootfs::parse(&format!("{text}wanted = [\"tool\"]\n")).unwrap();
         let none = Source { mirror: Some("http://127.0.0.1:9".into()), ..archive.source() };
         assert!(rootfs.get(&none, &cache).is_err() && !rootfs.place(&cache).exists());

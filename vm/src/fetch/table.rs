@@ -18,8 +18,8 @@ use sha2::{Digest, Sha256};
 use crate::arch::Arch;
 use crate::fetch::apt::{self, Source};
 use crate::fetch::cache::{Cache, hex, sha256};
-use crate::fetch::index::{Entry, Index};
-use crate::fetch::kernel::{HOST, Kernel, LAYOUT, MARK, State, by_version};
+use crate::fetch::index::Index;
+use crate::fetch::kernel::{HOST, KERNEL_MB, Kernel, LAYOUT, MARK, by_version};
 
 /// The lines.
 const LINES: &str = include_str!("../../kernels.toml");
@@ -278,9 +278,9 @@ impl Line {
 
     /// The kernel of the cache that stands for the line, and its place.
     pub fn here(&self, cache: &Cache) -> Option<(PathBuf, Kernel)> {
-        self.places(cache).into_iter().find_map(|place| match State::of(&place) {
-            State::Here(kernel) => Some((place, kernel)),
-            _ => None,
+        self.places(cache).into_iter().find_map(|place| {
+            let kernel = Kernel::in_cache(&place).ok().flatten()?;
+            Some((place, kernel))
         })
     }
 
@@ -294,47 +294,37 @@ impl Line {
 
     /// Its kernel, fetched where it is missing or damaged.
     pub fn get(&self, source: &Source, cache: &Cache) -> Result<Kernel> {
-        if let Some((_, kernel)) = self.here(cache) {
-            return Ok(kernel);
-        }
-        let _lock = cache.lock()?;
-        if let Some((_, kernel)) = self.here(cache) {
-            return Ok(kernel);
-        }
         let what = format!("kernel {}", self.name);
-        match &self.pins {
+        let here = || self.here(cache).map(|(_, kernel)| kernel);
+        cache.once((&what, KERNEL_MB), here, |temp| match &self.pins {
             Some(pins) => {
-                let place = pinned_place(&self.name, pins, cache);
                 let archives = source.need_archives()?;
-                Kernel::put(&what, &place, cache, |dir| {
-                    pins.iter().try_for_each(|pin| pin.fetch(self, &archives, dir))
-                })
+                pins.iter().try_for_each(|pin| pin.fetch(self, &archives, temp))?;
+                Kernel::unpack(&what, temp, &pinned_place(&self.name, pins, cache))
             }
             None => {
-                let index = self
-                    .index(source, cache)
+                let index = self.index(source, temp);
+                let index = index
                     .with_context(|| format!("the newest kernel {} cannot be found", self.name))?;
                 let star = self.newest(&index)?;
-                let names: Vec<_> =
-                    self.packages.iter().map(|name| name.replace('*', &star)).collect();
+                let names = self.packages.iter().map(|name| name.replace('*', &star));
+                index.download(&names.collect::<Vec<_>>(), temp)?;
                 let place = cache.path("kernels").join(self.first().replace('*', &star));
-                Kernel::put(&what, &place, cache, |dir| index.download(&names, dir))
+                Kernel::unpack(&what, temp, &place)
             }
-        }
+        })
     }
 
-    /// The index of its suite.
-    pub fn index(&self, source: &Source, cache: &Cache) -> Result<Index> {
-        Index::of(source, &self.suite, self.arch, cache)
+    /// The index of its suite, fetched into a directory in `temp`.
+    pub fn index(&self, source: &Source, temp: &Path) -> Result<Index> {
+        Index::of(source, &self.suite, self.arch, temp)
     }
 
     /// What the cache has of it, for `cargo vm doctor`.
     pub fn describe(&self, cache: &Cache) -> String {
         let here = self.here(cache).map(|(_, kernel)| format!("{} here, intact", kernel.release));
-        here.unwrap_or_else(|| match self.places(cache).first().map(|place| State::of(place)) {
-            Some(State::Damaged(why)) => {
-                format!("damaged ({why}); the next run fetches it again")
-            }
+        here.unwrap_or_else(|| match self.places(cache).first().map(|it| Kernel::in_cache(it)) {
+            Some(Err(why)) => format!("damaged ({why:#}); the next run fetches it again"),
             _ => format!("not fetched (cargo vm setup --kernel {} does)", self.name),
         })
     }
@@ -385,12 +375,14 @@ impl Line {
     }
 
     /// The files of its newest kernel, to be pinned.
-    fn newest_pins(&self, source: &Source, cache: &Cache) -> Result<Vec<Pin>> {
-        let index = self.index(source, cache)?;
+    fn newest_pins(&self, source: &Source, temp: &Path) -> Result<Vec<Pin>> {
+        let index = self.index(source, temp)?;
         let star = self.newest(&index)?;
         let pin = |pattern: &String| {
             let name = pattern.replace('*', &star);
-            let Entry { version, path, sha256, size } = index.package(&name)?;
+            let fields = ["Version", "Filename", "SHA256", "Size"];
+            let [version, path, sha256, size] = index.package(&name, fields)?;
+            let size = size.parse().with_context(|| format!("the size of {name}"))?;
             let (line, arch) = (self.name.clone(), self.arch.to_owned());
             Ok(Pin { line, arch, name, version, path, size, sha256 })
         };
@@ -447,16 +439,6 @@ impl Pin {
 /// Pins the newest kernels of these pinned lines, or of all, for all architectures. Nothing is written
 /// before all is found.
 pub fn repin(workspace: &Path, names: &[String], source: &Source, cache: &Cache) -> Result<()> {
-    repin_in(workspace, names, |line| line.suite.clone(), source, cache)
-}
-
-fn repin_in(
-    workspace: &Path,
-    names: &[String],
-    suite: impl Fn(&Line) -> String,
-    source: &Source,
-    cache: &Cache,
-) -> Result<()> {
     let Lines { line, .. } = toml::from_str(LINES).context(LINES_FILE)?;
     let lines: Vec<_> = line.into_iter().filter(|line| line.pinned).collect();
     if let Some(name) = names.iter().find(|name| lines.iter().all(|line| line.name != **name)) {
@@ -470,13 +452,14 @@ fn repin_in(
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
     let mut pins: Pins = toml::from_str(&text).context(PINNED_FILE)?;
     let before = pins.package.clone();
+    let _lock = cache.lock()?;
+    let temp = cache.temp_dir()?;
     for declared in lines.iter().filter(|line| names.is_empty() || names.contains(&line.name)) {
         let mut found = Vec::new();
         for arch in
             Arch::ALL.into_iter().filter(|arch| declared.archs.contains(&arch.debian().into()))
         {
-            let line = declared.of(arch.debian(), &[], None);
-            found.extend(Line { suite: suite(&line), ..line }.newest_pins(source, cache)?);
+            found.extend(declared.of(arch.debian(), &[], None).newest_pins(source, temp.path())?);
         }
         let versions: Vec<_> =
             found.iter().map(|pin| format!("{} {}", pin.arch, pin.version)).collect();
@@ -506,7 +489,7 @@ fn repin_in(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fetch::index::tests::Archive;
+    use crate::fetch::index::tests::{Archive, SUITE};
 
     fn table(arch: &str) -> Table {
         Table::of(Arch::ALL.into_iter().find(|it| it.debian() == arch).unwrap()).unwrap()
@@ -570,7 +553,7 @@ mod tests {
     fn following(tested: Option<&str>) -> Line {
         Line {
             name: "1.0".into(),
-            suite: "moving".into(),
+            suite: SUITE.into(),
             is_extra: false,
             packages: vec!["linux-image-1.0.*-amd64".into()],
             arch: "amd64",
@@ -643,7 +626,9 @@ mod tests {
         let error = line.get(&archive.source(), &cache).unwrap_err().to_string();
         assert!(error.contains("`cargo vm repin 1.0` pins that"), "{error}");
         assert!(line.places(&cache).is_empty());
-        let [pin] = &line.newest_pins(&archive.source(), &cache).unwrap()[..] else { panic!() };
+        let [pin] = &line.newest_pins(&archive.source(), temp.path()).unwrap()[..] else {
+            panic!()
+        };
         assert_eq!(pin.path, "pool/linux-image-1.0.0-10-amd64.deb");
         assert_eq!(pin.sha256, sha256(&archive.deb("1.0.0-10")).unwrap());
     }
@@ -708,7 +693,7 @@ mod tests {
         let repin = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             let source = archive.source();
-            repin_in(temp.path(), &names, |_| "moving".into(), &source, &cache)
+            super::repin(temp.path(), &names, &source, &cache)
         };
         // One architecture's is there before the other's.
         archive.carries_in(&[("amd64", &["6.1.9-51"]), ("arm64", &["6.1.9-50"])]);
