@@ -15,18 +15,6 @@ const SHOWN: usize = 20;
 /// What stands in the table for a program without tests.
 pub const NOT_TESTED: &str = "not tested";
 
-/// What a program of the workshop did on a kernel.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Cell {
-    passed: u32,
-    /// The first of its tests that failed.
-    failed: Option<String>,
-    /// Its tests that this kernel cannot judge.
-    not_judged: Vec<String>,
-    /// Why it cannot run there.
-    unsupported: Option<String>,
-}
-
 /// What test programs reported.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -38,16 +26,14 @@ pub struct Report {
     /// The programs of the workshop.
     known: Vec<String>,
     reader: Reader,
-    passed: u32,
+    /// The tests, with the places where they ran.
+    ended: Vec<(String, Ended)>,
     /// The tests that failed, and what failed beside.
     pub failed: Vec<String>,
-    /// The tests that could not be judged there, with the reasons.
-    skipped: Vec<String>,
-    /// By place, the tests that could have seen less there than elsewhere.
-    weak: BTreeMap<String, Vec<String>>,
     /// The release of the kernel that they ran on: `6.1.0-50-amd64`.
     release: Option<String>,
-    programs: BTreeMap<String, Cell>,
+    /// By program, why it cannot run there.
+    unsupported: BTreeMap<String, String>,
     /// To be printed.
     lines: Vec<String>,
     /// How many tests the guest has not begun, once it has said how many there are.
@@ -95,7 +81,7 @@ impl Report {
                 self.lines.push(line.to_owned());
             }
             Said::Unsupported(program, why) => {
-                self.programs.entry(program).or_default().unsupported = Some(why);
+                self.unsupported.insert(program, why);
                 self.lines.push(line.to_owned());
             }
             Said::Text if !line.is_empty() => self.lines.push(line.to_owned()),
@@ -132,40 +118,27 @@ impl Report {
         self.ended(ended(name, verdict));
     }
 
-    fn ended(&mut self, Ended { name, verdict, weakly, cost, .. }: Ended) {
-        if let Some(cost) = cost {
-            self.timings.test(&self.place, &name, cost);
+    fn ended(&mut self, ended: Ended) {
+        let (name, place) = (&ended.name, self.place.clone());
+        if let Some(cost) = ended.cost {
+            self.timings.test(&place, name, cost);
         }
-        let program = self.known.iter().filter(|program| is_of(&name, program));
-        let program = program.max_by_key(|program| program.len()).cloned();
-        let mut unknown = Cell::default();
-        let cell =
-            program.map_or(&mut unknown, |program| self.programs.entry(program).or_default());
-        match verdict {
+        let came_out = match &ended.verdict {
             Verdict::Passed => {
-                self.passed += 1;
-                cell.passed += 1;
-                let weakly = weakly.map(|why| {
-                    self.weak.entry(self.place.clone()).or_default().push(name.clone());
-                    format!(" (judged weakly: {why})")
-                });
-                self.lines.push(format!("test {name} ... ok{}", weakly.unwrap_or_default()));
+                let weakly = ended.weakly.as_ref().map(|why| format!(" (judged weakly: {why})"));
+                format!("ok{}", weakly.unwrap_or_default())
             }
-            Verdict::NotJudged(why) => {
-                cell.not_judged.push(name.clone());
-                self.lines.push(format!("test {name} ... not judged: {why}"));
-                self.skipped.push(format!("not judged on {}: {name}: {why}", self.place));
-            }
-            Verdict::Failed(_) | Verdict::NotRun => {
-                cell.failed.get_or_insert_with(|| name.clone());
-                let reason = if let Verdict::Failed(why) = verdict { why } else { NOT_RUN.into() };
-                self.lines.push(format!("test {name} ... FAILED"));
-                self.lines.extend(reason.lines().map(|line| format!("    {line}")));
-                let colon = if reason.is_empty() { "" } else { ": " };
-                let shown: Vec<&str> = reason.lines().take(SHOWN).collect();
-                self.broken(format!("{name}{colon}{}", shown.join("\n")));
-            }
+            Verdict::NotJudged(why) => format!("not judged: {why}"),
+            Verdict::Failed(_) | Verdict::NotRun => "FAILED".to_owned(),
+        };
+        self.lines.push(format!("test {name} ... {came_out}"));
+        if let Some(why) = failure(&ended.verdict) {
+            self.lines.extend(why.lines().map(|line| format!("    {line}")));
+            let colon = if why.is_empty() { "" } else { ": " };
+            let shown: Vec<&str> = why.lines().take(SHOWN).collect();
+            self.broken(format!("{name}{colon}{}", shown.join("\n")));
         }
+        self.ended.push((place, ended));
     }
 
     /// The guest has ended, whose first test began `boot` after its start.
@@ -201,43 +174,48 @@ impl Report {
 
     /// What it says of a kernel, for the table in docs/kernels.md.
     pub fn passed(&self) -> Passed {
-        let cell = |program: &String| match self.programs.get(program) {
-            Some(Cell { unsupported: Some(why), .. }) => why.clone(),
-            Some(Cell { failed: Some(test), .. }) => test.clone(),
-            Some(Cell { passed, not_judged, .. }) if !not_judged.is_empty() => {
-                let mark = if *passed > 0 { "✓, " } else { "" };
-                let mut not_judged = not_judged.clone();
-                not_judged.sort();
-                format!("{mark}not judged: {}", not_judged.join(", "))
+        let of = |program: &String| {
+            let is_its = |(_, ended): &&(String, Ended)| self.program(&ended.name) == Some(program);
+            let tests = || self.ended.iter().filter(is_its).map(|(_, ended)| ended);
+            let failed = tests().find(|test| failure(&test.verdict).is_some());
+            if let Some(why) = self.unsupported.get(program).or(failed.map(|test| &test.name)) {
+                return why.clone();
             }
-            Some(Cell { passed: 1.., .. }) => "✓".to_owned(),
-            _ => NOT_TESTED.to_owned(),
+            let has_passed = tests().any(|test| test.verdict == Verdict::Passed);
+            let not_judged = tests().filter(|test| matches!(test.verdict, Verdict::NotJudged(_)));
+            let mut not_judged: Vec<&str> = not_judged.map(|test| &*test.name).collect();
+            not_judged.sort_unstable();
+            match (has_passed, not_judged.join(", ")) {
+                (true, tests) if tests.is_empty() => "✓".to_owned(),
+                (true, tests) => format!("✓, not judged: {tests}"),
+                (false, tests) if tests.is_empty() => NOT_TESTED.to_owned(),
+                (false, tests) => format!("not judged: {tests}"),
+            }
         };
-        let programs = self.known.iter().map(|program| (program.clone(), cell(program)));
+        let programs = self.known.iter().map(|program| (program.clone(), of(program)));
         let release = self.release.clone().unwrap_or_default();
         Passed { release, programs: programs.collect() }
+    }
+
+    /// The program that a test is about: `stage08_threads` is about stage08.
+    fn program(&self, test: &str) -> Option<&String> {
+        let is_of = |program: &&String| {
+            let rest = test.strip_prefix(&program.replace('-', "_"));
+            rest.is_some_and(|rest| rest.starts_with('_'))
+        };
+        self.known.iter().filter(is_of).max_by_key(|program| program.len())
     }
 
     /// Adds what another one has counted.
     pub fn add(&mut self, other: &Report) {
         self.timings.add(&other.timings);
-        self.passed += other.passed;
+        self.ended.extend_from_slice(&other.ended);
         self.failed.extend_from_slice(&other.failed);
-        self.skipped.extend_from_slice(&other.skipped);
-        for (place, tests) in &other.weak {
-            self.weak.entry(place.clone()).or_default().extend_from_slice(tests);
-        }
         self.release = self.release.take().or_else(|| other.release.clone());
         if self.known.is_empty() {
             self.known.clone_from(&other.known);
         }
-        for (program, cell) in &other.programs {
-            let sum = self.programs.entry(program.clone()).or_default();
-            sum.passed += cell.passed;
-            sum.failed = sum.failed.take().or_else(|| cell.failed.clone());
-            sum.not_judged.extend_from_slice(&cell.not_judged);
-            sum.unsupported = sum.unsupported.take().or_else(|| cell.unsupported.clone());
-        }
+        self.unsupported.extend(other.unsupported.clone());
     }
 
     /// What to print at the end: what took long, what failed, what could not be judged, and the sum.
@@ -249,27 +227,41 @@ impl Report {
                 text += &format!("    {line}\n");
             }
         }
-        for line in &self.skipped {
-            text += &format!("{line}\n");
+        let (mut passed, mut skipped) = (0, 0);
+        let mut weak: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (place, Ended { name, verdict, weakly, .. }) in &self.ended {
+            match verdict {
+                Verdict::Passed => {
+                    passed += 1;
+                    weakly.iter().for_each(|_| weak.entry(place).or_default().push(name));
+                }
+                Verdict::NotJudged(why) => {
+                    skipped += 1;
+                    text += &format!("not judged on {place}: {name}: {why}\n");
+                }
+                _ => {}
+            }
         }
-        for (place, tests) in &self.weak {
+        for (place, tests) in weak {
             let s = if tests.len() == 1 { "" } else { "s" };
             text +=
                 &format!("{place}: {} test{s} judged weakly: {}\n", tests.len(), tests.join(", "));
         }
-        let (failed, skipped) = (self.failed.len(), self.skipped.len());
-        text + &format!("{} passed, {failed} failed, {skipped} skipped", self.passed)
+        text + &format!("{passed} passed, {} failed, {skipped} skipped", self.failed.len())
+    }
+}
+
+/// Why a test failed, where it did.
+fn failure(verdict: &Verdict) -> Option<&str> {
+    match verdict {
+        Verdict::Failed(why) => Some(why),
+        Verdict::NotRun => Some(NOT_RUN),
+        _ => None,
     }
 }
 
 fn ended(name: &str, verdict: Verdict) -> Ended {
     Ended { name: name.to_owned(), verdict, compared: Vec::new(), weakly: None, cost: None }
-}
-
-/// Whether a test is one of a program's: `stage08_threads` is one of stage08's.
-fn is_of(test: &str, program: &str) -> bool {
-    let rest = test.strip_prefix(&program.replace('-', "_"));
-    rest.is_some_and(|rest| rest.starts_with('_'))
 }
 
 #[cfg(test)]
@@ -298,7 +290,7 @@ mod tests {
     fn failures_are_named_with_their_reasons() {
         let mut report = of_guest(&["kernel 6.1.0-50-amd64", START, A, A_OK, B, B_FAILED]);
         assert_eq!(report.release.as_deref(), Some("6.1.0-50-amd64"));
-        assert_eq!(report.passed, 1);
+        assert!(report.closing().ends_with("1 passed, 1 failed, 0 skipped"));
         assert_eq!(report.failed, ["6.1: stage08_b: one\ntwo"]);
         let shown = ["test stage08_b ... FAILED", "    one", "    two"];
         assert_eq!(report.lines[2..], shown);
@@ -313,7 +305,7 @@ mod tests {
     fn a_guest_that_dies_loses_no_result() {
         let mut report = of_guest(&[START, A, A_OK, B]);
         report.end_of_guest("exit status: 125", false);
-        assert_eq!(report.passed, 1);
+        assert!(report.closing().ends_with("1 passed, 2 failed, 0 skipped"));
         let lost = "6.1: stage08_b: the guest ended while it ran (exit status: 125)";
         assert_eq!(report.failed, [lost, "6.1: 2 more tests did not run"]);
 
@@ -335,9 +327,9 @@ mod tests {
         ] {
             report.host_line(line, None);
         }
-        assert_eq!(report.passed, 1);
         assert_eq!(report.failed, ["6.1: c", "6.1: d - should panic"]);
-        assert_eq!(report.skipped, ["not judged on 6.1: e: ignored, why"]);
+        let skipped = "not judged on 6.1: e: ignored, why\n1 passed, 2 failed, 1 skipped";
+        assert!(report.closing().ends_with(skipped));
     }
 
     #[test]
