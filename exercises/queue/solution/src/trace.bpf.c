@@ -12,7 +12,7 @@ struct start {
 	u64 time; /* ns */
 	u64 allocated; /* ns; with its address, this identifies a request */
 	u64 sector; /* of dev; 512 bytes each */
-	u64 dev; /* the disk or partition */
+	u64 dev; /* the disk */
 	s64 stack_id; /* a key of stacks, or a negative error */
 };
 
