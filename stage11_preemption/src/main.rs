@@ -24,7 +24,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
     let preempts = common::preempts()?;
-    constants.first = preempts.into();
+    constants.counts_unmatched = preempts.into();
     open.progs.io_end_probe.set_autoload(preempts);
     let skel = session.load(open)?;
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.

@@ -6,7 +6,7 @@
 #include <bpf/bpf_tracing.h>
 
 const volatile u64 address_of_bio_chain_endio; /* set by main.rs */
-const volatile u32 first; /* 1 where io_end_probe is loaded, too: it runs first */
+const volatile u32 counts_unmatched; /* the program that runs first: 1 where io_end_probe is loaded */
 u64 completed, dropped, unmatched; /* all CPUs share them: simple, but slow on many */
 
 struct start {
@@ -68,7 +68,7 @@ static __noinline int completes(struct bio *bio, bool is_part, u32 program)
 	struct start *found = bpf_map_lookup_elem(&starts, &io);
 
 	if (!found) {
-		__sync_fetch_and_add(&unmatched, !is_part && program == first);
+		__sync_fetch_and_add(&unmatched, !is_part && program == counts_unmatched);
 		return 0;
 	}
 	struct start start = *found;
