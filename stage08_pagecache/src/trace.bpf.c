@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
-#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
@@ -43,7 +42,7 @@ int page_added(struct trace_event_raw_mm_filemap_op_page_cache *folio)
 	if (!read || folio->i_ino != read->inode || folio->s_dev != read->dev)
 		return 0;
 	/* Two ranges of pages, each up to and without the second number: what they have in common. */
-	u64 from = folio->index, pages = 1 << (folio->order & 31), to = from + pages;
+	u64 from = folio->index, pages = 1 << folio->order, to = from + pages;
 	u64 first = read->offset >> page_shift, end = ((read->offset + read->bytes - 1) >> page_shift) + 1;
 	if (from < end && first < to)
 		added = (to < end ? to : end) - (from > first ? from : first);

@@ -1,6 +1,6 @@
 //! Exercise returns: which functions get a struct bio, and how many calls have not returned.
 
-use std::{collections::BTreeMap, mem::MaybeUninit, process::ExitCode};
+use std::{cmp::Reverse, collections::BTreeMap, mem::MaybeUninit, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use common::{Cli, Session, btf, hookable::Kernel};
@@ -11,7 +11,6 @@ mod trace {
 }
 use trace::TraceSkelBuilder;
 
-/// What only this program has.
 #[derive(clap::Args, Debug)]
 struct Options {
     /// The struct whose functions are counted: bio, request, folio, inode, sk_buff, task_struct ...
@@ -27,32 +26,14 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
-    let (name, mut object) = (&cli.own.type_name, MaybeUninit::uninit());
-    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-
-    // Which functions take a pointer to the struct? BTF knows, the kernel's and that of each module.
-    let vmlinux = btf::Btf::read("vmlinux", None)?;
-    let mut taking = BTreeMap::new();
-    add_functions(&mut taking, name, &vmlinux, None);
-    for module in btf::modules()? {
-        let btf = btf::Btf::read(&module, Some(&vmlinux))?;
-        add_functions(&mut taking, name, &btf, Some(module));
-    }
-    // Which of them can be hooked? Two lists of the kernel say it.
-    let kernel = Kernel::read(&taking.keys().map(|(name, _)| name.clone()).collect())?;
-    let (mut functions, mut left_out) = (Vec::new(), Vec::new());
-    for ((name, module), shown) in taking {
-        match kernel.refuses(&name, module.as_deref()) {
-            Some(why) => left_out.push((shown, why)),
-            None => functions.push((name, shown)),
-        }
-    }
+    // The question: which functions take a pointer to the struct, and which of them can be hooked?
+    let (name, vmlinux) = (&cli.own.type_name, btf::Btf::read("vmlinux", None)?);
+    let (functions, left_out) = functions_taking(name, &vmlinux)?;
     let (can, cannot) = (functions.len(), left_out.len());
     if cli.own.list {
         functions.iter().for_each(|(_, shown)| println!("{shown}"));
-        println!("\nLeft out:");
-        left_out.iter().for_each(|(shown, why)| println!("{shown}: {why}"));
-        println!("\n{can:>8} functions can be hooked, {cannot} are left out");
+        println!("\nLeft out:\n{}\n", left_out.join("\n"));
+        println!("{can:>8} functions can be hooked, {cannot} are left out");
         return Ok(());
     }
     ensure!(
@@ -63,6 +44,8 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
 
     // kprobe.multi hooks all functions at once. A kernel that is built without fprobe has none.
     let has_multi = vmlinux.function("register_fprobe_ips").is_some();
+    let mut object = MaybeUninit::uninit();
+    let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     if has_multi {
         open.progs.function_entry.set_attach_type(ProgramAttachType::KprobeMulti);
         open.progs.function_return.set_attach_type(ProgramAttachType::KprobeMulti);
@@ -92,44 +75,60 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     }
     // The first functions were hooked before the last ones: what they have counted so far is subtracted.
     // The returns are read first: then no return is counted whose call is not.
-    let cpus = num_possible_cpus()?;
+    let sums = |counts: Vec<u64>| -> Result<Vec<u64>> {
+        Ok(counts.chunks(num_possible_cpus()?).map(|of_cpus| of_cpus.iter().sum()).collect())
+    };
     let counts = || -> Result<[Vec<u64>; 2]> {
-        let returns = common::per_cpu(&skel.maps.returns)?;
-        Ok([common::per_cpu(&skel.maps.calls)?, returns])
+        let returns = sums(common::per_cpu(&skel.maps.returns)?)?;
+        Ok([sums(common::per_cpu(&skel.maps.calls)?)?, returns])
     };
     let before = counts()?;
     session.wait()?;
     let after = counts()?;
-    let sum = |of: &[u64], n: usize| of[n * cpus..][..cpus].iter().sum::<u64>();
-    let rows = functions.iter().enumerate().map(|(n, (_, shown))| {
-        let [calls, returns] = [0, 1].map(|which| sum(&after[which], n) - sum(&before[which], n));
-        (calls, calls.saturating_sub(returns), shown)
-    });
-    let mut rows: Vec<_> = rows.filter(|(calls, ..)| *calls > 0).collect();
-    rows.sort_by_key(|(calls, ..)| std::cmp::Reverse(*calls));
-
-    println!("{:>8} {:>8}  function", "calls", "inside");
-    rows.iter().for_each(|(calls, inside, shown)| println!("{calls:>8} {inside:>8}  {shown}"));
-    let (sum, called) = (rows.iter().map(|(calls, ..)| calls).sum::<u64>(), rows.len());
-    println!("{sum:>8} calls of {called} functions; {} were not called", can - called);
+    print_table((0..can).map(|n| {
+        let [calls, returns] = [0, 1].map(|which| after[which][n] - before[which][n]);
+        (calls, calls.saturating_sub(returns), &*functions[n].1)
+    }));
     println!("{can:>8} functions hooked that take a struct {name} *, {cannot} not (see --list)");
     common::print_skipped(skel.object())
 }
 
-/// Adds the functions that have such a parameter: `submit_bio(bio)`, by their name and module.
-fn add_functions(
-    to: &mut BTreeMap<(String, Option<String>), String>,
-    name: &str,
-    btf: &btf::Btf,
-    module: Option<String>,
-) {
-    let place = module.as_ref().map_or(String::new(), |module| format!(" [{module}]"));
-    for function in btf.functions() {
-        let parameters = function.parameters();
-        if parameters.iter().any(|(_, kind)| kind.points_to(name)) {
-            let names: Vec<&str> = parameters.iter().map(|(name, _)| *name).collect();
-            let shown = format!("{}({}){place}", function.name(), names.join(", "));
-            to.insert((function.name().to_owned(), module.clone()), shown);
+/// Name and text, `submit_bio(bio)`, of each function that can be hooked; text and reason of the others.
+type Functions = (Vec<(String, String)>, Vec<String>);
+
+/// Searches the BTF of the kernel and of each module; two lists of the kernel say what can be hooked.
+fn functions_taking(name: &str, vmlinux: &btf::Btf) -> Result<Functions> {
+    let mut taking = BTreeMap::new();
+    for module in [None].into_iter().chain(btf::modules()?.into_iter().map(Some)) {
+        let own = module.as_ref().map(|name| btf::Btf::read(name, Some(vmlinux))).transpose()?;
+        for function in own.as_ref().unwrap_or(vmlinux).functions() {
+            let parameters = function.parameters();
+            if parameters.iter().any(|(_, kind)| kind.points_to(name)) {
+                let names: Vec<&str> = parameters.iter().map(|(name, _)| *name).collect();
+                let place = module.as_ref().map_or(String::new(), |module| format!(" [{module}]"));
+                let shown = format!("{}({}){place}", function.name(), names.join(", "));
+                taking.insert((function.name().to_owned(), module.clone()), shown);
+            }
         }
     }
+    let kernel = Kernel::read(&taking.keys().map(|(name, _)| name.clone()).collect())?;
+    let (mut functions, mut left_out) = (Vec::new(), Vec::new());
+    for ((name, module), shown) in taking {
+        match kernel.refuses(&name, module.as_deref()) {
+            Some(why) => left_out.push(format!("{shown}: {why}")),
+            None => functions.push((name, shown)),
+        }
+    }
+    Ok((functions, left_out))
+}
+
+/// The functions that were called, those with the most calls first.
+fn print_table<'a>(rows: impl Iterator<Item = (u64, u64, &'a str)>) {
+    let (mut called, others): (Vec<_>, Vec<_>) = rows.partition(|(calls, ..)| *calls > 0);
+    called.sort_by_key(|(calls, ..)| Reverse(*calls));
+    println!("{:>8} {:>8}  function", "calls", "inside");
+    called.iter().for_each(|(calls, inside, shown)| println!("{calls:>8} {inside:>8}  {shown}"));
+    let sum: u64 = called.iter().map(|row| row.0).sum();
+    let s = if called.len() == 1 { "" } else { "s" };
+    println!("{sum:>8} calls of {} function{s}; {} were not called", called.len(), others.len());
 }

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+#include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+u64 completed, returned, not_judged, dropped, unmatched;
+
+struct read {
+	u64 inode, dev; /* the file */
+	u64 offset, bytes; /* what is asked for */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u64); /* the thread that reads */
+	__type(value, struct read);
+} reads SEC(".maps");
+
+SEC("fentry/filemap_read")
+int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
+{
+	u64 thread = bpf_get_current_pid_tgid();
+	struct inode *inode = iocb->ki_filp->f_mapping->host;
+	struct read read = { inode->i_ino, inode->i_sb->s_dev, iocb->ki_pos, iter->count };
+
+	if (iocb->ki_complete)
+		return 0; /* asynchronous: see read_ends() */
+	if (bpf_map_update_elem(&reads, &thread, &read, BPF_ANY))
+		__sync_fetch_and_add(&dropped, 1);
+	return 0;
+}
+
+SEC("fexit/filemap_read")
+int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
+{
+	u64 thread = bpf_get_current_pid_tgid();
+	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* that were read */
+	struct read *read = bpf_map_lookup_elem(&reads, &thread);
+
+	if (iocb->ki_complete) { /* io_uring may ask again for what this call has brought in */
+		__sync_fetch_and_add(&not_judged, 1);
+		return 0;
+	}
+	if (!read || read->offset != offset) {
+		__sync_fetch_and_add(&unmatched, 1);
+		return 0;
+	}
+	__sync_fetch_and_add(&completed, 1);
+	__sync_fetch_and_add(&returned, bytes);
+	bpf_printk("read(inode=%llu dev=%llu:%llu offset=%llu bytes=%llu) = %ld", read->inode,
+		   read->dev >> 20, read->dev & 0xfffff, offset, read->bytes, ret);
+	bpf_map_delete_elem(&reads, &thread);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
