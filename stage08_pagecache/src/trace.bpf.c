@@ -27,7 +27,7 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 	struct read read = { inode->i_ino, inode->i_sb->s_dev, iocb->ki_pos, iter->count };
 
 	if (iocb->ki_complete)
-		return 0; /* asynchronous: see read_ends() */
+		return 0; /* not stored: read_ends() asks the same */
 	if (bpf_map_update_elem(&reads, &thread, &read, BPF_ANY))
 		__sync_fetch_and_add(&dropped, 1);
 	return 0;
