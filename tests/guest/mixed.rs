@@ -145,11 +145,12 @@ fn until_out_of_order(disk: &str, ftrace: &Ftrace) -> Result<Did> {
     Ok(Did { submitted, parts })
 }
 
-/// The event lines of a function, `submit_bio(` or `bio_endio (`: the times for each address.
+/// The event lines of a function, `submit_bio(` or `bio_endio (`: the times for each address. Whether they
+/// come by the trace pipe or by a ring buffer is the program's affair.
 pub fn calls(output: &str, function: &str) -> Result<BTreeMap<String, Vec<u64>>> {
     let mut calls = BTreeMap::<_, Vec<u64>>::new();
     for line in output.lines() {
-        let Some((_, call)) = line.split_once(&format!("printk: {function}bio=")) else { continue };
+        let Some((_, call)) = line.split_once(&format!("{function}bio=")) else { continue };
         let (bio, time) = call.split_once(") called: ").with_context(|| format!("odd: {line}"))?;
         let time = time.trim().parse().with_context(|| format!("odd: {line}"))?;
         calls.entry(bio.to_owned()).or_default().push(time);
