@@ -29,6 +29,9 @@ pub fn machine() -> Result<()> {
     if let Some(lack) = lacks(&status, rustix::process::geteuid().is_root()) {
         return unsupported(lack);
     }
+    if !Path::new("/sys/kernel").exists() {
+        return unsupported("sysfs is not mounted: mount -t sysfs sysfs /sys");
+    }
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         return unsupported(
             "this kernel has no BTF, the description of its types: /sys/kernel/btf/vmlinux is missing. \

@@ -112,6 +112,17 @@ impl Arch {
         self.pick("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
     }
 
+    /// Whether a file that begins so is a kernel that QEMU boots: by the boot protocol's signature on
+    /// x86-64 (Documentation/arch/x86/boot.rst), by an Image's header on arm64, which may be compressed.
+    pub fn is_image(self, head: &[u8]) -> bool {
+        let has =
+            |at: usize, magic: &[u8]| head.get(at..).is_some_and(|head| head.starts_with(magic));
+        match self {
+            Arch::X86_64 => has(0x202, b"HdrS"),
+            Arch::Arm64 => has(56, b"ARM\x64") || has(0, b"\x1f\x8b") || has(4, b"zimg"),
+        }
+    }
+
     /// The name of GCC's target, which is also that of the directories with libraries.
     pub fn gnu(self) -> &'static str {
         self.pick("x86_64-linux-gnu", "aarch64-linux-gnu")

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use host::cargo::Cargo;
+use host::fail::{USAGE, fail};
 
 use crate::arch::{Accel, Arch};
 use crate::cargo::programs::{self, Program};
@@ -57,13 +58,14 @@ impl Run {
     pub fn new(arch: Option<Arch>) -> Result<Run> {
         let arch = Arch::of_guest(arch)?;
         let cargo = crate::cargo::here()?;
+        check_target(target_dir().as_deref())?;
         Ok(Run {
             cache: Cache::open(&cargo.workspace)?,
             cargo,
             arch,
             accel: kvm::forced()?,
             table: Table::of(arch)?,
-            source: Source::from_env(),
+            source: Source::from_env()?,
             rootfs: OnceLock::new(),
             guests: OnceLock::new(),
             programs: OnceLock::new(),
@@ -145,6 +147,20 @@ impl Run {
         check_shares(&shares)?;
         Ok(shares)
     }
+}
+
+/// libbpf is built in the target directory, by make, which takes no path with a space.
+fn check_target(target: Option<&Path>) -> Result<()> {
+    let has_space = |dir: &&Path| dir.to_string_lossy().contains(char::is_whitespace);
+    if let Some(target) = target.filter(has_space) {
+        let message = format!(
+            "the target directory, {}, has a space in its path, with which make cannot build libbpf: \
+             set CARGO_TARGET_DIR to a directory without one (export CARGO_TARGET_DIR=/var/tmp/workshop)",
+            target.display()
+        );
+        return Err(fail(USAGE, message));
+    }
+    Ok(())
 }
 
 fn check_shares(shares: &[PathBuf]) -> Result<()> {
@@ -258,5 +274,7 @@ mod tests {
         let error = check_shares(&["/mnt/data/workshop".into()]).unwrap_err().to_string();
         assert!(error.contains("would not see /mnt/data/workshop"), "{error}");
         assert!(check_shares(&["/mnt/database".into()]).is_ok());
+        assert!(check_target(Some(Path::new("/a b/target"))).is_err());
+        assert!(check_target(Some(Path::new("/a-b/target"))).is_ok());
     }
 }

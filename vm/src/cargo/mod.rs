@@ -91,7 +91,7 @@ pub fn for_guests(cargo: &Cargo, arch: Arch, rootfs: &Path) -> Result<Cargo> {
         ("CARGO_BUILD_TARGET".into(), arch.rust_target().into()),
         (format!("CARGO_TARGET_{}_LINKER", lower.to_uppercase()), compiler.clone()),
         (format!("CC_{lower}"), compiler),
-        (format!("AR_{lower}"), format!("{}-ar", arch.gnu())),
+        (format!("AR_{lower}"), rootfs::cross_tool(arch, "ar")),
     ]))
 }
 

@@ -7,6 +7,7 @@ use host::fail::MACHINE;
 
 use crate::cargo::has_rust_target;
 use crate::commands::launch::{self, Program};
+use crate::fetch::cache::find_tool;
 use crate::fetch::packages;
 use crate::fetch::rootfs::Rootfs;
 use crate::machine::kvm;
@@ -27,10 +28,11 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
     if for_tests.is_empty() {
         report("packages", "all here".into());
     } else {
-        report(
-            "packages",
-            format!("missing: {} (`cargo vm setup` installs them with apt)", for_tests.join(" ")),
-        );
+        let how = match find_tool("apt-get") {
+            Some(_) => "`cargo vm setup` installs them with apt",
+            None => "`cargo vm setup` says how to install them here",
+        };
+        report("packages", format!("missing: {} ({how})", for_tests.join(" ")));
     }
     report("cache", cache.describe());
 

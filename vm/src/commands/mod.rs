@@ -25,7 +25,11 @@ pub fn main(on_host: bool, work: impl FnOnce() -> Result<i32>) -> ! {
     let done = if on_host { ready() } else { Ok(()) }.and_then(|()| work());
     match done {
         Ok(status) => cleanup::exit(status, None),
-        Err(error) => cleanup::exit(::host::fail::code(&error), Some(&format!("{error:#}"))),
+        Err(error) => {
+            // Ctrl-C ends cargo as well as this program: where both are on their way, 130 is the status.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            cleanup::exit(::host::fail::code(&error), Some(&format!("{error:#}")))
+        }
     }
 }
 

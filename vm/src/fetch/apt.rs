@@ -2,14 +2,16 @@
 //! from them.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use host::fail::{MACHINE, fail};
+use host::fail::{MACHINE, USAGE, fail};
 use host::say;
 
 use crate::fetch::cache::{self, find_tool};
+use crate::session::cleanup;
 
 /// What fetches with apt's settings, proxies and all.
 pub const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
@@ -30,12 +32,15 @@ pub struct Source {
 
 impl Source {
     /// As this process's environment says.
-    pub fn from_env() -> Source {
+    pub fn from_env() -> Result<Source> {
         let var = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        Source {
-            mirror: var("VM_MIRROR"),
-            keyring: var("VM_KEYRING").unwrap_or_else(|| KEYRING.to_owned()),
+        let mirror = var("VM_MIRROR");
+        if let Some(path) = mirror.as_ref().filter(|mirror| !mirror.contains(":/")) {
+            let message =
+                format!("VM_MIRROR={path} is no URL: it begins with http://, https:// or file:/");
+            return Err(fail(USAGE, message));
         }
+        Ok(Source { mirror, keyring: var("VM_KEYRING").unwrap_or_else(|| KEYRING.to_owned()) })
     }
 
     /// The roots of the archives to ask.
@@ -70,6 +75,13 @@ pub fn install(names: &str) -> Result<()> {
         updated = apt_get("update", &by_hand)?;
     }
     let mut done = apt_get(&install, &by_hand)?;
+    if !done && is_dpkg_interrupted() {
+        let message = format!(
+            "dpkg was interrupted before, and apt refuses to continue; as root run:\n  \
+             dpkg --configure -a\n  {by_hand}"
+        );
+        return Err(fail(MACHINE, message));
+    }
     if !done && !updated {
         say!("apt-get failed; its lists may be too old, fetching them");
         done = apt_get("update", &by_hand)? && apt_get(&install, &by_hand)?;
@@ -107,7 +119,25 @@ fn apt_get(arguments: &str, by_hand: &str) -> Result<bool> {
     command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-o", "Dpkg::Use-Pty=0"]);
     // Another apt may be running, as it often is just after a machine has started.
     command.args(["-o", "DPkg::Lock::Timeout=300"]).args(arguments.split(' '));
-    run(&mut command)
+    // In a group of its own, where the terminal's Ctrl-C does not reach it: it would end dpkg, and leave
+    // packages half installed. (Not where sudo has to ask again, which needs the terminal.)
+    let asks_nothing = || {
+        let mut sudo = Command::new("sudo");
+        sudo.args(["-n", "true"]).stderr(Stdio::null()).status().is_ok_and(|done| done.success())
+    };
+    if is_superuser || asks_nothing() {
+        command.process_group(0).stdin(Stdio::null());
+    }
+    let done = run(&mut command)?;
+    cleanup::end_if_asked();
+    Ok(done)
+}
+
+/// Whether dpkg keeps notes of what it has not ended: then apt does nothing before
+/// `dpkg --configure -a`.
+fn is_dpkg_interrupted() -> bool {
+    let notes = fs::read_dir("/var/lib/dpkg/updates").into_iter().flatten().flatten();
+    notes.map(|note| note.file_name()).any(|name| name.as_encoded_bytes()[0].is_ascii_digit())
 }
 
 /// Whether apt has ever fetched its lists here.

@@ -280,13 +280,14 @@ pub fn find_tool(name: &str) -> Option<PathBuf> {
     which::which_in(name, Some(path), "/").ok()
 }
 
-/// The busybox of this machine, where it is one that needs no libraries.
+/// The busybox of this machine that needs no libraries. openSUSE's has another name.
 pub fn static_busybox() -> Option<PathBuf> {
-    let file = find_tool("busybox")?;
-    let bytes = fs::read(&file).ok()?;
-    let head = &bytes[..bytes.len().min(4096)];
-    let interpreter = |name: &[u8]| head.windows(name.len()).any(|w| w == name);
-    (!interpreter(b"/ld-linux") && !interpreter(b"/ld-musl")).then_some(file)
+    ["busybox", "busybox-static"].into_iter().filter_map(find_tool).find(|file| {
+        let bytes = fs::read(file).unwrap_or_default();
+        let head = &bytes[..bytes.len().min(4096)];
+        let interpreter = |name: &[u8]| head.windows(name.len()).any(|w| w == name);
+        !head.is_empty() && !interpreter(b"/ld-linux") && !interpreter(b"/ld-musl")
+    })
 }
 
 /// As [`find_tool`], with an error that says how to get it.

@@ -1,10 +1,11 @@
 //! A kernel: unpacked in a directory, in the cache, or this machine's own.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use host::fail::{USAGE, fail};
+use host::fail::{MACHINE, USAGE, fail};
 use host::say;
 
 use crate::arch::Arch;
@@ -56,8 +57,19 @@ impl Kernel {
     }
 
     /// The same, of a directory that a user names.
-    pub fn of_user(dir: &Path) -> Result<Kernel> {
+    pub fn of_user(dir: &Path, arch: Arch) -> Result<Kernel> {
         let kernel = Kernel::at(dir)?;
+        let mut head = Vec::new();
+        let image = kernel.image.display();
+        File::open(&kernel.image).and_then(|file| file.take(1024).read_to_end(&mut head)).map_err(
+            |error| fail(USAGE, format!("cannot read the kernel's image {image}: {error}")),
+        )?;
+        if !arch.is_image(&head) {
+            let arch = arch.name();
+            let message =
+                format!("{image} is no kernel that QEMU boots for {arch} (a bzImage, or Image)");
+            return Err(fail(USAGE, message));
+        }
         if !kernel.modules.join("modules.dep").is_file() {
             kernel.depmod()?;
         }
@@ -102,12 +114,13 @@ impl Kernel {
         let what = "this distribution's kernel";
         let here = || Kernel::in_cache(&place).ok().flatten();
         cache.once((what, KERNEL_MB), here, |temp| {
-            ensure!(
-                cache::find_tool("apt-get").is_some(),
-                "this machine has no kernel that this user can read (/lib/modules/*/vmlinuz, \
-                 /boot/vmlinuz-*), and no apt to fetch one with: install this distribution's kernel \
-                 package, or set VM_MIRROR to the root of a Debian archive"
-            );
+            if cache::find_tool("apt-get").is_none() {
+                let message = "this machine has no kernel that this user can read (/lib/modules/*/vmlinuz, \
+                               /boot/vmlinuz-*), and no apt to fetch one with: install this \
+                               distribution's kernel package, or set VM_MIRROR to the root of a Debian \
+                               archive";
+                return Err(fail(MACHINE, message));
+            }
             apt::need_lists()?;
             apt::fetch_own_kernel(temp)?;
             Kernel::unpack(what, temp, &place)
@@ -151,7 +164,12 @@ impl Kernel {
     fn depmod(&self) -> Result<()> {
         let base = self.modules.ancestors().nth(3).unwrap_or(Path::new("/"));
         cache::run("depmod", ["-b".as_ref(), base.as_os_str(), self.release.as_ref()])
-            .and_then(|_| self.modules.join("modules.dep").metadata().context("modules.dep"))
+            .and_then(|_| {
+                // Where it cannot write, depmod says so and succeeds.
+                let written = self.modules.join("modules.dep").is_file();
+                ensure!(written, "depmod wrote no modules.dep; is the directory read-only?");
+                Ok(())
+            })
             .with_context(|| format!("cannot index {}", self.modules.display()))?;
         Ok(())
     }

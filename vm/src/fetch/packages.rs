@@ -12,11 +12,16 @@ use serde::Deserialize;
 use crate::arch::Arch;
 use crate::fetch::apt::{self, APT_HELPER, Source};
 use crate::fetch::cache::{self, Cache, find_tool, static_busybox};
+use crate::fetch::rootfs;
 
 /// Size of the data disk.
 const DATA_MB: u64 = 1024;
 /// Size of each disk beside it.
 const BLANK_MB: u64 = 256;
+
+/// The variable that skips the look for packages.
+const SKIP: &str = "VM_SKIP_PACKAGES";
+const SKIP_ADVICE: &str = "If they are here, where this does not find them, set VM_SKIP_PACKAGES=1: then it does not look";
 
 /// How to tell that a package is here.
 #[derive(Deserialize)]
@@ -24,8 +29,10 @@ const BLANK_MB: u64 = 256;
 enum Sign {
     /// A program in the PATH or an sbin directory.
     Tool(String),
-    /// A header.
-    Header(String),
+    /// A header, or the name by which pkg-config knows its library.
+    Library(String, String),
+    /// A compiler for the guest's architecture.
+    CrossCompiler,
     /// A busybox that needs no libraries.
     StaticBusybox,
     /// apt's helper or curl.
@@ -34,7 +41,7 @@ enum Sign {
     Bpftool,
 }
 
-use Sign::{Bpftool, Fetcher, Header, StaticBusybox, Tool};
+use Sign::{Bpftool, CrossCompiler, Fetcher, Library, StaticBusybox, Tool};
 
 /// What needs a package.
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -75,12 +82,16 @@ const MANAGERS: [(&str, &str); 3] =
     [("dnf", "dnf install"), ("pacman", "pacman -S --needed"), ("zypper", "zypper install")];
 
 impl Sign {
-    fn is_here(&self) -> bool {
+    fn is_here(&self, arch: Arch) -> bool {
         match self {
             Tool(name) => find_tool(name).is_some(),
-            Header(name) => ["/usr/include", "/usr/local/include"]
-                .iter()
-                .any(|dir| Path::new(dir).join(name).is_file()),
+            Library(header, name) => {
+                let dirs =
+                    ["/usr/include", "/usr/local/include"].map(|dir| Path::new(dir).join(header));
+                dirs.iter().any(|file| file.is_file())
+                    || cache::run("pkg-config", ["--exists", name]).is_ok()
+            }
+            CrossCompiler => find_tool(&rootfs::cross_tool(arch, "gcc")).is_some(),
             StaticBusybox => static_busybox().is_some(),
             Fetcher => Path::new(APT_HELPER).is_file() || find_tool("curl").is_some(),
             Bpftool => find_tool("bpftool")
@@ -114,7 +125,7 @@ pub fn missing(arch: Arch, source: &Source, for_test: bool) -> Result<Vec<String
     });
     // Not every Ubuntu has a package bpftool, and a stage runs without.
     packages.retain(|package| for_test || package.debian != "bpftool" || !is_ubuntu());
-    packages.retain(|package| !package.sign.is_here());
+    packages.retain(|package| !package.sign.is_here(arch));
     Ok(named_by(manager.filter(|_| !has_apt), packages))
 }
 
@@ -127,9 +138,12 @@ fn named_by(manager: Option<usize>, packages: Vec<Package>) -> Vec<String> {
     packages.into_iter().map(name).collect()
 }
 
-/// Installs what is missing, saying so first.
+/// Installs what is missing, saying so first: nothing where VM_SKIP_PACKAGES says that all is here.
 pub fn need(arch: Arch, source: &Source, for_test: bool) -> Result<()> {
-    if is_ubuntu() && !Bpftool.is_here() {
+    if std::env::var_os(SKIP).is_some_and(|value| !value.is_empty()) {
+        return Ok(());
+    }
+    if is_ubuntu() && !Bpftool.is_here(arch) {
         let advice = "bpftool is not here, or is Ubuntu's, which works under its own kernel only. \
                       Install bpftool where this Ubuntu has a package of that name; else \
                       linux-tools-generic, and link one of /usr/lib/linux-tools/*/bpftool to \
@@ -150,7 +164,8 @@ pub fn need(arch: Arch, source: &Source, for_test: bool) -> Result<()> {
             Some((_, install)) => format!("as root run:\n  {install} {names}"),
             None => "these are Debian's names: install them by those that they have here".into(),
         };
-        return Err(fail(MACHINE, format!("packages are missing here: {names}; {advice}")));
+        let message = format!("packages are missing here: {names}; {advice}\n{SKIP_ADVICE}");
+        return Err(fail(MACHINE, message));
     }
     say!("missing here: {names}");
     if missing.iter().any(|name| name == "busybox-static") && find_tool("busybox").is_some() {
@@ -159,7 +174,7 @@ pub fn need(arch: Arch, source: &Source, for_test: bool) -> Result<()> {
     apt::install(&names)?;
     match self::missing(arch, source, for_test)?.as_slice() {
         [] => Ok(()),
-        still => bail!("installed, but still not found: {}", still.join(" ")),
+        still => bail!("installed, but still not found: {}. {SKIP_ADVICE}", still.join(" ")),
     }
 }
 
@@ -241,9 +256,10 @@ mod tests {
 
     #[test]
     fn a_sign_is_seen() {
-        assert!(Tool("sh".into()).is_here());
-        assert!(!Tool("no-such-program".into()).is_here());
-        assert!(!Header("no-such-header.h".into()).is_here());
+        let arch = Arch::of_guest(None).unwrap();
+        assert!(Tool("sh".into()).is_here(arch));
+        assert!(!Tool("no-such-program".into()).is_here(arch));
+        assert!(!Library("no-such-header.h".into(), "no-such-library".into()).is_here(arch));
     }
 
     #[test]

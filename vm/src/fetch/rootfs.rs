@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::arch::Arch;
 use crate::fetch::apt::Source;
-use crate::fetch::cache::{self, Cache, hex, packages_in, unpack};
+use crate::fetch::cache::{self, Cache, find_tool, hex, packages_in, unpack};
 use crate::fetch::index::Index;
 use crate::fetch::table::Line;
 
@@ -161,17 +161,27 @@ pub fn named(dir: &Path) -> Result<PathBuf> {
     )
 }
 
+/// The name of gcc, or of another tool that builds for an architecture which is not this machine's:
+/// Debian's, Fedora's and Arch's, openSUSE's, or NixOS'.
+pub fn cross_tool(arch: Arch, tool: &str) -> String {
+    let machine = arch.gnu().split('-').next().unwrap_or_default();
+    let names = ["linux-gnu", "suse-linux", "unknown-linux-gnu"]
+        .map(|system| format!("{machine}-{system}-{tool}"));
+    names.iter().find(|name| find_tool(name).is_some()).unwrap_or(&names[0]).clone()
+}
+
 /// Writes a script that calls the cross compiler with this root's headers and libraries: those of this
 /// machine's own cross compiler, where it has any, may be too new for the guest. Returns its path.
 pub fn compiler(root: &Path, arch: Arch) -> Result<PathBuf> {
     let file = root.with_extension("cc");
     let gnu = arch.gnu();
+    let gcc = cross_tool(arch, "gcc");
     let quoted = root.to_str().filter(|root| !root.contains('\''));
     let root = quoted.with_context(|| format!("{} cannot be quoted", root.display()))?;
     let lib = format!("{root}/usr/lib/{gnu}");
     let include = format!("{root}/usr/include");
     let text = format!(
-        "#!/bin/sh\nexec {gnu}-gcc --sysroot='{root}' -B'{lib}' -isystem '{include}/{gnu}' \
+        "#!/bin/sh\nexec {gcc} --sysroot='{root}' -B'{lib}' -isystem '{include}/{gnu}' \
          -isystem '{include}' \"$@\" -L'{lib}'\n"
     );
     if fs::read_to_string(&file).is_ok_and(|old| old == text) {

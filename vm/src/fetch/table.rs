@@ -217,7 +217,7 @@ impl Table {
     /// The kernel of that name: a line, `host`, or a directory. Fetched where it is missing.
     pub fn kernel(&self, name: &str, source: &Source, cache: &Cache) -> Result<Kernel> {
         if let Some(dir) = self.directory(name) {
-            return Kernel::of_user(dir);
+            return Kernel::of_user(dir, self.arch);
         }
         if name == HOST {
             return Kernel::host(self.arch, cache);
@@ -413,8 +413,9 @@ impl Pin {
         }
         bail!(
             "{name} {version} cannot be fetched:\n  {}\nTry again when the network and the archive \
-             answer, or set VM_MIRROR to the root of a Debian archive that has the suite {}. Where the \
-             archive has a newer file in its place, `cargo vm repin {}` pins that in {PINNED_FILE}. \
+             answer, or set VM_MIRROR to the root of a Debian archive that has the suite {} (a snapshot of an \
+             older day has what was replaced since). Where the archive has a newer file in its place, \
+             `cargo vm repin {}` pins that in {PINNED_FILE}, on a machine with apt. \
              `--kernel {HOST}` runs this machine's own kernel.",
             tried.join("\n  "),
             line.suite,
@@ -499,7 +500,7 @@ mod tests {
     fn the_table_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path()).unwrap();
-        let source = Source::from_env();
+        let source = Source::from_env().unwrap();
         let [table, arm64] = ["amd64", "arm64"].map(table);
         let names = |table: &Table, kernel| table.names(Some(kernel), &source, &cache);
         assert_eq!(names(&table, "all").unwrap(), ["6.1", "6.1-rt", "6.12", "7.2"]);
@@ -526,7 +527,7 @@ mod tests {
         let cache = Cache::at(dir.path()).unwrap();
         let table = table("amd64");
         for name in ["4.4", "/nonexistent", dir.path().to_str().unwrap()] {
-            let error = table.names(Some(name), &Source::from_env(), &cache).unwrap_err();
+            let error = table.names(Some(name), &Source::from_env().unwrap(), &cache).unwrap_err();
             assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, 2, "{error}");
             assert!(error.to_string().contains("lib/modules/RELEASE"), "{error}");
         }

@@ -85,7 +85,14 @@ pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
             (Some(_), _) => Accel::Tcg,
             (None, note) => return try_kvm(machine, cache, dir, note),
         },
-        None => Accel::Tcg,
+        None => {
+            if Path::new("/dev/kvm").exists() {
+                say!(
+                    "/dev/kvm is not open to this user: as a member of the group kvm it is faster"
+                );
+            }
+            Accel::Tcg
+        }
     };
     machine.say_boot(accel, cache);
     machine.start(accel, cache, dir)?;

@@ -149,7 +149,8 @@ impl Machine<'_> {
         let shared = shared(dir);
         // A copy: cargo may replace the file while the guest runs.
         let agent = shared.join("agent");
-        fs::copy(&self.agent, &agent).context("cannot copy this program for the guest")?;
+        fs::copy(&self.agent, &agent)
+            .with_context(|| format!("cannot write {}", agent.display()))?;
         let mut conf: Vec<u8> = Vec::new();
         let mut line = |key: &str, value: &OsStr| -> Result<()> {
             if value.as_bytes().contains(&b'\n') {

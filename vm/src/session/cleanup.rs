@@ -36,10 +36,19 @@ fn state() -> MutexGuard<'static, State> {
 /// How long nothing new may start before the launcher exits from a thread that is not the main one.
 const QUIET: Duration = Duration::from_millis(500);
 
+/// Whether [`exit`] was called.
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// Does not return where another thread ends the launcher: nothing else is to begin.
+pub fn end_if_asked() {
+    if EXITING.load(Ordering::SeqCst) {
+        exit(1, None);
+    }
+}
+
 /// Ends the launcher: restores the terminal, ends what this process has started, removes the run
 /// directory, prints the message. A second caller waits until the first has ended the process.
 pub fn exit(code: i32, message: Option<&str>) -> ! {
-    static EXITING: AtomicBool = AtomicBool::new(false);
     static MAIN_WAITS: AtomicBool = AtomicBool::new(false);
     let main = std::thread::current().name() == Some("main");
     while EXITING.swap(true, Ordering::SeqCst) {

@@ -71,9 +71,13 @@ fn parent() -> Result<PathBuf> {
     Ok(dir.canonicalize()?)
 }
 
+fn writing(dir: &Path) -> String {
+    format!("cannot write to {} (TMPDIR names another place)", dir.display())
+}
+
 /// Takes the lock under which run directories are created and removed.
 fn parent_lock(parent: &Path) -> Result<File> {
-    let file = File::create(parent.join("lock")).context("cannot lock the run directories")?;
+    let file = File::create(parent.join("lock")).with_context(|| writing(parent))?;
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
     Ok(file)
 }
@@ -115,12 +119,13 @@ impl RunDir {
             .prefix("c")
             .permissions(fs::Permissions::from_mode(0o700))
             .tempdir_in(parent)
-            .context("cannot create a run directory")?
+            .with_context(|| writing(parent))?
             .keep();
-        let lock = File::create(dir.join("lock"))?;
+        let lock = File::create(dir.join("lock")).with_context(|| writing(&dir))?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        fs::write(dir.join("info.json"), serde_json::to_vec(info)?)?;
-        fs::create_dir(shared(&dir))?;
+        fs::write(dir.join("info.json"), serde_json::to_vec(info)?)
+            .with_context(|| writing(&dir))?;
+        fs::create_dir(shared(&dir)).with_context(|| writing(&dir))?;
         Ok(RunDir { dir, _lock: lock })
     }
 
