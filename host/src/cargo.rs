@@ -106,32 +106,3 @@ pub fn executable(artifacts: &[Artifact], name: &str) -> Result<PathBuf> {
     let found = named.filter_map(|artifact| artifact.executable.clone()).next_back();
     found.map(Into::into).with_context(|| format!("cargo built no executable {name}"))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-
-    #[test]
-    fn artifacts_are_found_among_the_messages() {
-        let artifact = |name: &str, kind: &str, executable: &str| {
-            format!(
-                r#"{{"reason":"compiler-artifact","package_id":"p","manifest_path":"/w/Cargo.toml",
-                "target":{{"name":"{name}","kind":["{kind}"],"crate_types":["{kind}"],
-                "src_path":"/w/a.rs","edition":"2024","doctest":false,"test":true}},
-                "profile":{{"opt_level":"0","debuginfo":0,"debug_assertions":true,
-                "overflow_checks":true,"test":false}},"features":[],"filenames":[],
-                "executable":{executable},"fresh":true}}"#
-            )
-            .replace('\n', "")
-        };
-        let messages = [
-            artifact("common", "lib", "null"),
-            artifact("stage06", "bin", r#""/t/debug/stage06""#),
-            r#"{"reason":"build-finished","success":true}"#.to_owned(),
-        ];
-        let artifacts = artifacts_of(messages.join("\n").as_bytes());
-        assert_eq!(executable(&artifacts, "stage06").unwrap(), Path::new("/t/debug/stage06"));
-        assert!(artifacts.len() == 2 && executable(&artifacts, "common").is_err());
-    }
-}

@@ -356,18 +356,6 @@ opt-level = 1
     }
 
     #[test]
-    fn a_room_has_the_workshops_versions() {
-        let text = manifest(ROOT, 2, &["04"]).unwrap();
-        let table: toml::Table = toml::from_str(&text).unwrap();
-        let workspace = table["workspace"].as_table().unwrap();
-        assert_eq!(workspace["members"].as_array().unwrap(), &["04".into()]);
-        assert_eq!(workspace["package"]["version"].as_str(), Some("1.2.3"));
-        assert_eq!(workspace["dependencies"]["anyhow"].as_str(), Some("1"));
-        assert_eq!(workspace["dependencies"]["common"]["path"].as_str(), Some("../../common"));
-        assert_eq!(table["profile"]["dev"]["opt-level"].as_integer(), Some(1));
-    }
-
-    #[test]
     fn a_damaged_attempt_does_not_stop_the_others() {
         let (four, same) = (package("mine-04"), package("mine-04"));
         let no_such_key =
@@ -405,14 +393,6 @@ opt-level = 1
         let built = room.prepare(None).unwrap().build("mine-04", false).unwrap();
         let Built::Failed(said) = built else { panic!("{built:?}") };
         assert!(said.contains("--> mine/04/src/main.rs:1:13"), "{said}");
-    }
-
-    #[test]
-    fn without_attempts_there_is_a_room() {
-        let (dir, room) = workshop(&[]);
-        assert_eq!(room.attempts(), []);
-        assert!(room.prepare(None).unwrap().left_out.is_empty());
-        assert!(dir.path().join("mine/Cargo.toml").is_file());
     }
 
     #[test]

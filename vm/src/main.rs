@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use vm::arch::Arch;
 use vm::commands::{self, LINES, bench, bundle, doctor, kept, setup, shell, test};
-use vm::fetch;
 use vm::run::{GuestOptions, Run, named};
 
 /// Boots a known kernel in QEMU and runs the stages in it.
@@ -88,10 +87,7 @@ fn dispatch(Cli { arch, command }: Cli) -> Result<i32> {
         }
         Cmd::Doctor(options) => doctor::main(&run()?, &options),
         Cmd::Setup(options) => setup::main(&run()?, &options).map(|()| 0),
-        Cmd::Repin { lines } => {
-            let Run { cargo, source, cache, .. } = run()?;
-            fetch::table::repin(&cargo.workspace, &lines, &source, &cache).map(|()| 0)
-        }
+        Cmd::Repin { lines } => run()?.repin(&lines).map(|()| 0),
         Cmd::Bundle(Bundle { kernel, file }) => {
             bundle::write(&run()?, &file, named(kernel.as_deref())).map(|()| 0)
         }

@@ -17,7 +17,7 @@ use crate::fetch::cache::Cache;
 use crate::fetch::kernel::Kernel;
 use crate::fetch::packages;
 use crate::fetch::rootfs::{self, Rootfs};
-use crate::fetch::table::Table;
+use crate::fetch::table::{self, Table};
 use crate::machine::kvm;
 use crate::machine::qemu::{self, Guest};
 
@@ -95,6 +95,11 @@ impl Run {
     /// The kernel of that name, fetched where it is missing.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
         self.table.kernel(name, &self.source, &self.cache)
+    }
+
+    /// Pins the newest kernels of these pinned lines, or of all.
+    pub fn repin(&self, lines: &[String]) -> Result<()> {
+        table::repin(self.workspace(), lines, &self.source, &self.cache)
     }
 
     /// The root file system of guests, where they have another architecture than this machine.

@@ -1,8 +1,8 @@
 //! The Cargo workspace: where it is, and building in it, for this machine and for guests.
 
-pub mod clangd;
+pub(crate) mod clangd;
 pub mod follow;
-pub mod programs;
+pub(crate) mod programs;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

@@ -17,7 +17,6 @@ use crate::cargo::{announced, build};
 pub struct Program {
     /// The target's name, which is also the name that `cargo vm run` takes.
     pub name: String,
-    /// The package that builds it.
     pub package: String,
     /// Whether the package's name stands for it, too: `default-run` in Cargo.toml.
     pub is_default: bool,

@@ -268,14 +268,3 @@ fn row_name(program: &str, form: &str) -> String {
         form.split_whitespace().map(|word| word.trim_start_matches('-').trim_matches(['{', '}']));
     std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_rows() {
-        assert_eq!(row_name("stage09", "--quiet {other}"), "stage09 quiet other");
-        assert_eq!(row_name("stage03", ""), "stage03");
-    }
-}

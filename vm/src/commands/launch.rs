@@ -338,24 +338,6 @@ mod tests {
     }
 
     #[test]
-    fn only_a_program_that_knows_the_variable_checks_its_usage_here() {
-        use std::os::unix::fs::PermissionsExt;
-        let dir = tempfile::tempdir().unwrap();
-        let program = |text: &str| {
-            let file = dir.path().join("program");
-            fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
-            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
-            Program { stage: true, ..Program::other(vec![file.into(), "a b".into()]) }
-        };
-        let arch = Arch::of_guest(None).unwrap();
-        let status = |text: &str| check_usage(&program(text), arch).unwrap();
-        assert_eq!(status("exit 5"), None);
-        assert_eq!(status("[ $WORKSHOP_PARSE_ONLY = 1 ] && [ \"$*\" = 'a b' ]"), None);
-        assert_eq!(status("[ -z $WORKSHOP_PARSE_ONLY ] || exit 2"), Some(2));
-        assert_eq!(status("kill -9 $$ # WORKSHOP_PARSE_ONLY"), Some(137));
-    }
-
-    #[test]
     fn the_guests_path_has_sbin_once() {
         let path = path(Some("/usr/sbin:/x".into()), Some("/w/debug".into()));
         assert_eq!(

@@ -18,10 +18,8 @@ pub const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
 /// What to do where apt names no archive.
 const SET_MIRROR: &str =
     "set VM_MIRROR to the root of a Debian archive (the URL that has dists/ and pool/ below it)";
-/// The keys that Debian signs its suites with.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Where Debian's packages come from.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The archive that VM_MIRROR names; else those of apt's settings.
@@ -160,7 +158,6 @@ pub fn need_lists() -> Result<()> {
     Ok(())
 }
 
-/// The text of /etc/os-release.
 pub fn os_release() -> String {
     fs::read_to_string("/etc/os-release").unwrap_or_default()
 }

@@ -32,7 +32,6 @@ impl Cache {
         Cache::at(&workspace.join(place))
     }
 
-    /// The cache in `dir`.
     pub fn at(dir: &Path) -> Result<Cache> {
         let create = || -> io::Result<PathBuf> {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(dir.join("tmp"))?;
@@ -44,7 +43,6 @@ impl Cache {
         Ok(Cache { dir })
     }
 
-    /// A path in the cache.
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.dir.join(name)
     }
@@ -185,13 +183,11 @@ pub fn beside(path: &Path, end: &str) -> PathBuf {
     path.into()
 }
 
-/// The SHA-256 of a file's content in hexadecimal.
 pub fn sha256(path: &Path) -> Result<String> {
     let content = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(hex(&Sha256::digest(content)))
 }
 
-/// Bytes as lower-case hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

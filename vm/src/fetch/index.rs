@@ -99,7 +99,6 @@ impl Index {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// The names of all packages that begin with this.
     pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
         let text = self.ask("apt-cache", &["pkgnames", prefix])?;
         Ok(text.lines().map(str::to_owned).collect())
@@ -191,12 +190,10 @@ pub(crate) mod tests {
             self.dir.path().join("pool")
         }
 
-        /// The file of a kernel's package.
         pub fn deb(&self, release: &str) -> std::path::PathBuf {
             self.pool().join(format!("linux-image-{release}-amd64.deb"))
         }
 
-        /// Makes the package of a kernel.
         pub fn build(&self, release: &str) {
             let image = format!("boot/vmlinuz-{release}-amd64");
             let module = format!("lib/modules/{release}-amd64/kernel/module");

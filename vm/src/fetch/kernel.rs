@@ -24,14 +24,11 @@ pub const LAYOUT: &str = "such a directory holds an unpacked kernel: boot/vmlinu
 /// where that lies.
 pub const MARK: &str = "manifest";
 
-/// An unpacked kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// What `uname -r` says in the guest.
     pub release: String,
-    /// The bootable image.
     pub image: PathBuf,
-    /// The directory of its modules.
     pub modules: PathBuf,
 }
 

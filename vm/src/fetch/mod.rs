@@ -1,9 +1,9 @@
 //! What has to be on this machine: packages, kernels, disk images, and the cache that holds them.
 
-pub mod apt;
-pub mod cache;
-pub mod index;
-pub mod kernel;
-pub mod packages;
+pub(crate) mod apt;
+pub(crate) mod cache;
+pub(crate) mod index;
+pub(crate) mod kernel;
+pub(crate) mod packages;
 pub mod rootfs;
-pub mod table;
+pub(crate) mod table;

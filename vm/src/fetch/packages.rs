@@ -14,9 +14,7 @@ use crate::fetch::apt::{self, APT_HELPER, Source};
 use crate::fetch::cache::{self, Cache, find_tool, static_busybox};
 use crate::fetch::rootfs;
 
-/// Size of the data disk.
 const DATA_MB: u64 = 1024;
-/// Size of each disk beside it.
 const BLANK_MB: u64 = 256;
 
 /// The variable that skips the look for packages.
@@ -52,7 +50,6 @@ enum For {
     Test,
 }
 
-/// A package of packages.toml.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Package {
@@ -67,7 +64,6 @@ struct Package {
     cross: bool,
 }
 
-/// All packages.
 fn all() -> Result<Vec<Package>> {
     #[derive(Deserialize)]
     struct Packages {
@@ -207,7 +203,6 @@ pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
     })
 }
 
-/// The image of an empty disk.
 pub fn blank_disk(cache: &Cache) -> Result<PathBuf> {
     image(cache, &blank_name(), BLANK_MB, |_| Ok(()))
 }
@@ -252,14 +247,6 @@ mod tests {
             (0..MANAGERS.len()).map(|manager| names(Some(manager)).swap_remove(10)).collect();
         assert_eq!(libelf, ["elfutils-libelf-devel", "libelf", "libelf-devel"]);
         assert_eq!(names(Some(0))[5], "xz");
-    }
-
-    #[test]
-    fn a_sign_is_seen() {
-        let arch = Arch::of_guest(None).unwrap();
-        assert!(Tool("sh".into()).is_here(arch));
-        assert!(!Tool("no-such-program".into()).is_here(arch));
-        assert!(!Library("no-such-header.h".into(), "no-such-library".into()).is_here(arch));
     }
 
     #[test]

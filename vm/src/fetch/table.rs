@@ -21,10 +21,8 @@ use crate::fetch::cache::{Cache, hex, sha256};
 use crate::fetch::index::Index;
 use crate::fetch::kernel::{HOST, KERNEL_MB, Kernel, LAYOUT, MARK, by_version};
 
-/// The lines.
 const LINES: &str = include_str!("../../kernels.toml");
 const LINES_FILE: &str = "vm/kernels.toml";
-/// The files of the pinned ones.
 const PINNED: &str = include_str!("../../pinned.toml");
 const PINNED_FILE: &str = "vm/pinned.toml";
 /// What the tests said of each line, and on which release.
@@ -47,17 +45,14 @@ pub fn tested() -> Result<Tested> {
     serde_json::from_str(include_str!("../../tested.json")).context(TESTED_FILE)
 }
 
-/// The lines of an architecture.
 #[derive(Debug)]
 pub struct Table {
     arch: Arch,
-    /// The name of the default line.
     pub default: String,
     /// In the order of the file.
     pub lines: Vec<Line>,
 }
 
-/// One kernel line.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// As it is named on the command line, `6.1`.
@@ -70,13 +65,10 @@ pub struct Line {
     packages: Vec<String>,
     /// Debian's name of the architecture.
     arch: &'static str,
-    /// The files of a pinned line.
     pins: Option<Vec<Pin>>,
-    /// The release that the tests last passed on.
     pub tested: Option<String>,
 }
 
-/// A file that is pinned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Pin {
@@ -94,7 +86,6 @@ struct Pins {
     package: Vec<Pin>,
 }
 
-/// `vm/kernels.toml`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Lines {
@@ -132,7 +123,6 @@ impl Declared {
 }
 
 impl Table {
-    /// The lines of an architecture.
     pub fn of(arch: Arch) -> Result<Table> {
         let Lines { mut default, line } = toml::from_str(LINES).context(LINES_FILE)?;
         let pins: Pins = toml::from_str(PINNED).context(PINNED_FILE)?;
@@ -147,7 +137,6 @@ impl Table {
         Ok(Table { arch, default, lines })
     }
 
-    /// The line of that name.
     pub fn line(&self, name: &str) -> Result<&Line> {
         self.lines.iter().find(|line| line.name == name).ok_or_else(|| {
             let names: Vec<&str> = self.lines.iter().map(|l| l.name.as_str()).collect();
@@ -162,7 +151,6 @@ impl Table {
         })
     }
 
-    /// The lines that `all` names.
     pub fn all(&self) -> impl Iterator<Item = &Line> {
         self.lines.iter().filter(|line| !line.is_extra)
     }

@@ -24,10 +24,8 @@ const BY_VIRTIOFS: [&str; 1] = ["virtiofs"];
 /// What ext4 and btrfs ask the kernel for by an alias; absent where it is built in or has gone.
 const WANTED: [&str; 3] = ["crc32c_generic", "crc32c_intel", "crc32c_cryptoapi"];
 
-/// An initramfs.
 #[derive(Debug)]
 pub struct Initramfs {
-    /// Its file in the cache.
     pub file: PathBuf,
     /// Whether the kernel has 9p; else the guest sees this machine's files through virtiofs.
     pub has_9p: bool,

@@ -27,11 +27,9 @@ const FORCED_KVM_PATIENCE: Duration = Duration::from_secs(12);
 pub struct Note {
     boot_id: String,
     qemu: String,
-    /// Whether a guest booted.
     pub works: bool,
 }
 
-/// The accelerator that VM_ACCEL forces.
 pub fn forced() -> Result<Option<Accel>> {
     match std::env::var("VM_ACCEL").as_deref() {
         Err(_) | Ok("" | "auto") => Ok(None),

@@ -81,11 +81,9 @@ impl Daemon {
     }
 }
 
-/// A directory that the guest sees.
 pub struct Share {
     /// What the guest mounts it by.
     pub tag: String,
-    /// The directory.
     pub path: PathBuf,
     /// Whether the guest cannot write there.
     pub read_only: bool,

@@ -19,7 +19,6 @@ use crate::session::processes;
 /// The file of this program, even if cargo has replaced it meanwhile.
 pub const OWN_FILE: &str = "/proc/self/exe";
 
-/// What has to be undone at the end.
 struct State {
     qemu: Option<Child>,
     run_dir: Option<PathBuf>,
@@ -147,12 +146,10 @@ pub fn own_qemu(child: Child) {
     state().qemu = Some(child);
 }
 
-/// QEMU's exit status, where it has ended.
 pub fn qemu_ended() -> Option<std::process::ExitStatus> {
     state().qemu.as_mut().and_then(|child| child.try_wait().ok().flatten())
 }
 
-/// Kills QEMU and waits for its end.
 pub fn kill_qemu() {
     if let Some(mut child) = state().qemu.take() {
         let _ = child.kill();

@@ -1,9 +1,9 @@
 //! One command in a guest: its terminal, its signals, its status, and what is left when it ends.
 
-pub mod cleanup;
-pub mod death;
+pub(crate) mod cleanup;
+pub(crate) mod death;
 pub mod guest;
 pub mod host;
 pub mod processes;
-pub mod rundir;
+pub(crate) mod rundir;
 pub mod wire;

@@ -27,20 +27,17 @@ const SHARED_LIMIT: u64 = 64 * 1024;
 pub struct Info {
     /// The workspace that it runs programs of.
     pub workspace: PathBuf,
-    /// Its architecture.
     pub arch: String,
     /// The kernel as it was named on the command line.
     pub kernel: String,
     /// What others find it by, to join it: [`SHELL`], or the name of a guest that stays.
     pub name: Option<String>,
-    /// The launcher.
     pub pid: u32,
 }
 
 /// The name of the guests of `cargo vm shell`. Of any other name there is one guest in a workspace.
 pub const SHELL: &str = "shell";
 
-/// A run directory that this process owns.
 #[derive(Debug)]
 pub struct RunDir {
     dir: PathBuf,
@@ -129,7 +126,6 @@ impl RunDir {
         Ok(RunDir { dir, _lock: lock })
     }
 
-    /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -211,7 +207,6 @@ pub fn next_port(dir: &Path) -> Result<(PathBuf, File)> {
     bail!("this guest cannot have another terminal: all {PORTS} are in use. Leave one of them")
 }
 
-/// The socket of a port.
 pub fn socket(dir: &Path, port: u32) -> PathBuf {
     dir.join(format!("s{port}.sock"))
 }

@@ -136,41 +136,7 @@ fn bad(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::ffi::OsStringExt;
-
     use super::*;
-
-    #[test]
-    fn messages_come_back_as_they_went() {
-        let odd = OsString::from_vec(vec![b'x', 0xff, b'\n', b'=']);
-        let request = Request {
-            argv: vec![odd.clone(), "".into(), "a=b".into()],
-            env: vec![("A".into(), odd.clone()), ("=B".into(), "".into())],
-            cwd: odd,
-            stdin_tty: true,
-            stdout_tty: true,
-            stderr_tty: false,
-            size: Some(Size { rows: 1, cols: 2 }),
-            workload: None,
-        };
-        assert_eq!(size_of_arguments(&request.argv, &request.env), (5 + 1 + 4) + (7 + 4) + 5 * 8);
-        let messages = [
-            Message::Request(request),
-            Message::Output(Stream::Stderr, b"a\0b\xff".to_vec()),
-            Message::StdinEof,
-            Message::Size(Size { rows: 24, cols: 300 }),
-            Message::Exit(Exit { status: -1, others: 2 }),
-        ];
-        let mut wire = Vec::new();
-        for message in &messages {
-            write_message(&mut wire, message).unwrap();
-        }
-        let mut wire = wire.as_slice();
-        for message in messages {
-            assert_eq!(read_message(&mut wire).unwrap(), Some(message));
-        }
-        assert_eq!(read_message(&mut wire).unwrap(), None);
-    }
 
     #[test]
     fn a_broken_stream_is_an_error_and_not_the_end() {
