@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, collections::BTreeMap, mem::MaybeUninit, process::ExitCode};
 
 use anyhow::{Result, ensure};
-use common::{Cli, Session, btf, hookable::Kernel};
+use common::{Cli, Session, btf::Btf, btf::modules, hookable::Kernel};
 use libbpf_rs::{KprobeMultiOpts, KprobeOpts, ProgramAttachType, num_possible_cpus, skel::Skel};
 
 mod trace {
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     // The question: which functions take a pointer to the struct, and which of them can be hooked?
-    let (name, vmlinux) = (&cli.own.type_name, btf::Btf::read("vmlinux", None)?);
+    let (name, vmlinux) = (&cli.own.type_name, Btf::read("vmlinux", None)?);
     let (functions, left_out) = functions_taking(name, &vmlinux)?;
     let (can, cannot) = (functions.len(), left_out.len());
     if cli.own.list {
@@ -93,15 +93,14 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     common::print_skipped(skel.object())
 }
 
-/// Name and text, `submit_bio(bio)`, of each function that can be hooked; text and reason of the others.
-type Functions = (Vec<(String, String)>, Vec<String>);
-
-/// Searches the BTF of the kernel and of each module; two lists of the kernel say what can be hooked.
-fn functions_taking(name: &str, vmlinux: &btf::Btf) -> Result<Functions> {
+/// Searches the BTF of the kernel and of each module. Returns the name of each function that can be hooked,
+/// and how it is shown: `submit_bio(bio)`; of the others, how they are shown, and why they cannot.
+fn functions_taking(name: &str, vmlinux: &Btf) -> Result<(Vec<(String, String)>, Vec<String>)> {
     let mut taking = BTreeMap::new();
-    for module in [None].into_iter().chain(btf::modules()?.into_iter().map(Some)) {
-        let own = module.as_ref().map(|name| btf::Btf::read(name, Some(vmlinux))).transpose()?;
-        for function in own.as_ref().unwrap_or(vmlinux).functions() {
+    for module in [None].into_iter().chain(modules()?.into_iter().map(Some)) {
+        let own = module.as_ref().map(|name| Btf::read(name, Some(vmlinux))).transpose()?;
+        let btf = own.as_ref().unwrap_or(vmlinux);
+        for function in btf.functions() {
             let parameters = function.parameters();
             if parameters.iter().any(|(_, kind)| kind.points_to(name)) {
                 let names: Vec<&str> = parameters.iter().map(|(name, _)| *name).collect();
