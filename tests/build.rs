@@ -3,5 +3,5 @@
 fn main() {
     common_build::skeleton("src/gone.bpf.c");
     common_build::skeleton("src/refused.bpf.c");
-    common_build::skeleton("src/slow.bpf.c");
+    common_build::skeleton("src/unattached.bpf.c");
 }

@@ -17,61 +17,25 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
 
 use crate::{
-    commands::{loaded, wait_until_unloaded},
-    disks::{self, Mapped, NullBlk, ScsiDebug},
+    disks::{self, Mapped, NullBlk},
     readme::block,
-    run::{Running, count, ensure_none, fio, program, shell, stage, wait_until, workspace},
+    run::{Running, beside_a_stopped, count, ensure_none, fio, shell, wait_until, workspace},
 };
 
 tests![
-    appendix_programs_behave_as_stages,
     hello_world_shows_every_exec,
     hello_world_names_a_file_as_the_kernel_does,
     bigreads_shows_what_strace_shows,
     bigreads_names_the_protocol_of_a_socket,
-    bigreads_sees_the_reads_of_64_threads,
     bigreads_counts_lost_lines,
     bitehist_adds_up_to_the_disks_counters,
-    bitehist_counts_a_requeued_request_once,
     kmalloc_callers_counts_a_modules_calls,
     kmalloc_callers_adds_up_to_the_tracepoint,
 ];
 
-const ALL: [&str; 4] = ["hello_world", "bigreads", "bitehist", "kmalloc_callers"];
 const DIRECTORY: &str = "/run/appendix";
-
-/// Exit codes, the help, and what is left in the kernel.
-fn appendix_programs_behave_as_stages() -> Result<()> {
-    let before = loaded()?;
-    let nobody = "setpriv --reuid 65534 --clear-groups";
-    let mut running = Vec::new();
-    for name in ALL {
-        let path = program(name);
-        let path = path.display();
-        let help = shell(&format!("{nobody} {path} --help"))?;
-        ensure!(help.contains("Usage: ") && help.contains("--duration"), "{name}: {help}");
-        let ended = Running::bash(&format!("{nobody} {path} --duration 1s"))?.end()?;
-        ensure!(ended.code == Some(3) && ended.stderr.contains("root"), "{name}: {ended:?}");
-        let ended = stage(name, &["--duration=5"])?;
-        ensure!(ended.code == Some(2), "{name}: {ended:?}");
-        running.push((name, Running::stage(name, &[])?));
-    }
-    for (wrong, name) in [("--min=1X", "bigreads"), ("--interval=0s", "bitehist")] {
-        let ended = stage(name, &[wrong])?;
-        ensure!(ended.code == Some(2) && ended.stdout.is_empty(), "{name} {wrong}: {ended:?}");
-    }
-    ensure!(!loaded()?.is_subset(&before), "nothing is loaded: the test does not test");
-    let signals = [Signal::TERM, Signal::INT, Signal::TERM, Signal::KILL];
-    for ((name, running), signal) in running.into_iter().zip(signals) {
-        running.signal(signal)?;
-        let ended = running.end()?;
-        ensure!(ended.code == Some(0) || signal == Signal::KILL, "{name}: {ended:?}");
-    }
-    wait_until_unloaded(&before)
-}
 
 /// Checks that the README of a program shows what it prints: every line but those of a single event
 /// or function, with other numbers.
@@ -342,37 +306,10 @@ fn bigreads_names_the_protocol_of_a_socket() -> Result<()> {
     Ok(())
 }
 
-/// More threads than CPUs. Where a program was skipped, it says so.
-fn bigreads_sees_the_reads_of_64_threads() -> Result<()> {
-    fs::create_dir_all(DIRECTORY)?;
-    shell(&format!("dd if=/dev/zero of={DIRECTORY}/big bs=64K count=64 status=none"))?;
-    let running = Running::stage("bigreads", &["--min", "64K"])?;
-    let report = fio(&format!(
-        "--filename={DIRECTORY}/big --rw=read --bs=64k --size=4m --ioengine=sync --thread \
-         --numjobs=64 --invalidate=0"
-    ))?;
-    let output = running.interrupt()?;
-    let reads = report["read"]["total_ios"].as_u64().context("fio")?;
-    let shown = big_reads(&output)?.iter().filter(|(.., file)| file == "big").count() as u64;
-    let (lost, skipped) = (count(&output, "lines lost")?, count(&output, "skipped")?);
-    fs::remove_file(format!("{DIRECTORY}/big"))?;
-    ensure!(reads == 4096, "{report}");
-    // Short reads are skipped, too.
-    let complete = reads.saturating_sub(skipped)..=reads;
-    ensure!(
-        complete.contains(&(shown + lost)),
-        "{shown} shown, {lost} lost, {skipped} skipped, {reads} reads"
-    );
-    Ok(())
-}
-
 fn bigreads_counts_lost_lines() -> Result<()> {
-    let running = Running::stage("bigreads", &["--min", "512"])?;
-    // Stopped, it empties no ring: 1 MiB has room for some 3,000 lines.
-    running.signal(Signal::STOP)?;
-    shell("dd if=/dev/zero of=/dev/null bs=777 count=6000 status=none")?;
-    running.signal(Signal::CONT)?;
-    let output = running.interrupt()?;
+    // The ring of 1 MiB has room for some 3,000 lines.
+    let dd = "dd if=/dev/zero of=/dev/null bs=777 count=6000 status=none";
+    let output = beside_a_stopped("bigreads", &["--min", "512"], || shell(dd).map(drop))?;
     let shown = big_reads(&output)?.len() as u64;
     let (reads, lost) = (count(&output, "reads of at least 512")?, count(&output, "lines lost")?);
     ensure!(reads >= 6000 && lost > 1000, "{reads} reads, {lost} lost");
@@ -466,28 +403,6 @@ fn bitehist_adds_up_to_the_disks_counters() -> Result<()> {
         ensure!(writes.0 > total("write")?, "{writes:?}: {report}");
         ensure!((discards.0 > 0) == (disk == null.name), "{discards:?}");
     }
-    // The rows of a size of its own.
-    let [reads, ..] = bitehist_agrees(&null.name, || {
-        fio(&format!("--filename=/dev/{} --rw=read --bs=16k --size=4m --direct=1", null.name))?;
-        Ok(0)
-    })?;
-    let rows: Vec<_> = reads.2.into_iter().filter(|(_, ios)| *ios > 0).collect();
-    ensure!(rows == [(16, 256)], "{rows:?}");
-    Ok(())
-}
-
-/// A SCSI host that is busy gives the request back, and gets it again later.
-fn bitehist_counts_a_requeued_request_once() -> Result<()> {
-    let disk = ScsiDebug::new("dev_size_mb=64 every_nth=10 opts=0x8000")?;
-    let [reads, ..] = bitehist_agrees(&disk.name, || {
-        fio(&format!(
-            "--filename=/dev/{} --ioengine=libaio --iodepth=16 --rw=randread --bs=8k --direct=1 \
-             --size=64m --number_ios=500",
-            disk.name
-        ))?;
-        Ok(0)
-    })?;
-    ensure!(reads.1 == 500 * 16, "{reads:?}");
     Ok(())
 }
 

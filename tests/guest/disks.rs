@@ -51,6 +51,14 @@ pub fn partition(disk: &str) -> String {
     format!("{disk}{p}1")
 }
 
+/// Makes one partition of a disk, of 32 MiB from sector 4096 on; its name.
+pub fn partitioned(disk: &str) -> Result<String> {
+    shell(&format!(
+        "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{disk}; partx -u /dev/{disk} || true"
+    ))?;
+    Ok(partition(disk))
+}
+
 /// The ext4 file system of the data disk at /mnt/data, as long as it is needed.
 pub struct Mounted {
     pub disk: String,
@@ -132,15 +140,35 @@ impl NullBlk {
         NullBlk::named("test", settings)
     }
 
+    /// One whose timer ends each I/O after this time in ms, on the CPU that has submitted it.
+    pub fn timer(directory: &str, ms: u64, more: &[(&str, &str)]) -> Result<NullBlk> {
+        let time = (ms * 1_000_000).to_string();
+        let settings = [("irqmode", "2"), ("completion_nsec", &*time), ("submit_queues", "2")];
+        NullBlk::named(directory, &[&settings, more].concat())
+    }
+
+    /// The same, for one I/O at a time.
+    pub fn one_tag(directory: &str, ms: u64) -> Result<NullBlk> {
+        NullBlk::timer(directory, ms, &[("hw_queue_depth", "1"), ("submit_queues", "1")])
+    }
+
+    /// Gives it a scheduler, in which what finds no tag waits as a request.
+    pub fn queues(&self) -> Result<()> {
+        shell("modprobe -q mq-deadline")?;
+        fs::write(self.queue("scheduler"), "mq-deadline")?;
+        fs::write(self.queue("nr_requests"), "64").context("nr_requests")
+    }
+
+    /// A file of its queue, for a value: `/sys/block/nullb0/queue/iostats`.
+    pub fn queue(&self, file: &str) -> String {
+        format!("/sys/block/{}/queue/{file}", self.name)
+    }
+
     /// One whose timer ends an I/O 100 ms later: then the task that has submitted it sleeps, and the end
     /// interrupts no call of the submission, whose probes would miss it.
     pub fn slow() -> Result<NullBlk> {
-        NullBlk::new(&[
-            ("irqmode", "2"),
-            ("completion_nsec", "100000000"),
-            ("memory_backed", "1"),
-            ("size", "64"),
-        ])
+        let more = [("submit_queues", "1"), ("memory_backed", "1"), ("size", "64")];
+        NullBlk::timer("test", 100, &more)
     }
 
     /// The same, beside others: each has a directory of its own in configfs.
@@ -163,11 +191,6 @@ impl NullBlk {
         // Every bio is a request: counts of either can be compared.
         fs::write(format!("/sys/block/{}/queue/nomerges", disk.name), "2").context("nomerges")?;
         Ok(disk)
-    }
-
-    /// Takes the disk away under its users.
-    pub fn power_off(&self) -> Result<()> {
-        fs::write(format!("{}/power", self.directory), "0").context("null_blk's power")
     }
 }
 

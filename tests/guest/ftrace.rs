@@ -20,8 +20,6 @@ pub enum Hook {
     /// Calls of a function, with its first argument. The event is named as the function. A probe misses
     /// what happens while another one runs.
     Function(&'static str),
-    /// Calls of a function, without arguments: none is missed.
-    Call(&'static str),
     /// The same as `Function`, with the stack.
     Stack(&'static str),
     /// Calls of a function, with one of its arguments; 1 is the first one.
@@ -41,11 +39,6 @@ pub enum Hook {
 pub struct Event {
     /// The function or the tracepoint.
     pub name: String,
-    /// `dd-123`.
-    pub task: String,
-    pub cpu: u32,
-    /// `.` in a task, `s` in a softirq, `h` in a hardirq, `H` in one that interrupts a softirq.
-    pub interrupt: char,
     /// ns, on the clock of bpf_ktime_get_ns(), rounded down to microseconds.
     pub time: u64,
     /// The first argument of a function: `0xffff888003a1c000`.
@@ -104,13 +97,6 @@ impl Ftrace {
             Hook::Value(function, kind) => {
                 let value = format!("$retval:{kind}");
                 self.probe('r', &format!("{function}__return"), function, &value)?
-            }
-            Hook::Call(function) => {
-                let filter = self.instance.join("set_ftrace_filter");
-                let mut filter = fs::OpenOptions::new().append(true).open(filter)?;
-                filter.write_all(function.as_bytes()).context(function)?;
-                drop(filter); // it counts from when the file is closed
-                return self.write("current_tracer", "function");
             }
             Hook::Tracepoint(name, filter) => {
                 if !filter.is_empty() {
@@ -195,24 +181,13 @@ fn parse(text: &str) -> Result<Vec<Event>> {
             current = of_task.get(task.trim()).copied();
             continue;
         }
-        // Or `submit_bio <-iomap_dio_bio_iter`, a call, or `sys_io_submit -> 0x1`, a system call's end.
-        let parts = [": ", " <-", " -> "].into_iter().find_map(|sign| event.split_once(sign));
-        let (name, text) = parts.with_context(|| format!("odd: {line}"))?;
-        let cpu = head.split(']').next().unwrap_or_default();
+        let (name, text) = event.split_once(": ").with_context(|| format!("odd: {line}"))?;
         let time = head.split_whitespace().last().unwrap_or_default().replace('.', "");
         let time = time.parse::<u64>().with_context(|| format!("odd: {line}"))? * 1000;
         let argument = text.split_once(" argument=").map_or("", |(_, argument)| argument);
         of_task.insert(task.trim().to_owned(), events.len());
         events.push(Event {
             name: name.trim().to_owned(),
-            task: task.trim().to_owned(),
-            cpu: cpu.parse().with_context(|| format!("odd: {line}"))?,
-            // `000] d.h1. 39.948507`
-            interrupt: head
-                .split_whitespace()
-                .nth(1)
-                .and_then(|flags| flags.chars().nth(2))
-                .unwrap_or('.'),
             time,
             argument: argument.trim().to_owned(),
             text: text.to_owned(),

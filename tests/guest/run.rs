@@ -366,6 +366,38 @@ fn wait(child: &mut Child) -> Result<ExitStatus> {
     ended.and(status.context("no status"))
 }
 
+/// A program's output that was stopped during a load: it empties no buffer, so that the kernel has no room for
+/// more.
+pub fn beside_a_stopped(
+    name: &str,
+    arguments: &[&str],
+    load: impl FnOnce() -> Result<()>,
+) -> Result<String> {
+    let running = Running::stage(name, arguments)?;
+    running.signal(Signal::STOP)?;
+    load()?;
+    running.signal(Signal::CONT)?;
+    running.interrupt()
+}
+
+/// A file of /sys or /proc that says something else until this is dropped.
+pub struct Setting(PathBuf, String);
+
+impl Setting {
+    pub fn new(file: impl Into<PathBuf>, value: &str) -> Result<Setting> {
+        let file = file.into();
+        let before = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        fs::write(&file, value).with_context(|| format!("{} = {value}", file.display()))?;
+        Ok(Setting(file, before))
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        fs::write(&self.0, self.1.trim()).ok();
+    }
+}
+
 /// A process whose script begins with [`Gate::WAIT`] sleeps there until [`Gate::open`].
 pub struct Gate(fs::File);
 

@@ -1,120 +1,36 @@
 //! `slow_io` beside the block layer's tracepoints, and beside delays that are put into one part.
 
-use std::{collections::HashMap, fs};
+use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
     disks::{self, Mapped, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
     run::{
-        Gate, LIMIT, Running, count, fio, fio_command, judged_weakly, may_skip, not_judged,
-        program, shell, stage, wait_until, workspace,
+        Gate, LIMIT, Running, beside_a_stopped, count, fio, fio_command, judged_weakly, program,
+        shell, stage, wait_until, workspace,
     },
 };
 
 tests![
-    slow_io_has_blktraces_parts,
     slow_io_blames_the_right_part,
     slow_io_counts_lost_lines,
     slow_io_ends_beside_a_busy_disk,
     slow_io_names_errors,
     slow_io_shows_what_is_wanted,
     slow_io_records_what_came_before,
-    stage13_divides_a_bios_time,
     stage13_counts_what_is_lost,
 ];
 
-/// The lesson: a delay in one place stands in that column; the columns are the total; where nobody notes when
-/// a request is allocated, the time is not divided.
-fn stage13_divides_a_bios_time() -> Result<()> {
-    let timer = |name, ns, more: &[_]| {
-        NullBlk::named(name, &[&[("irqmode", "2"), ("completion_nsec", ns)], more].concat())
-    };
-    let tag = [("hw_queue_depth", "1"), ("submit_queues", "1")];
-    let (device, mute) = (timer("device", "60000000", &[])?, timer("mute", "20000000", &[])?);
-    let (one_tag, queued) =
-        (timer("one_tag", "20000000", &tag)?, timer("queued", "20000000", &tag)?);
-    let quick = NullBlk::named("quick", &[])?;
-    shell(&format!(
-        "cd /sys/block; echo none >{}/queue/scheduler; modprobe -q mq-deadline; cd {}/queue; \
-         echo mq-deadline >scheduler; echo 64 >nr_requests; echo 0 >/sys/block/{}/queue/iostats",
-        one_tag.name, queued.name, mute.name
-    ))?;
-    let running = Running::stage("stage13", &[])?;
-    let read = |disk: &NullBlk, options: &str| {
-        fio(&format!(
-            "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --size=8M {options}",
-            disk.name
-        ))
-    };
-    read(&one_tag, "--ioengine=psync --numjobs=8 --thread --number_ios=5")?;
-    read(&queued, "--ioengine=libaio --iodepth=8 --number_ios=30")?;
-    let all = [&device, &mute, &quick].map(|disk| reads(&format!("/dev/{}", disk.name), 10));
-    shell(&all.join("; "))?;
-    // 16 bios that are merged, and one that is split.
-    fs::write(format!("/sys/block/{}/queue/nomerges", device.name), "0")?;
-    let dd = "dd status=none";
-    shell(&format!(
-        "cd /dev; {dd} if=zero of={0} bs=64k count=1 conv=fsync; \
-         {dd} if={0} of=null bs=4M count=1 iflag=direct",
-        device.name
-    ))?;
-    let output = running.interrupt()?;
-    // Of a disk: each line's total and parts, in ms; NaN for what is not known.
-    let lines = |disk: &NullBlk| -> Result<Vec<Vec<f64>>> {
-        let of = format!(" of {} (", disk.name);
-        let lines = output.lines().filter(|line| line.contains(&of));
-        let columns = lines.map(|line| {
-            let words = line.split_whitespace().take_while(|word| *word != "ms");
-            words.map(|word| Ok(if word == "-" { f64::NAN } else { word.parse()? })).collect()
-        });
-        columns.collect()
-    };
-    for (disk, part, count, least) in
-        [(&device, 3, 27, 1600.0), (&one_tag, 1, 40, 1000.0), (&queued, 2, 30, 1000.0)]
-    {
-        let lines = lines(disk)?;
-        ensure!(lines.len() >= count, "{}: {} lines: {output}", disk.name, lines.len());
-        for line in &lines {
-            let sum: f64 = line[1..].iter().sum();
-            ensure!(line.len() == 5 && (sum - line[0]).abs() < 0.01, "{}: {line:?}", disk.name);
-        }
-        let [time, all] =
-            [part, 0].map(|column| lines.iter().map(|line| line[column]).sum::<f64>());
-        ensure!(
-            time >= least && time * 2.0 > all,
-            "{}, {part}: {time} of {all} ms: {output}",
-            disk.name
-        );
-    }
-    // Each line is of one read: where it is, how large, and whose.
-    let shown = |n: u32| format!(" ms     4 KiB  Sector ({}) of {} (", n * 8, device.name);
-    let of_dd = |n| output.lines().any(|line| line.contains(&shown(n)) && line.ends_with(" by dd"));
-    ensure!((0..10).all(of_dd), "dd's reads of {}: {output}", device.name);
-    let mute = lines(&mute)?;
-    let is_unknown = |line: &Vec<f64>| line[0] >= 20.0 && line[1..].iter().all(|ms| ms.is_nan());
-    ensure!(mute.len() == 10 && mute.iter().all(is_unknown), "{mute:?}: {output}");
-    let slow = output.lines().filter(|line| line.contains(" KiB  ")).count();
-    let said = format!("{slow} slow, 10 of them not divided");
-    ensure!(output.contains(&said), "not {said:?}: {output}");
-    ensure!(count(&output, "bios completed")? >= 100, "{output}");
-    ensure!(lines(&quick)?.len() <= 2, "a quick disk: {output}");
-    Ok(())
-}
-
-/// Stopped, it empties no buffer: what finds no room there is lost, and each bio has a line or is counted.
+/// What finds no room in the buffer is lost, and each bio has a line or is counted.
 fn stage13_counts_what_is_lost() -> Result<()> {
     let quick = NullBlk::named("quick", &[])?;
-    let running = Running::stage("stage13", &["--min", "1ns"])?;
-    running.signal(Signal::STOP)?;
     let before = disks::bios(&quick.name)?;
-    shell(&reads(&format!("/dev/{}", quick.name), 20_000))?;
+    let read = reads(&format!("/dev/{}", quick.name), 20_000);
+    let output = beside_a_stopped("stage13", &["--min", "1ns"], || shell(&read).map(drop))?;
     let did = disks::bios(&quick.name)? - before;
-    running.signal(Signal::CONT)?;
-    let output = running.interrupt()?;
     let lines = output.lines().filter(|line| line.contains(" KiB  ")).count() as u64;
     let (slow, lost) = (count(&output, "slow, ")?, count(&output, "lost (")?);
     let completed = count(&output, "bios completed")?;
@@ -198,149 +114,19 @@ pub fn reads(path: &str, count: u32) -> String {
     format!("dd if={path} of=/dev/null bs=4k count={count} iflag=direct status=none")
 }
 
-/// The ends of the parts of a read: submit_bio(), blktrace's G, D and C, bio_endio().
-const STEPS: [&str; 5] =
-    ["submit_bio", "block_getrq", "block_rq_issue", "block_rq_complete", "bio_endio"];
-
-/// The earliest and the latest time at which a hook of ours at the place of an event can have run, in ns: from
-/// the event before it in that task or interrupt to the one after it.
-type Moment = (u64, u64);
-
-/// The steps of each read of a disk, by its sector.
-fn steps(disk: &str, events: &[Event]) -> Result<HashMap<u64, [Option<Moment>; 5]>> {
-    let dev = fs_numbers(disk)?;
-    const ROUNDED: u64 = 1000; // ftrace rounds down to microseconds
-    let (mut moments, mut last) = (Vec::new(), HashMap::new());
-    for (number, event) in events.iter().enumerate() {
-        let in_task = event.interrupt == '.';
-        let place = if in_task { event.task.clone() } else { event.cpu.to_string() };
-        let before: Option<usize> = last.insert((event.interrupt, place), number);
-        if let Some(before) = before {
-            let (_, latest): &mut Moment = &mut moments[before];
-            *latest = event.time + ROUNDED;
-        }
-        moments.push((events[before.unwrap_or(number)].time, event.time + ROUNDED));
-    }
-    let mut steps: HashMap<u64, [Option<Moment>; 5]> = HashMap::new();
-    let (mut submitted, mut completed) = (HashMap::new(), HashMap::new());
-    for (event, moment) in events.iter().zip(moments) {
-        match event.name.as_str() {
-            "submit_bio" => drop(submitted.insert(&event.task, moment)),
-            "bio_endio" => {
-                if let Some(sector) = completed.remove(&event.cpu) {
-                    steps.entry(sector).or_default()[4] = Some(moment);
-                }
-            }
-            _ if !event.text.starts_with(&dev) => {} // another disk's, or of none
-            "block_bio_queue" => {
-                steps.entry(event.sector()?).or_default()[0] = submitted.remove(&event.task);
-            }
-            name => {
-                let sector = event.sector()?;
-                let step = STEPS.iter().position(|step| *step == name).context("odd event")?;
-                steps.entry(sector).or_default()[step] = Some(moment);
-                if name == "block_rq_complete" {
-                    completed.insert(event.cpu, sector);
-                }
-            }
-        }
-    }
-    Ok(steps)
-}
-
-/// The times between submit_bio(), blktrace's G, D and C, and bio_endio() of each read are the parts of
-/// its line. blktrace's Q comes after submit_bio(), and after a cgroup's limit. A task or a CPU may have to
-/// wait between ftrace's hook and ours.
-fn slow_io_has_blktraces_parts() -> Result<()> {
-    const READS: usize = 100;
-    if shell("uname -r")?.contains("-rt") {
-        // Measured: 16 of 300 waits lay outside of what ftrace allows, by up to 2 ms.
-        return not_judged("softirqs are tasks there: ftrace's neighbouring events are no bounds");
-    }
-    let null = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "3000000")])?;
-    let disks = [disks::nvme()?, disks::scsi()?, null.name.clone()];
-    let tracepoints = [
-        "block/block_bio_queue",
-        "block/block_getrq",
-        "block/block_rq_issue",
-        "block/block_rq_complete",
-        // What is before and after them.
-        "syscalls/sys_enter_io_submit",
-        "syscalls/sys_exit_io_submit",
-        "irq/irq_handler_entry",
-        "irq/irq_handler_exit",
-        "irq/softirq_entry",
-        "irq/softirq_exit",
-        "timer/hrtimer_expire_entry",
-    ];
-    let calls = ["submit_bio", "bio_endio", "blk_add_timer"].map(Hook::Call);
-    let tracepoints = tracepoints.map(|name| Hook::Tracepoint(name, ""));
-    let judge = Ftrace::new(&[&calls[..], &tracepoints].concat())?;
-    let mut events = Vec::new();
-    let output = traced(&[], || {
-        judge.events()?;
-        for disk in &disks {
-            fio(&format!(
-                "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
-                 --number_ios={READS} --size=128M"
-            ))?;
-        }
-        events = judge.events()?;
-        Ok(())
-    })?;
-    let lines = objects(&output, "bio")?;
-    let mut judged: Vec<(Value, Vec<Moment>)> = Vec::new();
-    for disk in &disks {
-        let steps = steps(disk, &events)?;
-        let mut fios = of_disk(&lines, disk);
-        fios.retain(|line| line["process"] == "fio");
-        let least = if may_skip()? { READS * 9 / 10 } else { READS };
-        ensure!(fios.len() >= least, "{disk}: {} of {READS} reads", fios.len());
-        let known = |line: Value| {
-            let steps = steps.get(&line["sector"].as_u64()?)?;
-            Some((line, steps.iter().copied().collect::<Option<_>>()?))
-        };
-        let known: Vec<_> = fios.into_iter().filter_map(known).collect();
-        ensure!(known.len() >= READS * 5 / 6, "{disk}: ftrace has all of {} reads", known.len());
-        judged.extend(known);
-    }
-    for (number, name) in ["wait", "queue", "device", "end"].into_iter().enumerate() {
-        let mut apart = Vec::new();
-        for (line, steps) in &judged {
-            let (from, to, mine) = (steps[number], steps[number + 1], part(line, name));
-            let (least, most) = (to.0.saturating_sub(from.1), to.1.saturating_sub(from.0));
-            if !(least..=most).contains(&mine) {
-                apart.push(format!("{}: {mine} ns, ftrace {least} to {most}", line["disk"]));
-            }
-        }
-        let percent = if may_skip()? { 5 } else { 1 };
-        ensure!(apart.len() * 100 <= judged.len() * percent, "{name}: {apart:#?}");
-    }
-    Ok(())
-}
-
 /// `252,0 `
 fn fs_numbers(disk: &str) -> Result<String> {
     Ok(format!("{} ", disks::numbers(disk)?.replace(':', ",")))
 }
 
 /// A delay in one place is blamed on that part, and on no other one; what nobody knows is null; operations are
-/// blktrace's; and tables, causes and the README say the same as the lines.
+/// blktrace's; and tables, causes and the README say the same as the lines. The lesson, stage 13, sees the same.
 fn slow_io_blames_the_right_part() -> Result<()> {
-    // null_blk's timer: the device.
-    let timer = |name, ns, more: &[_]| {
-        NullBlk::named(name, &[&[("irqmode", "2"), ("completion_nsec", ns)], more].concat())
-    };
-    let slow = timer("timer", "60000000", &[])?;
+    let slow = NullBlk::timer("timer", 60, &[])?;
     // One tag for eight threads: seven of them wait. With a scheduler, they have a request, which waits.
-    let tag = [("hw_queue_depth", "1"), ("submit_queues", "1")];
-    let (one_tag, queued) =
-        (timer("one_tag", "20000000", &tag)?, timer("queued", "20000000", &tag)?);
-    shell(&format!(
-        "cd /sys/block; echo none >{}/queue/scheduler; modprobe -q mq-deadline; cd {}/queue; \
-         echo mq-deadline >scheduler; echo 64 >nr_requests",
-        one_tag.name, queued.name
-    ))?;
+    let (one_tag, queued) = (NullBlk::one_tag("one_tag", 20)?, NullBlk::one_tag("queued", 20)?);
+    fs::write(one_tag.queue("scheduler"), "none")?;
+    queued.queues()?;
     // A cgroup that may do 20 reads a second, and device mapper on the same disk.
     let plain = NullBlk::named("plain", &[])?;
     let cgroup = throttle(&plain.name)?;
@@ -350,32 +136,39 @@ fn slow_io_blames_the_right_part() -> Result<()> {
     let (cached, has_flush_after) = cached(FLUSH)?;
     // Without statistics nobody notes when a request is allocated, and on 7.2 it keeps an earlier time.
     let silent = NullBlk::named("silent", &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
-    let mute = NullBlk::named("mute", &[])?;
-    shell(&format!("echo none >/sys/block/{}/queue/scheduler", silent.name))?;
-    let statistics = |disk: &NullBlk, on: bool| {
-        fs::write(format!("/sys/block/{}/queue/iostats", disk.name), if on { "1" } else { "0" })
-    };
-    statistics(&mute, false)?;
+    let mute = NullBlk::timer("mute", 20, &[])?;
+    fs::write(silent.queue("scheduler"), "none")?;
+    fs::write(mute.queue("iostats"), "0")?;
     let virtio = disks::virtio()?;
     let judge = Ftrace::new(&[Hook::Tracepoint("block/block_bio_queue", "")])?;
-    let mut events = Vec::new();
+    let (mut events, mut lesson) = (Vec::new(), String::new());
 
     let output = traced(&["--who"], || {
-        let read = |disk: &str, options: &str| {
-            fio(&format!(
-                "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --size=8M {options}"
-            ))
+        let running = Running::stage("stage13", &[])?;
+        let read = |disk: &NullBlk, options: &str| {
+            let path = format!("/dev/{}", disk.name);
+            let rw = "--rw=randread --bs=4k --direct=1 --size=8M";
+            fio(&format!("--filename={path} {rw} {options}"))
         };
-        read(&one_tag.name, "--ioengine=psync --numjobs=8 --thread --number_ios=5")?;
-        read(&queued.name, "--ioengine=libaio --iodepth=8 --number_ios=30")?;
+        read(&one_tag, "--ioengine=psync --numjobs=8 --thread --number_ios=5")?;
+        read(&queued, "--ioengine=libaio --iodepth=8 --number_ios=30")?;
         read_throttled(&cgroup, &plain.name, 30)?;
-        let [slow, mute] = [&slow, &mute].map(|disk| reads(&format!("/dev/{}", disk.name), 10));
-        let [delay, twice] = [&delay, &twice].map(|mapped| reads(&mapped.path(), 10));
-        shell(&[slow, mute, delay, twice].join("; "))?;
-        for (on, skip) in [(true, 0), (false, 1000), (true, 2000)] {
-            statistics(&silent, on)?;
+        let disks = [&slow, &mute].map(|disk| reads(&format!("/dev/{}", disk.name), 10));
+        let mapped = [&delay, &twice].map(|mapped| reads(&mapped.path(), 10));
+        shell(&[disks, mapped].concat().join("; "))?;
+        for (on, skip) in [("1", 0), ("0", 1000), ("1", 2000)] {
+            fs::write(silent.queue("iostats"), on)?;
             shell(&format!("{} skip={skip}", reads(&format!("/dev/{}", silent.name), 12)))?;
         }
+        // 16 bios that are merged, and one that is split.
+        fs::write(slow.queue("nomerges"), "0")?;
+        let dd = "dd status=none";
+        shell(&format!(
+            "cd /dev; {dd} if=zero of={0} bs=64k count=1 conv=fsync; \
+             {dd} if={0} of=null bs=4M count=1 iflag=direct",
+            slow.name
+        ))?;
+        lesson = running.interrupt()?;
 
         shell(&format!(
             "mount /dev/{} /mnt/cached; dd if=/dev/zero of=/mnt/cached/file bs=4k count=1 conv=fsync; \
@@ -394,6 +187,7 @@ fn slow_io_blames_the_right_part() -> Result<()> {
     shell(&format!("rmdir {cgroup}"))?;
     let output = output?;
     let lines = objects(&output, "bio")?;
+    divides([&slow, &one_tag, &queued, &mute, &silent], &lesson)?;
 
     // At least 95 % of each bio's time. Of one in ten it may be less, for a busy host may stop the guest's
     // CPU anywhere.
@@ -448,6 +242,49 @@ fn slow_io_blames_the_right_part() -> Result<()> {
     has_blktraces_letters(&of_disk(&lines, &virtio), &virtio, &events)?;
     adds_up(&output, &lines)?;
     is_documented(&output)
+}
+
+/// The lesson: a delay in one place stands in that column; the columns are the total; where nobody notes when
+/// a request is allocated, the time is not divided.
+fn divides([device, one_tag, queued, mute, silent]: [&NullBlk; 5], output: &str) -> Result<()> {
+    // Of each line the total and the parts, in ms; NaN for what is not known.
+    let mut all = Vec::new();
+    for line in output.lines().filter(|line| line.contains(" KiB  ")) {
+        let words = line.split_whitespace().take_while(|word| *word != "ms");
+        let ms = words.map(|word| Ok(if word == "-" { f64::NAN } else { word.parse()? }));
+        all.push((line, ms.collect::<Result<Vec<f64>>>()?));
+    }
+    let of = |disk: &NullBlk| -> Vec<&Vec<f64>> {
+        let of = format!(" of {} (", disk.name);
+        all.iter().filter(|(line, _)| line.contains(&of)).map(|(_, ms)| ms).collect()
+    };
+    for (disk, part, count, least) in
+        [(device, 3, 27, 1600.0), (one_tag, 1, 40, 1000.0), (queued, 2, 30, 1000.0)]
+    {
+        let lines = of(disk);
+        ensure!(lines.len() >= count, "{}: {} lines: {output}", disk.name, lines.len());
+        let odd = |line: &&&Vec<f64>| (line[1..].iter().sum::<f64>() - line[0]).abs() >= 0.01;
+        ensure!(lines.iter().find(odd).is_none(), "{}: {:?}", disk.name, lines.iter().find(odd));
+        let [time, all] =
+            [part, 0].map(|column| lines.iter().map(|line| line[column]).sum::<f64>());
+        let is_blamed = time >= least && time * 2.0 > all;
+        ensure!(is_blamed, "{}, {part}: {time} of {all} ms: {output}", disk.name);
+    }
+    // Each line is of one read: where it is, how large, and whose.
+    let shown = |n: u32| format!(" ms     4 KiB  Sector ({}) of {} (", n * 8, device.name);
+    let of_dd =
+        |n| all.iter().any(|(line, _)| line.contains(&shown(n)) && line.ends_with(" by dd"));
+    ensure!((0..10).all(of_dd), "dd's reads of {}: {output}", device.name);
+    let is_unknown = |line: &&Vec<f64>| line[1..].iter().all(|ms| ms.is_nan());
+    let mute = of(mute);
+    let are_unknown = mute.iter().all(|line| is_unknown(line) && line[0] >= 20.0);
+    ensure!(mute.len() == 10 && are_unknown, "{mute:?}: {output}");
+    let unknown = all.iter().filter(|(_, line)| is_unknown(&line)).count();
+    let said = format!("{} slow, {unknown} of them not divided", all.len());
+    ensure!(output.contains(&said), "not {said:?}: {output}");
+    ensure!(count(output, "bios completed")? >= 100, "{output}");
+    ensure!(of(silent).len() < 12, "a quick disk: {output}");
+    Ok(())
 }
 
 /// A disk with a cache and a file system, whose timer takes so many ns for each flush and for each write; and
@@ -553,12 +390,10 @@ fn slow_io_counts_lost_lines() -> Result<()> {
     shell("modprobe dm_zero")?;
     let zeros = Mapped::new("zeros", &format!("0 {} zero", 40_u64 << 21))?;
     let disk = zeros.disk()?;
-    let running =
-        Running::stage("slow_io", &["--json", "--min", "0", "--top", "1", "--disk", &disk])?;
-    running.signal(Signal::STOP)?;
-    shell(&format!("blkdiscard -z {}", zeros.path()))?;
-    running.signal(Signal::CONT)?;
-    let counters = objects(&running.interrupt()?, "counters")?;
+    let options = ["--json", "--min", "0", "--top", "1", "--disk", &disk];
+    let discard = format!("blkdiscard -z {}", zeros.path());
+    let output = beside_a_stopped("slow_io", &options, || shell(&discard).map(drop))?;
+    let counters = objects(&output, "counters")?;
     let [lost, completed] =
         ["lost", "completed"].map(|name| counters[0][name].as_u64().unwrap_or(0));
     ensure!(lost > 0 && completed == lost + KEPT, "{lost} lost of {completed}, {KEPT} kept");
@@ -624,13 +459,10 @@ fn slow_io_names_errors() -> Result<()> {
 
 /// --min, --top, --histogram, --disk, --pid, --causes; and what is wrong with a name.
 fn slow_io_shows_what_is_wanted() -> Result<()> {
-    let null = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
+    let null = NullBlk::timer("test", 20, &[])?;
     // A disk with its partitions, a partition, and a name that `lsblk` shows.
     let disk = disks::virtio()?;
-    let partition = format!("/dev/{}", disks::partition(&disk));
-    shell(&format!(
-        "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{disk}; partx -u /dev/{disk} || true"
-    ))?;
+    let partition = format!("/dev/{}", disks::partitioned(&disk)?);
     let _mapped = Mapped::new("shown", &format!("0 4096 linear /dev/{disk} 0"))?;
     let gate = Gate::new()?;
     let process = Running::bash(&format!("{}; exec {}", Gate::WAIT, reads(&partition, 4)))?;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     disks::{self, Mapped, NullBlk, ScsiDebug},
     exporter::{self, Scrape},
-    run::{Running, count, fio, judged_weakly, shell, stage},
+    run::{Running, count, fio, judged_weakly, shell},
     slow_io::{objects, of_disk, part, reads, traced},
 };
 
@@ -25,7 +25,6 @@ tests![
     slow_io_and_exporter_write_hostile_names,
     slow_io_follows_disks,
     slow_io_knows_whose_checksums_they_are,
-    hooks_that_would_never_run_are_refused,
     stage01_prints_a_hostile_threads_events,
 ];
 
@@ -301,28 +300,6 @@ fn reads_with_own_checksums(path: &str, count: u64) -> Result<u64> {
         good += u64::from(ring.completion().next().is_some_and(|done| done.result() == 4096));
     }
     Ok(good)
-}
-
-/// Where somebody has switched off what calls the programs, or made stacks shorter, a program says so.
-fn hooks_that_would_never_run_are_refused() -> Result<()> {
-    let stages = ["stage01", "stage08", "exporter"];
-    for (file, value, programs) in [
-        ("/proc/sys/kernel/ftrace_enabled", "0", &stages[..]),
-        ("/sys/kernel/debug/kprobes/enabled", "0", &stages[..1]),
-        ("/proc/sys/kernel/perf_event_max_stack", "16", &["stage06"]),
-    ] {
-        let before = fs::read_to_string(file)?;
-        fs::write(file, value).with_context(|| format!("{file} = {value}"))?;
-        let ended = programs.iter().map(|name| stage(name, &["--duration", "1s"]));
-        let ended = ended.collect::<Result<Vec<_>>>();
-        fs::write(file, before.trim())?;
-        let name = file.rsplit('/').next().unwrap_or_default();
-        for ended in ended? {
-            let said = ended.code == Some(3) && ended.stderr.contains(name);
-            ensure!(said && ended.stderr.contains(value), "{file} = {value}: {ended:?}");
-        }
-    }
-    Ok(())
 }
 
 /// A thread's name may hold a newline, and what moves a terminal's cursor: its events are a line each.

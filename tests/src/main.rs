@@ -1,11 +1,10 @@
-//! Programs that misbehave, for the tests of messages and of detaching. The variable `BROKEN` chooses: a
-//! hook that is gone, code that the verifier rejects, a program that nobody attaches, or one that runs for
-//! long.
+//! Programs that misbehave, for the test of messages. The variable `BROKEN` chooses: a hook that is gone, code
+//! that the verifier rejects, or a program that nobody attaches.
 
-use std::{env, mem::MaybeUninit, process::ExitCode, thread, time::Duration};
+use std::{env, mem::MaybeUninit, process::ExitCode};
 
 use anyhow::Result;
-use common::{Cli, NoOptions, Session, counters};
+use common::{Cli, NoOptions, Session};
 
 mod gone {
     include!(concat!(env!("OUT_DIR"), "/gone.skel.rs"));
@@ -13,8 +12,8 @@ mod gone {
 mod refused {
     include!(concat!(env!("OUT_DIR"), "/refused.skel.rs"));
 }
-mod slow {
-    include!(concat!(env!("OUT_DIR"), "/slow.skel.rs"));
+mod unattached {
+    include!(concat!(env!("OUT_DIR"), "/unattached.skel.rs"));
 }
 
 fn main() -> ExitCode {
@@ -30,24 +29,9 @@ fn run(_cli: &Cli<NoOptions>, session: &mut Session) -> Result<()> {
             session.attach([&skel.progs.blk_start_request_entry])
         }
         Ok("unattached") => {
-            let open = session.open(slow::SlowSkelBuilder::default(), &mut object)?;
+            let open = session.open(unattached::UnattachedSkelBuilder::default(), &mut object)?;
             let _skel = session.load(open)?;
             session.begin()
-        }
-        Ok("slow") => {
-            let open = session.open(slow::SlowSkelBuilder::default(), &mut object)?;
-            let skel = session.load(open)?;
-            session.attach([&skel.progs.block_rq_issue])?;
-            session.begin()?;
-            while !session.is_over() {
-                thread::sleep(Duration::from_millis(50));
-            }
-            session.detach()?;
-            // First the ends: a program that ends in between would look as if it had been waited for.
-            let counts = counters(&skel.maps.bss_data)?;
-            let ended = counts.ended;
-            println!("{ended} ended\n{} begun", counts.begun);
-            Ok(())
         }
         which => {
             let mut open = session.open(refused::RefusedSkelBuilder::default(), &mut object)?;

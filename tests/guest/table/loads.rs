@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     fs,
-    os::{fd::AsRawFd, unix::fs::FileExt},
+    os::unix::fs::FileExt,
     rc::{Rc, Weak},
     sync::{
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -20,8 +20,7 @@ use crate::{
     disks::{self, Mapped, Mounted, NullBlk, ScsiDebug, in_flight},
     ftrace::{Ftrace, Hook},
     pagecache::{Read, Watched, new_file, page_size, random},
-    requests::driver_commands,
-    run::{Running, fio, fio_command, fio_report, shell, wait_until},
+    run::{Running, Setting, fio, fio_command, fio_report, shell, wait_until},
     slow_io::throttle,
 };
 
@@ -42,57 +41,59 @@ impl Ready {
 /// Sets a load up.
 pub type Load = fn() -> Result<Ready>;
 
-macro_rules! loads {
-    ($($name:ident),* $(,)?) => {
-        /// All of them, by the names of their cases.
-        pub const LOADS: &[(&str, Load)] = &[$((stringify!($name), $name)),*];
-    };
-}
+const OF_64: &str = "--iodepth=16 --numjobs=64 --number_ios=79";
 
-loads![
-    threads_1,
-    threads_16,
-    threads_64,
-    threads_64_nvme,
-    one_cpu,
-    timer,
-    slow_sector,
-    split,
-    parts,
-    checksums,
-    merge,
-    requeue,
-    partial,
-    iostats_off,
-    dm_linear,
-    dm_crypt,
-    raid1,
-    crypt_on_raid1,
-    raid5,
-    thin,
-    btrfs,
-    in_tasks,
-    two_disks,
-    flush,
-    unqueued_flush,
-    passthrough,
-    discard,
-    io_uring,
-    polled,
-    writeback,
-    one_tag,
-    io_max,
-    cache_cold,
-    cache_warm,
-    cache_random,
-    cache_folios,
-    cache_writes,
-    cache_mmap,
-    cache_threads,
-    sizes,
-    partition,
-    twice,
-    exits,
+/// All of them, by the names of their cases.
+pub const LOADS: &[(&str, Load)] = &[
+    ("threads_1", || of_virtio("--number_ios=400", 400)),
+    ("threads_16", || of_virtio("--iodepth=16 --numjobs=16 --number_ios=313", 5008)),
+    ("threads_64", || of_virtio(OF_64, 5056)),
+    ("threads_64_nvme", || plain((), disks::nvme()?, &format!("{OF_64} --size=128M"), 5056)),
+    // Eight threads take turns on one CPU.
+    ("one_cpu", || of_virtio("--iodepth=16 --numjobs=8 --cpus_allowed=0 --number_ios=50", 400)),
+    ("io_uring", || {
+        of_virtio("--ioengine=io_uring --iodepth=16 --numjobs=4 --number_ios=250", 1000)
+    }),
+    // Two of the same tool at once: each of them measures all.
+    ("twice", || of_virtio("--iodepth=4 --numjobs=2 --number_ios=200", 400)),
+    ("in_tasks", in_tasks),
+    ("polled", polled),
+    ("timer", timer),
+    ("slow_sector", slow_sector),
+    ("split", || splitting(vec![disks::nvme()?], "--rw=read --bs=4M --size=80M", 20)),
+    ("parts", parts),
+    ("checksums", checksums),
+    ("merge", merge),
+    // scsi_debug fails every tenth command in a way that lets the kernel try again, or transfers a part of it
+    // and leaves the rest to another one.
+    ("requeue", || tried_again("0x10")),
+    ("partial", || tried_again("0x100")),
+    ("iostats_off", iostats_off),
+    ("dm_linear", dm_linear),
+    ("dm_crypt", dm_crypt),
+    ("raid1", raid1),
+    ("crypt_on_raid1", crypt_on_raid1),
+    ("raid5", raid5),
+    ("thin", thin),
+    ("btrfs", btrfs),
+    ("two_disks", two_disks),
+    ("flush", flush),
+    ("unqueued_flush", unqueued_flush),
+    ("passthrough", passthrough),
+    ("discard", discard),
+    ("writeback", writeback),
+    ("one_tag", one_tag),
+    ("io_max", io_max),
+    ("cache_cold", cache_cold),
+    ("cache_warm", cache_warm),
+    ("cache_random", cache_random),
+    ("cache_folios", cache_folios),
+    ("cache_writes", cache_writes),
+    ("cache_mmap", cache_mmap),
+    ("cache_threads", cache_threads),
+    ("sizes", sizes),
+    ("partition", partition),
+    ("exits", exits),
 ];
 
 const MIB: u64 = 1 << 20;
@@ -161,7 +162,11 @@ struct Counters {
 
 impl Counters {
     fn of(disks: &[&str]) -> Result<Counters> {
-        let commands = disks.iter().any(|disk| disk.starts_with("nvme")).then(driver_commands);
+        // Where an emulated disk loses a command, the driver aborts it after 30 s, and resets the disk, by
+        // commands of its own.
+        let commands = disks.iter().any(|disk| disk.starts_with("nvme"));
+        let commands =
+            commands.then(|| Ftrace::new(&[Hook::Tracepoint("nvme/nvme_setup_cmd", "qid == 0")]));
         let disks: Vec<String> = disks.iter().map(|disk| disk.to_string()).collect();
         Ok(Counters { before: now(&disks)?, disks, commands: commands.transpose()? })
     }
@@ -212,13 +217,6 @@ fn synced(report: &Value) -> Result<u64> {
     report["sync"]["total_ios"].as_u64().with_context(|| format!("no fsync: {report}"))
 }
 
-/// A disk whose timer ends each I/O, after this time in ms.
-fn timed(directory: &'static str, ms: u64, more: &[(&str, &str)]) -> Result<NullBlk> {
-    let time = (ms * 1_000_000).to_string();
-    let settings = [("irqmode", "2"), ("completion_nsec", &*time), ("submit_queues", "2")];
-    NullBlk::named(directory, &[&settings, more].concat())
-}
-
 /// Reads of one disk, each of them one bio and one request. `of_disk` lives as long as the load.
 fn plain<T: 'static>(of_disk: T, disk: String, options: &str, least: u64) -> Result<Ready> {
     let load = format!("--filename=/dev/{disk} {READS} {options}");
@@ -233,35 +231,14 @@ fn plain<T: 'static>(of_disk: T, disk: String, options: &str, least: u64) -> Res
     })
 }
 
-fn threads_1() -> Result<Ready> {
-    plain((), disks::virtio()?, "--number_ios=400 --size=128M", 400)
-}
-
-fn threads_16() -> Result<Ready> {
-    let load = "--iodepth=16 --numjobs=16 --number_ios=313 --size=128M";
-    plain((), disks::virtio()?, load, 5008)
-}
-
-const OF_64: &str = "--iodepth=16 --numjobs=64 --number_ios=79 --size=128M";
-
-fn threads_64() -> Result<Ready> {
-    plain((), disks::virtio()?, OF_64, 5056)
-}
-
-fn threads_64_nvme() -> Result<Ready> {
-    plain((), disks::nvme()?, OF_64, 5056)
-}
-
-/// Eight threads take turns on one CPU.
-fn one_cpu() -> Result<Ready> {
-    let load = "--iodepth=16 --numjobs=8 --cpus_allowed=0 --number_ios=50 --size=128M";
-    plain((), disks::virtio()?, load, 400)
+fn of_virtio(options: &str, least: u64) -> Result<Ready> {
+    plain((), disks::virtio()?, &format!("{options} --size=128M"), least)
 }
 
 /// The timer can only be late, and fio sees an end after the kernel has.
 fn timer() -> Result<Ready> {
     const TIMER: u64 = 10_000_000;
-    let disk = timed("timer", 10, &[])?;
+    let disk = NullBlk::timer("timer", 10, &[])?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
         let report =
@@ -280,7 +257,7 @@ fn slow_sector() -> Result<Ready> {
     const SECTOR: u64 = 80_000;
     const DELAY: u64 = 1_000_000_000;
     const LEAST: u64 = 950_000_000;
-    let null = timed("slow", 1, &[])?;
+    let null = NullBlk::timer("slow", 1, &[])?;
     let below = format!("/dev/{}", null.name);
     let table = format!(
         "0 {SECTOR} linear {below} 0;{SECTOR} 8 delay {below} {SECTOR} {};{} 80000 linear {below} {}",
@@ -326,29 +303,13 @@ fn splitting(disks: Vec<String>, options: &str, reads: u64) -> Result<Ready> {
     })
 }
 
-fn split() -> Result<Ready> {
-    splitting(vec![disks::nvme()?], "--rw=read --bs=4M --size=80M", 20)
-}
-
 /// Small requests, eight reads at a time of each of two threads, of disks of three drivers.
 fn parts() -> Result<Ready> {
-    struct Small(Vec<(String, String)>);
-    impl Drop for Small {
-        fn drop(&mut self) {
-            for (file, before) in &self.0 {
-                fs::write(file, before.trim()).ok();
-            }
-        }
-    }
     // First: to read a virtio disk's serial number, the driver makes a bio that is never submitted.
     let disks = vec![disks::virtio()?, disks::nvme()?, disks::scsi()?];
-    let mut small = Small(Vec::new());
-    for disk in &disks {
-        let file = format!("/sys/block/{disk}/queue/max_sectors_kb");
-        let before = fs::read_to_string(&file)?;
-        small.0.push((file.clone(), before));
-        fs::write(file, "64")?;
-    }
+    let small =
+        |disk: &String| Setting::new(format!("/sys/block/{disk}/queue/max_sectors_kb"), "64");
+    let small = disks.iter().map(small).collect::<Result<Vec<_>>>()?;
     let mut load = splitting(disks, "--bs=1M --iodepth=8 --numjobs=2 --size=64M", 384)?;
     Ready::new(move || {
         let _small = &small;
@@ -358,7 +319,9 @@ fn parts() -> Result<Ready> {
 
 /// A disk with checksums (T10 PI): the kernel verifies what was read, and calls bio_endio() again.
 fn checksums() -> Result<Ready> {
-    let disk = checksummed()?;
+    let disk = ScsiDebug::new("dif=1 dix=1 dev_size_mb=64")?;
+    let verify = fs::read_to_string(format!("/sys/block/{}/integrity/read_verify", disk.name))?;
+    ensure!(verify.trim() == "1", "nothing is verified: {verify}");
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
         for rw in ["randwrite", "randread"] {
@@ -369,14 +332,6 @@ fn checksums() -> Result<Ready> {
         ensure!(did.bios == 200, "{} bios", did.bios);
         Ok(Did { in_parts: 100, parts: 100, ..did }.facts())
     })
-}
-
-/// A disk with checksums whose reads are verified.
-pub fn checksummed() -> Result<ScsiDebug> {
-    let disk = ScsiDebug::new("dif=1 dix=1 dev_size_mb=64")?;
-    let verify = fs::read_to_string(format!("/sys/block/{}/integrity/read_verify", disk.name))?;
-    ensure!(verify.trim() == "1", "nothing is verified: {verify}");
-    Ok(disk)
 }
 
 /// A plug collects 32 neighbouring writes, and the block layer merges them.
@@ -394,16 +349,6 @@ fn merge() -> Result<Ready> {
         ensure!(requests * 4 < bios, "{requests} requests of {bios} bios: few were merged");
         Ok(did.facts())
     })
-}
-
-/// scsi_debug fails every tenth command in a way that lets the kernel try again.
-fn requeue() -> Result<Ready> {
-    tried_again("0x10")
-}
-
-/// scsi_debug transfers a part of every tenth command, and leaves the rest to another one.
-fn partial() -> Result<Ready> {
-    tried_again("0x100")
 }
 
 fn tried_again(opts: &str) -> Result<Ready> {
@@ -427,8 +372,8 @@ fn tried_again(opts: &str) -> Result<Ready> {
 
 /// The block layer keeps no counters of this disk: fio counts.
 fn iostats_off() -> Result<Ready> {
-    let disk = timed("silent", 1, &[])?;
-    fs::write(format!("/sys/block/{}/queue/iostats", disk.name), "0")?;
+    let disk = NullBlk::timer("silent", 1, &[])?;
+    fs::write(disk.queue("iostats"), "0")?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
         let report =
@@ -600,7 +545,7 @@ fn in_tasks() -> Result<Ready> {
 
 /// Two disks that are read at the same sectors at the same time, one of them slow.
 fn two_disks() -> Result<Ready> {
-    let (fast, slow) = (timed("fast", 2, &[])?, timed("late", 250, &[])?);
+    let (fast, slow) = (NullBlk::timer("fast", 2, &[])?, NullBlk::timer("late", 250, &[])?);
     Ready::new(move || {
         let reads = |disk: &NullBlk| {
             let path = format!("/dev/{}", disk.name);
@@ -639,7 +584,7 @@ fn flush() -> Result<Ready> {
 /// and no tracepoint.
 fn unqueued_flush() -> Result<Ready> {
     let disk = NullBlk::named("uncached", &[])?;
-    let cache = fs::read_to_string(format!("/sys/block/{}/queue/write_cache", disk.name))?;
+    let cache = fs::read_to_string(disk.queue("write_cache"))?;
     ensure!(cache.trim() == "write through", "null_blk has a cache: {cache}");
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
@@ -654,55 +599,25 @@ fn unqueued_flush() -> Result<Ready> {
     })
 }
 
-/// What struct nvme_passthru_cmd of <linux/nvme_ioctl.h> looks like.
-#[repr(C)]
-#[derive(Default)]
-struct NvmeCommand {
-    opcode: u8,
-    flags: u8,
-    rsvd1: u16,
-    nsid: u32,
-    cdw2_3: [u32; 2],
-    metadata: u64,
-    addr: u64,
-    metadata_len: u32,
-    data_len: u32,
-    cdw10_15: [u32; 6],
-    timeout_ms: u32,
-    result: u32,
-}
-
 /// The nvme driver makes the bio of a command that an application gives it, and never submits it. Its
 /// request starts and completes as others do.
 fn passthrough() -> Result<Ready> {
-    const READ: u8 = 2;
-    const READS: u32 = 20;
-    let file = fs::File::open(format!("/dev/{}", disks::nvme()?))?;
+    const READS: u64 = 20;
+    let path = disks::nvme()?.replace("nvme", "/dev/ng");
     Ready::new(move || {
-        for number in 0..READS {
-            let mut page = vec![0_u8; 4096];
-            let mut command = NvmeCommand {
-                opcode: READ,
-                nsid: 1,
-                addr: page.as_mut_ptr() as u64,
-                data_len: 4096,
-                // The first block, and the number of blocks less one.
-                cdw10_15: [number * 8, 0, 7, 0, 0, 0],
-                ..Default::default()
-            };
-            // SAFETY: the command and its page outlive the call, and have the sizes that it says. Its
-            // number is that of _IOWR('N', 0x43, struct nvme_passthru_cmd).
-            let status = unsafe { libc::ioctl(file.as_raw_fd(), 0xc048_4e43, &mut command) };
-            ensure!(status == 0, "nvme: {status} {}", std::io::Error::last_os_error());
-        }
-        let commands = READS.into();
+        let report = fio(&format!(
+            "--filename={path} --ioengine=io_uring_cmd --cmd_type=nvme --rw=randread --bs=4k --thread \
+             --number_ios={READS} --size=16M"
+        ))?;
+        let commands = total(&report)?;
+        ensure!(commands == READS, "{commands} commands");
         Ok(Did { commands, clones: Some(0), ..Did::default() }.facts())
     })
 }
 
 fn discard() -> Result<Ready> {
     let more = [("memory_backed", "1"), ("discard", "1"), ("size", "64")];
-    let disk = timed("discard", 1, &more)?;
+    let disk = NullBlk::timer("discard", 1, &more)?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
         shell(&format!(
@@ -716,16 +631,11 @@ fn discard() -> Result<Ready> {
     })
 }
 
-fn io_uring() -> Result<Ready> {
-    let load = "--ioengine=io_uring --iodepth=16 --numjobs=4 --number_ios=250 --size=128M";
-    plain((), disks::virtio()?, load, 1000)
-}
-
 /// The application asks the driver whether an I/O has completed: there is no interrupt.
 fn polled() -> Result<Ready> {
     let settings = [("irqmode", "0"), ("submit_queues", "2"), ("poll_queues", "1")];
     let disk = NullBlk::named("polled", &settings)?;
-    let polls = fs::read_to_string(format!("/sys/block/{}/queue/io_poll", disk.name))?;
+    let polls = fs::read_to_string(disk.queue("io_poll"))?;
     ensure!(polls.trim() == "1", "{} does not poll: {polls}", disk.name);
     let load = "--ioengine=io_uring --hipri=1 --iodepth=8 --numjobs=2 --number_ios=400";
     let name = disk.name.clone();
@@ -751,11 +661,8 @@ fn writeback() -> Result<Ready> {
 /// One request at a time, which takes 20 ms, and eight bios: seven of them wait in the scheduler.
 fn one_tag() -> Result<Ready> {
     const TIMER: u64 = 20_000_000;
-    let disk = timed("one-tag", 20, &[("hw_queue_depth", "1"), ("submit_queues", "1")])?;
-    shell(&format!(
-        "modprobe -q mq-deadline; cd /sys/block/{}/queue; echo mq-deadline >scheduler; echo 64 >nr_requests",
-        disk.name
-    ))?;
+    let disk = NullBlk::one_tag("one-tag", 20)?;
+    disk.queues()?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
         let path = format!("/dev/{}", disk.name);
@@ -773,7 +680,7 @@ fn one_tag() -> Result<Ready> {
 /// A cgroup that may read 20 times a second: its bios wait before they have a request.
 fn io_max() -> Result<Ready> {
     const READS: u64 = 20;
-    let disk = timed("throttled", 1, &[])?;
+    let disk = NullBlk::timer("throttled", 1, &[])?;
     let cgroup = throttle(&disk.name)?;
     Ready::new(move || {
         let fio = fio_command(&format!(
@@ -946,15 +853,11 @@ fn sizes() -> Result<Ready> {
 
 /// The sectors of a partition count from its start, those of the disk from the disk's.
 fn partition() -> Result<Ready> {
-    let disk = timed("parted", 1, &[("memory_backed", "1"), ("size", "64")])?;
-    shell(&format!(
-        "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{0}; partx -u /dev/{0} || true",
-        disk.name
-    ))?;
+    let disk = NullBlk::timer("parted", 1, &[("memory_backed", "1"), ("size", "64")])?;
+    let path = format!("/dev/{}", disks::partitioned(&disk.name)?);
     // The kernel counts a bio of a partition for the disk, too.
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
-        let path = format!("/dev/{}", disks::partition(&disk.name));
         fio(&format!("--filename={path} {READS} --iodepth=4 --number_ios=300"))?;
         let did = counters.since()?;
         ensure!(did.requests >= 300, "{} requests", did.requests);
@@ -962,16 +865,10 @@ fn partition() -> Result<Ready> {
     })
 }
 
-/// Two of the same tool at once: each of them measures all.
-fn twice() -> Result<Ready> {
-    let load = "--iodepth=4 --numjobs=2 --number_ios=200 --size=128M";
-    plain((), disks::virtio()?, load, 400)
-}
-
 /// Processes that end while the readahead that they have caused is in flight.
 fn exits() -> Result<Ready> {
     // Else a readahead of 128 KiB is split.
-    let disk = timed("exits", 50, &[("max_sectors", "1024")])?;
+    let disk = NullBlk::timer("exits", 50, &[("max_sectors", "1024")])?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
         let read = format!("dd if=/dev/{} of=/dev/null bs=64k count=1 status=none", disk.name);

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+#include "vmlinux.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* That the verifier accepts, and nobody attaches. */
+SEC("tp_btf/block_rq_issue")
+int BPF_PROG(block_rq_issue)
+{
+	return 0;
+}
