@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashSet,
+    ffi::OsStr,
     io::ErrorKind,
     os::fd::{FromRawFd, OwnedFd},
 };
@@ -10,21 +11,23 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use common::{Session, btf::Btf};
 use libbpf_rs::{
-    Link, MapCore, MapFlags, ProgramAttachType, ProgramMut, libbpf_sys as sys,
+    Link, MapCore, MapFlags, ProgramAttachType, libbpf_sys as sys,
     query::LinkTypeInfo,
     skel::{OpenSkel, Skel},
 };
 
 use crate::{
     discovery::Discovery,
-    lives::Rules,
+    lives::Effect,
     many::{self, At, KprobeEvents},
-    record::Function,
+    record::{Function, Probe},
     trace::{OpenTraceSkel, TraceProgs, TraceSkel},
 };
 
-/// The names of the fentry programs at the functions that end a life begin with this.
-const SEES_END: &str = "sees_end";
+/// Whether a program of this name is one of the fentry programs at the functions that end a life.
+fn sees_end(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b"sees_end")
+}
 
 /// The means to attach, the best first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,20 +59,17 @@ impl Tier {
         self,
         open: &mut OpenTraceSkel,
         functions: &[Function],
-        rules: Rules,
+        effects: &[Effect],
         cookies: &[u64],
     ) -> Result<()> {
         let has_fentry = cfg!(target_arch = "x86_64") || self != Tier::Single;
-        let ends = functions.iter().zip(cookies);
-        let mut ends = ends.filter(|(f, _)| has_fentry && rules.effect(&f.name).ends());
+        let ends = functions.iter().zip(effects).zip(cookies);
+        let mut ends = ends.filter(|((_, effect), _)| has_fentry && effect.ends());
         let mut found = Vec::new();
-        for mut program in open.open_object_mut().progs_mut() {
-            if !program.name().to_string_lossy().starts_with(SEES_END) {
-                continue;
-            }
+        for mut program in open.open_object_mut().progs_mut().filter(|p| sees_end(p.name())) {
             let end = ends.next();
             program.set_autoload(end.is_some());
-            if let Some((function, cookie)) = end {
+            if let Some(((function, _), cookie)) = end {
                 program.set_attach_target(0, Some(function.name.clone()))?;
                 found.push(*cookie);
             }
@@ -99,15 +99,14 @@ impl Tier {
 /// What the BPF program learns about a call of each function: its number, the registers with objects,
 /// for one that initialises its object, the register with the block device, and what it does to its
 /// object's life. See `call_begins()` in `trace.bpf.c`.
-pub fn cookies(functions: &[Function], rules: Rules) -> Vec<u64> {
-    let cookie = |(number, function): (usize, &Function)| {
-        let (name, probe) = (&*function.name, &function.probe);
-        let registers = probe.registers.iter().rev().fold(0, |all, &r| all << 4 | u64::from(r));
-        let device = u64::from(probe.device.filter(|_| rules.begins(name)).unwrap_or(0));
-        let (effect, early) = (u64::from(rules.effect(name).0), rules.too_early(name));
-        effect << 48 | u64::from(early) << 47 | device << 44 | registers << 32 | number as u64
+pub fn cookies(functions: &[Function], effects: &[Effect]) -> Vec<u64> {
+    let cookie = |((function, effect), number): ((&Function, &Effect), u64)| {
+        let Probe { registers, device, .. } = &function.probe;
+        let registers = registers.iter().rev().fold(0, |all, &r| all << 4 | u64::from(r));
+        let device = u64::from(device.filter(|_| effect.begins).unwrap_or(0));
+        effect.cookie() | device << 44 | registers << 32 | number
     };
-    functions.iter().enumerate().map(cookie).collect()
+    functions.iter().zip(effects).zip(0..).map(cookie).collect()
 }
 
 /// Writes the table in which the program looks up the cookie of an address. Fails where too many
@@ -116,7 +115,10 @@ pub fn fill(table: &impl MapCore, functions: &[Function], cookies: &[u64]) -> Re
     let mut taken = HashSet::new();
     for (function, cookie) in functions.iter().zip(cookies) {
         // As place() in trace.bpf.c has it, with its PLACES and PROBES.
-        let address = function.probe.address;
+        let address = match function.probe.address {
+            0 => common::kernel_function(&function.name)?, // says why it is hidden
+            address => address,
+        };
         let first = (address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u32;
         let mut places = (0..8).map(|probe| (first + probe) % (1 << 16));
         let place = places.find(|&place| taken.insert(place)).with_context(|| {
@@ -128,7 +130,7 @@ pub fn fill(table: &impl MapCore, functions: &[Function], cookies: &[u64]) -> Re
     Ok(())
 }
 
-/// Probes in the kernel. Dropped, they are gone.
+/// Probes in the kernel. Dropped, they are gone, and then the events: one that is in use cannot be removed.
 pub struct Attached {
     links: Vec<Link>,
     events: Option<KprobeEvents>,
@@ -184,7 +186,7 @@ impl Attached {
             refused.extend(not);
         }
         if tier == Tier::Single {
-            let mut new = KprobeEvents::new(&[At::Entry, At::Return])?;
+            let new = KprobeEvents::new()?;
             for (number, function) in functions.iter().enumerate() {
                 if let Err(error) = new.add(&function.name, function.module.as_deref()) {
                     refused.push((number, format!("{error:#}")));
@@ -193,23 +195,23 @@ impl Attached {
                     return Ok(None);
                 }
             }
-            links.push(new.attach(&progs.leave, At::Return)?);
+            for (program, at) in [(&progs.leave, At::Return), (&progs.enter, At::Entry)] {
+                if refused.len() < functions.len() && !session.is_over() {
+                    links.push(new.attach(program, at)?);
+                }
+            }
             if session.is_over() {
                 return Ok(None);
             }
-            links.push(new.attach(&progs.enter, At::Entry)?);
             events = Some(new);
-        }
-        ensure!(!links.is_empty(), "the kernel refuses a probe at every function");
-        let ends = skel.object_mut().progs_mut();
-        let is_end = |program: &ProgramMut| {
-            program.autoload() && program.name().to_string_lossy().starts_with(SEES_END)
-        };
-        for program in ends.filter(is_end) {
-            links.push(program.attach_trace().context("the second hook at an end")?);
         }
         refused.sort();
         refused.dedup_by_key(|(number, _)| *number);
+        ensure!(refused.len() < functions.len(), "the kernel refuses a probe at every function");
+        for program in skel.object_mut().progs_mut().filter(|p| p.autoload() && sees_end(p.name()))
+        {
+            links.push(program.attach_trace().context("the second hook at an end")?);
+        }
         Ok(Some(Attached { links, events, refused }))
     }
 
@@ -250,14 +252,6 @@ impl Attached {
     }
 }
 
-impl Drop for Attached {
-    /// The probes first: a kernel event that is in use cannot be removed.
-    fn drop(&mut self) {
-        self.links.clear();
-        drop(self.events.take());
-    }
-}
-
 /// Lets the kernel count how often programs run, as long as the result is alive.
 pub fn count_runs() -> Result<OwnedFd> {
     // SAFETY: it takes a number and returns a file descriptor or an error.
@@ -277,7 +271,7 @@ pub fn count_runs() -> Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Probe;
+    use crate::lives::Rules;
 
     #[test]
     fn a_cookie_holds_the_registers() {
@@ -292,10 +286,10 @@ mod tests {
             function("bio_free", &[1]),
             function("bio_endio", &[1]),
         ];
-        let rules = Rules("bio");
+        let effects = functions.each_ref().map(|function| Rules("bio").effect(&function.name));
         let expected = [0x8001_0000_0000, 0xb052_0000_0001, 0x1_0000_0002, 0x1_0000_0003];
-        let effect = |number: usize| u64::from(rules.effect(&functions[number].name).0) << 48;
-        let expected: Vec<u64> = (0..).zip(expected).map(|(n, low)| effect(n) | low).collect();
-        assert_eq!(cookies(&functions, rules), expected);
+        let effects_of = |(low, effect): (u64, &Effect)| low | effect.cookie();
+        let expected: Vec<u64> = expected.into_iter().zip(&effects).map(effects_of).collect();
+        assert_eq!(cookies(&functions, &effects), expected);
     }
 }

@@ -112,14 +112,12 @@ fn size(text: &str) -> Result<usize, String> {
 
 /// `254:0` as the kernel keeps it.
 fn device(text: &str) -> Result<u32, String> {
-    let hint = "give the two numbers that lsblk shows, like 254:0";
-    let (major, minor) = text.split_once(':').ok_or(hint)?;
-    let number = |text: &str| text.parse::<u32>().map_err(|_| hint.to_owned());
-    let (major, minor) = (number(major)?, number(minor)?);
-    if major >= 1 << 12 || minor >= 1 << 20 || (major, minor) == (0, 0) {
-        return Err(format!("no device can have these numbers; {hint}"));
-    }
-    Ok(major << 20 | minor)
+    let device = text.parse::<common::Device>().ok().map(|device| device.0);
+    // Numbers that are too large have lost their highest bits.
+    let is_it =
+        |&device: &u32| device != 0 && format!("{}:{}", device >> 20, device & 0xfffff) == text;
+    let hint = "no device can have these numbers: give those that lsblk shows, like 254:0";
+    device.filter(is_it).ok_or_else(|| hint.to_owned())
 }
 
 #[cfg(test)]

@@ -2,36 +2,19 @@
 
 use nix::errno::Errno;
 
-/// Errors that stay within the kernel, which no header for programs has.
-const INTERNAL: [(i64, &str); 19] = [
-    (512, "ERESTARTSYS"),
-    (513, "ERESTARTNOINTR"),
-    (514, "ERESTARTNOHAND"),
-    (515, "ENOIOCTLCMD"),
-    (516, "ERESTART_RESTARTBLOCK"),
-    (517, "EPROBE_DEFER"),
-    (518, "EOPENSTALE"),
-    (519, "ENOPARAM"),
-    (521, "EBADHANDLE"),
-    (522, "ENOTSYNC"),
-    (523, "EBADCOOKIE"),
-    (524, "ENOTSUPP"),
-    (525, "ETOOSMALL"),
-    (526, "ESERVERFAULT"),
-    (527, "EBADTYPE"),
-    (528, "EJUKEBOX"),
-    (529, "EIOCBQUEUED"),
-    (530, "ERECALLCONFLICT"),
-    (531, "ENOGRACE"),
-];
+/// Errors that stay within the kernel, which no header for programs has, from 512 on.
+const INTERNAL: &str = "ERESTARTSYS ERESTARTNOINTR ERESTARTNOHAND ENOIOCTLCMD ERESTART_RESTARTBLOCK \
+    EPROBE_DEFER EOPENSTALE ENOPARAM - EBADHANDLE ENOTSYNC EBADCOOKIE ENOTSUPP ETOOSMALL ESERVERFAULT \
+    EBADTYPE EJUKEBOX EIOCBQUEUED ERECALLCONFLICT ENOGRACE";
 
 /// The name of the error that a result stands for: `EINVAL` for -22.
 pub fn of(result: i64) -> Option<String> {
     let number = result.checked_neg().filter(|&number| number > 0)?;
-    if let Some((_, name)) = INTERNAL.iter().find(|(known, _)| *known == number) {
-        return Some((*name).to_owned());
+    if let Some(place) = number.checked_sub(512).filter(|&place| place >= 0) {
+        let name = INTERNAL.split(' ').nth(place as usize);
+        return name.filter(|&name| name != "-").map(str::to_owned);
     }
-    let known = Errno::from_raw(i32::try_from(number).ok()?);
+    let known = Errno::from_raw(number as i32);
     (known != Errno::UnknownErrno).then(|| format!("{known:?}"))
 }
 

@@ -7,10 +7,10 @@ use crate::record::{Event, Life};
 /// At so many events, those of lives that ended well are dropped for the first time.
 const FEW: usize = 20_000;
 
-/// Events of lives that may turn out to have an error, each with the number of its function.
+/// Events of lives that may turn out to have an error.
 #[derive(Default)]
 pub struct Held {
-    events: Vec<(usize, Event)>,
+    events: Vec<Event>,
     /// By life.
     failed: Vec<bool>,
     /// The next time to drop events, in events.
@@ -21,46 +21,35 @@ pub struct Held {
 
 impl Held {
     /// Keeps an event. `present`: the lives of which more may come.
-    pub fn add(
-        &mut self,
-        number: usize,
-        event: Event,
-        is_error: bool,
-        present: impl FnOnce() -> HashSet<usize>,
-    ) {
+    pub fn add(&mut self, event: Event, is_error: bool, present: impl FnOnce() -> HashSet<usize>) {
         self.failed.resize(self.failed.len().max(event.life + 1), false);
         self.failed[event.life] |= is_error;
         self.memory += event.memory();
-        self.events.push((number, event));
+        self.events.push(event);
         if self.events.len() >= self.next.max(FEW) {
             let present = present();
-            self.events
-                .retain(|(_, event)| self.failed[event.life] || present.contains(&event.life));
-            self.memory = self.events.iter().map(|(_, event)| event.memory()).sum();
+            self.events.retain(|event| self.failed[event.life] || present.contains(&event.life));
+            self.memory = self.events.iter().map(Event::memory).sum();
             self.next = 2 * self.events.len();
         }
     }
 
     /// The events of the lives that have an error, in their order, and those lives, which are numbered
     /// anew.
-    pub fn take(mut self, lives: &[Life]) -> (Vec<(usize, Event)>, Vec<Life>) {
+    pub fn take(mut self, lives: &[Life]) -> (Vec<Event>, Vec<Life>) {
         self.failed.resize(lives.len(), false);
-        let numbers = self.failed.iter().scan(0, |next, &failed| {
-            *next += usize::from(failed);
-            Some(failed.then(|| *next - 1))
-        });
-        let numbers: Vec<Option<usize>> = numbers.collect();
-        self.events.retain_mut(|(_, event)| {
-            let number = numbers[event.life];
-            event.life = number.unwrap_or(0);
-            number.is_some()
-        });
-        let kept = |(life, number): (&Life, &Option<usize>)| {
-            let parent = life.parent.and_then(|parent| numbers[parent]);
-            let link = life.link.filter(|_| parent.is_some());
-            number.map(|number| Life { life: number, parent, link, ..life.clone() })
-        };
-        (self.events, lives.iter().zip(&numbers).filter_map(kept).collect())
+        let (mut numbers, mut failed) = (vec![None; lives.len()], Vec::<Life>::new());
+        for life in lives.iter().filter(|life| self.failed[life.life]) {
+            numbers[life.life] = Some(failed.len());
+            failed.push(Life { life: failed.len(), ..life.clone() });
+        }
+        for life in &mut failed {
+            life.parent = life.parent.and_then(|parent| numbers[parent]);
+            life.link = life.link.filter(|_| life.parent.is_some());
+        }
+        self.events.retain(|event| numbers[event.life].is_some());
+        self.events.iter_mut().for_each(|event| event.life = numbers[event.life].unwrap_or(0));
+        (self.events, failed)
     }
 }
 
@@ -72,10 +61,10 @@ mod tests {
     fn held(error_at: Option<usize>) -> (Vec<usize>, Vec<Life>) {
         let (trace, mut held) = (sample(), Held::default());
         for (number, event) in trace.events.into_iter().enumerate() {
-            held.add(0, event, error_at == Some(number), || HashSet::from([0, 1]));
+            held.add(event, error_at == Some(number), || HashSet::from([0, 1]));
         }
         let (events, lives) = held.take(&trace.lives);
-        (events.iter().map(|(_, event)| event.life).collect(), lives)
+        (events.iter().map(|event| event.life).collect(), lives)
     }
 
     #[test]
@@ -94,7 +83,7 @@ mod tests {
     fn lives_that_ended_well_are_dropped() {
         let (trace, mut held) = (sample(), Held::default());
         for number in 0..3 * FEW {
-            held.add(0, trace.events[number % 12].clone(), false, HashSet::new);
+            held.add(trace.events[number % 12].clone(), false, HashSet::new);
         }
         assert!(held.events.len() < FEW && held.memory < FEW * 5_000, "{}", held.memory);
     }

@@ -31,7 +31,7 @@ pub struct Header {
     readable: u64,
     /// Of the arguments, at a call.
     pub registers: [u64; 6],
-    comm: [u8; 16],
+    comm: [i8; 16],
 }
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
@@ -73,8 +73,7 @@ impl Raw {
 
     /// The thread's name. What a thread calls itself must not move the cursor.
     pub fn comm(&self) -> String {
-        let name = self.comm.split(|&byte| byte == 0).next().unwrap_or_default();
-        String::from_utf8_lossy(name).replace(char::is_control, "?")
+        common::text(&self.comm)
     }
 
     /// The thread; every CPU has an idle thread of its own.
@@ -156,51 +155,56 @@ impl<'a> Reader<'a> {
 
 /// A call that has not returned.
 #[derive(Clone, Debug)]
-pub struct Open {
-    stack: u64,
-    function: u32,
+pub struct Call {
+    /// They are numbered in the order in which they began.
+    pub number: usize,
+    /// How many traced calls of the same thread it lies in.
+    pub depth: u32,
     pub time: u64,
     /// Address and life of each of its objects.
     pub objects: Vec<(u64, usize)>,
+    stack: u64,
+    function: u32,
     returned: usize,
 }
 
 /// The traced calls that every thread is in.
 #[derive(Default)]
 pub struct Calls {
-    threads: HashMap<(u32, Option<u32>), Vec<Open>>,
+    threads: HashMap<(u32, Option<u32>), Vec<Call>>,
+    count: usize,
 }
 
 /// Kernel stacks have 16 KiB and begin at a multiple of it.
 const STACK_SIZE: u64 = 16 << 10;
 
 impl Calls {
-    /// A call: returns its depth, and its objects so far. A second object belongs to the call of the
-    /// first.
-    pub fn enter(&mut self, event: &Raw, life: usize) -> (u32, &[(u64, usize)]) {
+    /// A call, with its objects so far: a second one belongs to the call of the first.
+    pub fn enter(&mut self, event: &Raw, life: usize) -> Call {
         let calls = self.threads.entry(event.thread()).or_default();
         let object = (event.address, life);
         if let Some(same) = calls.last_mut().filter(|call| event.object > 0 && call.is(event)) {
             same.objects.push(object);
-        } else {
-            // What lies deeper in the same stack has returned, and the return was lost.
-            let gone = |call: &Open| {
-                let (pointer, level) = (call.stack / 8, call.stack % 8);
-                call.stack / STACK_SIZE == event.stack / STACK_SIZE
-                    && (pointer < event.stack / 8
-                        || (pointer == event.stack / 8 && level >= event.stack % 8))
-            };
-            while calls.last().is_some_and(gone) {
-                calls.pop();
-            }
-            let (stack, function, time) = (event.stack, event.function, event.time);
-            calls.push(Open { stack, function, time, objects: vec![object], returned: 0 });
+            return same.clone();
         }
-        (calls.len() as u32 - 1, calls.last().map_or(&[], |call| &call.objects))
+        // What lies deeper in the same stack has returned, and the return was lost. Of calls with the
+        // same stack pointer, those with a higher number in the lowest bits are deeper.
+        let (stack, function, time) = (event.stack, event.function, event.time);
+        let is_gone = |call: &Call| {
+            call.stack / STACK_SIZE == stack / STACK_SIZE && call.stack ^ 7 <= stack ^ 7
+        };
+        while calls.last().is_some_and(is_gone) {
+            calls.pop();
+        }
+        let (number, depth, objects) = (self.count, calls.len() as u32, vec![object]);
+        let call = Call { number, depth, time, objects, stack, function, returned: 0 };
+        self.count += 1;
+        calls.push(call.clone());
+        call
     }
 
-    /// A return: its call, and the depth of it. The call has ended when all its objects have returned.
-    pub fn leave(&mut self, event: &Raw) -> Option<(Open, u32)> {
+    /// A return: its call, which has ended when all its objects have returned.
+    pub fn leave(&mut self, event: &Raw) -> Option<Call> {
         let calls = self.threads.get_mut(&event.thread())?;
         let found = calls.iter().rposition(|call| call.is(event))?;
         calls[found].returned += 1;
@@ -209,7 +213,7 @@ impl Calls {
         if calls.is_empty() {
             self.threads.remove(&event.thread());
         }
-        Some((call, found as u32))
+        Some(call)
     }
 
     /// How many calls have not returned.
@@ -218,7 +222,7 @@ impl Calls {
     }
 }
 
-impl Open {
+impl Call {
     fn is(&self, event: &Raw) -> bool {
         self.stack == event.stack && self.function == event.function
     }

@@ -1,4 +1,4 @@
-//! From raw events to the record: depth, lives, changes; and what is done with every event.
+//! From raw events to the record: calls, lives, changes; and what is done with every event.
 
 use std::{
     io::{BufWriter, StdoutLock, Write},
@@ -11,8 +11,8 @@ use crate::{
     cli::Ctracer,
     decode::{Layout, Scalar, hex},
     errors::Held,
-    events::{Calls, Raw},
-    lives::{Lives, Rules},
+    events::{Call, Calls, Raw},
+    lives::{Effect, Lives, Rules},
     record::{Event, Kind, Ledger, Life, Line, Trace},
     report::Report,
     summary::Summary,
@@ -29,8 +29,6 @@ pub struct Follower<'a> {
     status_at: Option<usize>,
     /// What waits for an error, with `--errors`.
     held: Option<Held>,
-    /// Which lives have had an event with all fields.
-    described: Vec<bool>,
     outlet: Outlet<'a>,
 }
 
@@ -49,10 +47,9 @@ impl<'a> Follower<'a> {
     pub fn new(
         cli: &'a Ctracer,
         layout: &'a Layout,
-        rules: Rules,
+        effects: Vec<Effect>,
         trace: &'a Trace,
     ) -> Result<Follower<'a>> {
-        let names = trace.functions.iter().map(|function| function.name.as_str());
         let mut outlet = Outlet {
             cli,
             trace,
@@ -61,7 +58,7 @@ impl<'a> Follower<'a> {
             report: cli.files.any().then(Report::default),
             out: BufWriter::new(std::io::stdout().lock()),
         };
-        if !cli.json && !cli.quiet {
+        if outlet.prints_graph() {
             writeln!(outlet.out, "{HEADING}")?;
         }
         outlet.line(Line::Trace(trace.clone()))?;
@@ -69,34 +66,31 @@ impl<'a> Follower<'a> {
         Ok(Follower {
             layout,
             calls: Calls::default(),
-            lives: Lives::new(rules, names),
-            made_at: rules.made().and_then(|field| layout.position(field)),
+            lives: Lives::new(effects),
+            made_at: Rules(&cli.type_name).made().and_then(|field| layout.position(field)),
             status_at: layout.position("bi_status"),
             held: cli.errors.then(Held::default),
-            described: Vec::new(),
             outlet,
         })
     }
 
-    /// Whether so many events have come as were asked for, or the memory is used up.
-    pub fn is_full(&self) -> bool {
-        self.outlet.is_full() || self.has_no_memory()
-    }
-
-    fn has_no_memory(&self) -> bool {
+    /// The option that ends the trace now: so many events have come as were asked for, or the memory is
+    /// used up.
+    pub fn bound(&self) -> Option<&'static str> {
         let report = self.outlet.report.as_ref().map_or(0, |report| report.memory);
         let held = self.held.as_ref().map_or(0, |held| held.memory);
         let used = report + held + self.lives.memory() + self.outlet.summary.memory();
-        used >= self.outlet.cli.memory
+        let is_full = used >= self.outlet.cli.memory;
+        is_full.then_some("--memory").or(self.outlet.is_full().then_some("--max-events"))
     }
 
     /// Takes events in the order of their times.
     pub fn take(&mut self, events: Vec<Raw>) -> Result<()> {
         for raw in events {
-            if self.is_full() {
+            if let Some(bound) = self.bound() {
                 // The end that an fentry program has seen is no event.
                 self.outlet.summary.beyond += u64::from(!raw.is_end());
-                self.outlet.summary.no_memory = self.has_no_memory();
+                self.outlet.summary.bound = bound;
                 continue;
             }
             self.event(&raw).context("stdout")?;
@@ -110,23 +104,19 @@ impl<'a> Follower<'a> {
             self.outlet.summary.ends_again += u64::from(is_new);
             return Ok(());
         }
-        let Some((life, depth, began)) = self.place(raw) else { return Ok(()) };
+        let (number, is_entry) = (raw.function as usize, raw.kind() == Kind::Entry);
+        let placed = if is_entry { Some(self.enter(raw)) } else { self.leave(raw) };
+        let Some((call, life)) = placed else { return Ok(()) };
         // After its end, the memory holds something else.
         let before = self.lives.replace_bytes(raw.address, life, &raw.bytes);
-        self.described.resize(self.lives.lives.len(), false);
-        let is_first = before.is_some() && !mem::replace(&mut self.described[life], true);
-        let number = raw.function as usize;
         if !self.outlet.wants_events() {
             self.outlet.summary.event(number, life, raw.kind(), raw.time);
             return Ok(());
         }
-        let function = &self.outlet.trace.functions[number];
-        let (probe, is_entry) = (&function.probe, raw.kind() == Kind::Entry);
-        let changes = before.as_ref().map(|before| {
-            before.as_ref().map_or(Vec::new(), |before| self.layout.changes(before, &raw.bytes))
-        });
+        let (layout, function) = (self.layout, &self.outlet.trace.functions[number]);
+        let probe = &function.probe;
         let in_register =
-            |scalar: &Scalar, register: u64| scalar.value(register.into(), &self.layout.functions);
+            |scalar: &Scalar, register: u64| scalar.value(register.into(), &layout.functions);
         let arguments = probe.others.iter().map(|(name, register, scalar)| {
             (name.clone(), in_register(scalar, raw.registers[*register]))
         });
@@ -139,81 +129,80 @@ impl<'a> Follower<'a> {
             tid: raw.tid,
             comm: raw.comm(),
             function: function.name.clone(),
-            depth,
+            number,
+            call: call.number,
+            depth: call.depth,
             argument: probe.arguments.get(raw.object as usize).copied().unwrap_or(0),
             address: hex(raw.address),
             life,
             arguments: is_entry.then(|| arguments.collect()),
             value: returns.map(|scalar| in_register(scalar, raw.value)),
             errno: returns.and_then(|scalar| scalar.error(raw.value)),
-            duration: (!is_entry).then(|| raw.time - began),
+            duration: (!is_entry).then(|| raw.time - call.time),
             unreadable: before.is_none(),
-            fields: is_first.then(|| self.layout.fields(&raw.bytes)),
-            changes: changes.filter(|_| !is_first),
+            fields: matches!(before, Some(None)).then(|| layout.fields(&raw.bytes)),
+            changes: before.flatten().map(|before| layout.changes(&before, &raw.bytes)),
         };
         let is_error = self.is_error(raw, &event);
         match &mut self.held {
-            Some(held) => held.add(number, event, is_error, || self.lives.present().collect()),
-            None => self.outlet.event(number, event, &self.lives.lives)?,
+            Some(held) => held.add(event, is_error, || self.lives.present().collect()),
+            None => self.outlet.event(event, &self.lives.lives)?,
         }
         Ok(())
     }
 
-    /// The life and the depth of an event, and when the call began. `None`: the return of a call that
-    /// is not known.
-    fn place(&mut self, raw: &Raw) -> Option<(usize, u32, u64)> {
-        let number = raw.function as usize;
-        if raw.kind() == Kind::Entry {
-            let made = self.made_at.and_then(|at| raw.bytes.get(at..at + 8)?.try_into().ok());
-            let made = made.map_or(0, u64::from_le_bytes);
-            let life = self.lives.enter(number, raw.object as usize, raw.address, raw.time, made);
-            let (depth, objects) = self.calls.enter(raw, life);
-            self.lives.tie(number, objects);
-            return Some((life, depth, raw.time));
-        }
-        let (call, depth) = self.calls.leave(raw)?;
+    fn enter(&mut self, raw: &Raw) -> (Call, usize) {
+        let made = self.made_at.and_then(|at| raw.bytes.get(at..at + 8)?.try_into().ok());
+        let (number, made) = (raw.function as usize, made.map_or(0, u64::from_le_bytes));
+        let life = self.lives.enter(number, raw.object as usize, raw.address, raw.time, made);
+        let call = self.calls.enter(raw, life);
+        self.lives.tie(number, &call.objects);
+        (call, life)
+    }
+
+    /// `None`: the return of a call that is not known.
+    fn leave(&mut self, raw: &Raw) -> Option<(Call, usize)> {
+        let call = self.calls.leave(raw)?;
         let object = *call.objects.iter().find(|(address, _)| *address == raw.address)?;
-        self.lives.leave(number, object, raw.value, (call.time, raw.time));
-        Some((object.1, depth, call.time))
+        self.lives.leave(raw.function as usize, object, raw.value, (call.time, raw.time));
+        Some((call, object.1))
     }
 
     /// Whether an event says that something failed: a negative error number or an error in place of a
     /// pointer is returned, a status other than 0 is passed on, or a bio is completed with one. At
     /// other times, a bio's memory may still hold the status of the one before.
     fn is_error(&self, raw: &Raw, event: &Event) -> bool {
-        let number = raw.function as usize;
-        let statuses = &self.outlet.trace.functions[number].probe.statuses;
+        let statuses = &self.outlet.trace.functions[event.number].probe.statuses;
         let is_passed = statuses.iter().any(|&register| raw.registers[register] & 0xff != 0);
-        let status = self.status_at.filter(|_| self.lives.completes(number) && !event.unreadable);
-        let is_completed = status.and_then(|at| raw.bytes.get(at)).is_some_and(|&byte| byte != 0);
-        event.errno.is_some() || is_passed || is_completed
+        let completes = self.lives.completes(event.number) && !event.unreadable;
+        let status = self.status_at.filter(|_| completes).and_then(|at| raw.bytes.get(at));
+        event.errno.is_some() || is_passed || status.is_some_and(|&byte| byte != 0)
     }
 
     /// Prints what is left: lives and ledger, or the summary. Returns what the outputs are made of.
     pub fn finish(mut self, ledger: Ledger) -> Result<Option<Report>> {
-        let has_no_memory = self.has_no_memory();
-        let mut lives = mem::take(&mut self.lives.lives);
-        let mut outlet = self.outlet;
+        if self.bound() == Some("--memory") {
+            let megabytes = self.outlet.cli.memory / 1_000_000;
+            eprintln!("ctracer: the trace has ended, since it takes {megabytes} MB (--memory)");
+        }
+        let (mut outlet, mut lives) = (self.outlet, mem::take(&mut self.lives.lives));
         if let Some(held) = self.held {
             // Now it is known which lives have an error.
             let (events, failed) = held.take(&lives);
             outlet.summary.without_error = Some(lives.len() - failed.len());
             lives = failed;
             let mut known = 0;
-            for (number, event) in events {
+            for event in events {
                 if outlet.is_full() {
+                    outlet.summary.bound = "--max-events";
                     outlet.summary.beyond += 1;
                     continue;
                 }
                 // Each life comes with its first event, as it does without --errors.
                 known = known.max(event.life + 1);
-                outlet.event(number, event, &lives[..known]).context("stdout")?;
+                outlet.event(event, &lives[..known]).context("stdout")?;
             }
             lives.truncate(known);
-        }
-        if has_no_memory {
-            let megabytes = outlet.cli.memory / 1_000_000;
-            eprintln!("ctracer: the trace has ended, since it takes {megabytes} MB (--memory)");
         }
         outlet.finish(&lives, &ledger, self.calls.open()).context("stdout")?;
         Ok(outlet.report)
@@ -225,15 +214,19 @@ impl Outlet<'_> {
         self.summary.events >= self.cli.max_events
     }
 
+    fn prints_graph(&self) -> bool {
+        !self.cli.json && !self.cli.quiet
+    }
+
     /// Whether anybody looks at more than where and when an event was.
     fn wants_events(&self) -> bool {
         !self.cli.quiet || self.cli.errors || self.report.is_some()
     }
 
-    fn event(&mut self, number: usize, event: Event, lives: &[Life]) -> Result<()> {
-        self.summary.event(number, event.life, event.kind, event.time);
-        if !self.cli.json && !self.cli.quiet {
-            let lines = self.text.event(self.trace, number, lives, &event);
+    fn event(&mut self, event: Event, lives: &[Life]) -> Result<()> {
+        self.summary.event(event.number, event.life, event.kind, event.time);
+        if self.prints_graph() {
+            let lines = self.text.event(self.trace, lives, &event);
             self.out.write_all(lines.as_bytes())?;
         }
         self.line(Line::Event(Box::new(event)))
@@ -248,16 +241,16 @@ impl Outlet<'_> {
     }
 
     fn finish(&mut self, lives: &[Life], ledger: &Ledger, open: usize) -> Result<()> {
-        let rest = self.text.rest();
-        self.out.write_all(rest.as_bytes())?;
+        self.out.write_all(self.text.rest().as_bytes())?;
         for life in lives {
             self.line(Line::Life(life.clone()))?;
         }
         self.line(Line::Ledger(*ledger))?;
-        let w: &mut dyn Write = if self.cli.json { &mut std::io::stderr() } else { &mut self.out };
-        let printed = self.summary.print(w, self.trace, lives, ledger, open);
-        if !self.cli.json {
-            printed?;
+        let summary = self.summary.print(self.trace, lives, ledger, open);
+        if self.cli.json {
+            std::io::stderr().write_all(summary.as_bytes()).ok();
+        } else {
+            self.out.write_all(summary.as_bytes())?;
         }
         Ok(self.out.flush()?)
     }

@@ -40,14 +40,10 @@ use Does::*;
 /// What is known about types, and about their functions; about most of them, nothing.
 const RULES: &[(&str, Does, &[&str])] = &[
     ("bio", Begin, &["bio_init", "bio_reset"]),
-    (
-        "bio",
-        Prepare,
-        &["bio_add_page", "bio_add_folio", "__bio_add_page", "bio_iov_iter_get_pages"],
-    ),
-    ("bio", Prepare, &["bio_associate_blkg", "bio_associate_blkg_from_css", "guard_bio_eod"]),
+    ("bio", Prepare, &["bio_add_page", "bio_add_folio", "__bio_add_page"]),
+    ("bio", Prepare, &["bio_iov_iter_get_pages", "guard_bio_eod", "submit_bio", "submit_bio_wait"]),
+    ("bio", Prepare, &["bio_associate_blkg", "bio_associate_blkg_from_css"]),
     ("bio", Prepare, &["bio_clone_blkg_association", "bio_init_clone", "__bio_clone"]),
-    ("bio", Prepare, &["submit_bio", "submit_bio_wait"]),
     ("bio", Start, &["submit_bio"]),
     ("bio", Once, &["submit_bio"]),
     ("bio", Complete, &["bio_endio", "bio_uninit"]),
@@ -88,76 +84,74 @@ const FREED: u16 = 16;
 /// The state of a life whose end only an fentry program has seen, as far as it differs from before.
 pub const END_MISSED: u16 = COMPLETING | COMPLETED;
 
-/// What a call does to a life: three sets of five bits.
+/// What a function does to the lives of its objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Effect(pub u16);
+pub struct Effect {
+    /// In a life with one of these bits, the call is the first one of another life.
+    begins_if: u16,
+    /// The bits that the call sets.
+    at_call: u16,
+    /// The bits that its return sets, where it is still the life of the call.
+    at_return: u16,
+    /// It initialises its object.
+    pub begins: bool,
+    /// The object may still say when the one before it was made.
+    too_early: bool,
+    makes: Option<Link>,
+    ties: Option<Link>,
+}
 
 impl Effect {
-    /// What remains of it for a call's other objects than the first one.
+    /// What remains of an effect for a call's other objects than the first one.
     pub const OF_OTHERS: u16 = FREED | SEEN | (KNOWN | SEEN) << 5;
 
-    /// In a life with one of these bits, the call is the first one of another life.
-    fn begins_if(self) -> u16 {
-        self.0 & 31
+    fn of_others(self) -> Effect {
+        let (begins_if, at_call) = (self.begins_if & (FREED | SEEN), self.at_call & (KNOWN | SEEN));
+        Effect { begins_if, at_call, at_return: 0, ..self }
     }
 
-    /// The bits that the call sets.
-    fn at_call(self) -> u16 {
-        self.0 >> 5 & 31
-    }
-
-    /// The bits that its return sets, where it is still the life of the call.
-    fn at_return(self) -> u16 {
-        self.0 >> 10 & 31
+    /// As it stands in the highest bits of a cookie.
+    pub fn cookie(self) -> u64 {
+        let sets = self.begins_if | self.at_call << 5 | self.at_return << 10;
+        u64::from(sets) << 48 | u64::from(self.too_early) << 47
     }
 
     /// Whether the call completes or frees its object.
     pub fn ends(self) -> bool {
-        self.at_return() != 0
+        self.at_return != 0
     }
 }
 
 /// The rules of a type, by its name.
-#[derive(Clone, Copy)]
 pub struct Rules<'a>(pub &'a str);
 
 impl Rules<'_> {
-    fn of(&self, function: &str) -> impl Iterator<Item = Does> {
-        let own =
-            RULES.iter().filter(move |(of, _, names)| *of == self.0 && names.contains(&function));
-        own.map(|(_, does, _)| *does)
-    }
-
-    /// What a call of a function does to its first object.
+    /// What a call of a function does.
     pub fn effect(&self, function: &str) -> Effect {
-        let (mut begins_if, mut at_call, mut at_return) = (FREED, KNOWN, 0);
-        for does in self.of(function) {
-            match does {
-                Begin => begins_if |= KNOWN,
-                Prepare => begins_if |= COMPLETED,
-                Start => begins_if |= COMPLETING,
+        let mut effect = Effect { begins_if: FREED, at_call: KNOWN, ..Effect::default() };
+        let own = RULES.iter().filter(|(of, _, names)| *of == self.0 && names.contains(&function));
+        for (_, does, _) in own {
+            match *does {
+                Begin => {
+                    effect.begins = true;
+                    effect.begins_if |= KNOWN;
+                }
+                Prepare => effect.begins_if |= COMPLETED,
+                Start => effect.begins_if |= COMPLETING,
                 Once => {
-                    begins_if |= SEEN;
-                    at_call |= SEEN;
+                    effect.begins_if |= SEEN;
+                    effect.at_call |= SEEN;
                 }
                 Complete | Free => {
-                    at_call |= COMPLETING;
-                    at_return |= if does == Free { COMPLETED | FREED } else { COMPLETED };
+                    effect.at_call |= COMPLETING;
+                    effect.at_return |= COMPLETED | if *does == Free { FREED } else { 0 };
                 }
-                Make(_) | Tie(_) => {}
+                Make(link) => effect.makes = Some(link),
+                Tie(link) => effect.ties = Some(link),
             }
+            effect.too_early |= [Begin, Prepare].contains(does);
         }
-        Effect(begins_if | at_call << 5 | at_return << 10)
-    }
-
-    /// Whether a function initialises an object of this type.
-    pub fn begins(&self, function: &str) -> bool {
-        self.of(function).any(|does| does == Begin)
-    }
-
-    /// Whether an object may still say when the one before it was made.
-    pub fn too_early(&self, function: &str) -> bool {
-        self.of(function).any(|does| [Begin, Prepare].contains(&does))
+        effect
     }
 
     /// Whether they tell the first event of a life.
@@ -181,18 +175,11 @@ struct Current {
     bytes: Box<[u8]>,
 }
 
-/// A function, as far as lives are concerned.
-struct Rule {
-    effect: Effect,
-    too_early: bool,
-    makes: Option<Link>,
-    ties: Option<Link>,
-}
-
 /// All lives so far.
+#[derive(Default)]
 pub struct Lives {
     /// Of each function.
-    rules: Vec<Rule>,
+    effects: Vec<Effect>,
     /// The bytes of all objects in `current`.
     held: usize,
     current: HashMap<u64, Current>,
@@ -201,17 +188,9 @@ pub struct Lives {
 }
 
 impl Lives {
-    /// For events of these functions.
-    pub fn new<'a>(rules: Rules, names: impl Iterator<Item = &'a str>) -> Lives {
-        let link = |name: &str, of: fn(Does) -> Option<Link>| rules.of(name).find_map(of);
-        let rule = |name: &str| Rule {
-            effect: rules.effect(name),
-            too_early: rules.too_early(name),
-            makes: link(name, |does| if let Make(link) = does { Some(link) } else { None }),
-            ties: link(name, |does| if let Tie(link) = does { Some(link) } else { None }),
-        };
-        let rules = names.map(rule).collect();
-        Lives { rules, held: 0, current: HashMap::new(), lives: Vec::new() }
+    /// For events of functions with these effects.
+    pub fn new(effects: Vec<Effect>) -> Lives {
+        Lives { effects, ..Lives::default() }
     }
 
     fn start(&mut self, address: u64, time: u64) -> usize {
@@ -220,11 +199,9 @@ impl Lives {
         let generation = before.as_ref().map_or(0, |old| self.lives[old.life].generation + 1);
         let made = before.as_ref().map_or(0, |old| old.made[0]);
         self.held -= before.map_or(0, |old| old.bytes.len());
-        let address_text = hex(address);
-        let new = Life { life, address: address_text, generation, begin: time, ..Life::default() };
-        self.lives.push(new);
-        let current = Current { life, made: [0, made], ..Current::default() };
-        self.current.insert(address, current);
+        let (text, begin) = (hex(address), time);
+        self.lives.push(Life { life, address: text, generation, begin, ..Life::default() });
+        self.current.insert(address, Current { life, made: [0, made], ..Current::default() });
         life
     }
 
@@ -238,27 +215,23 @@ impl Lives {
         time: u64,
         made: u64,
     ) -> usize {
-        let Rule { mut effect, too_early, .. } = self.rules[function];
-        if object > 0 {
-            effect.0 &= Effect::OF_OTHERS;
-        }
-        let made = if too_early { 0 } else { made };
-        let known = self.current.get(&address).filter(|current| {
-            let is_other = made != 0 && current.made[0] != 0 && made != current.made[0];
-            let is_new = current.state & effect.begins_if() != 0 || is_other;
-            !is_new
-        });
-        let life = match known {
-            Some(current) => current.life,
-            None => self.start(address, time),
+        let effect = self.effects[function];
+        let effect = if object > 0 { effect.of_others() } else { effect };
+        let made = if effect.too_early { 0 } else { made };
+        let is_new = |now: &Current| {
+            let is_other = made != 0 && now.made[0] != 0 && made != now.made[0];
+            now.state & effect.begins_if != 0 || is_other
         };
-        if let Some(current) = self.current.get_mut(&address) {
-            // The object before has left its time in the memory.
-            if made != current.made[1] && current.made[0] == 0 {
-                current.made[0] = made;
-            }
-            current.state |= effect.at_call();
+        if self.current.get(&address).is_none_or(is_new) {
+            self.start(address, time);
         }
+        let current = self.current.entry(address).or_default();
+        // The object before has left its time in the memory.
+        if made != current.made[1] && current.made[0] == 0 {
+            current.made[0] = made;
+        }
+        current.state |= effect.at_call;
+        let life = current.life;
         if effect.ends() {
             self.end(life, time);
         }
@@ -267,8 +240,7 @@ impl Lives {
 
     fn end(&mut self, life: usize, time: u64) {
         let life = &mut self.lives[life];
-        life.end = Some(time);
-        life.duration = Some(time - life.begin);
+        (life.end, life.duration) = (Some(time), Some(time - life.begin));
     }
 
     /// The end of an object whose call was not seen. False where it has ended already, or is not known.
@@ -283,7 +255,7 @@ impl Lives {
 
     /// A call ties its objects, as soon as both are known.
     pub fn tie(&mut self, function: usize, lives: &[(u64, usize)]) {
-        if let (Some(link), [(_, child), (_, parent), ..]) = (self.rules[function].ties, lives) {
+        if let (Some(link), [(_, child), (_, parent), ..]) = (self.effects[function].ties, lives) {
             self.link(*child, *parent, link);
         }
     }
@@ -296,24 +268,20 @@ impl Lives {
         value: u64,
         (began, time): (u64, u64),
     ) {
-        let Rule { effect, makes, .. } = self.rules[function];
-        let set = effect.at_call();
+        let Effect { at_call, at_return, makes, .. } = self.effects[function];
         let current = self.current.get_mut(&address).filter(|current| current.life == life);
-        if let Some(current) = current.filter(|current| current.state & set == set) {
-            current.state |= effect.at_return();
-            if effect.at_return() & FREED != 0 {
+        if let Some(current) = current.filter(|current| current.state & at_call == at_call) {
+            current.state |= at_return;
+            if at_return & FREED != 0 {
                 self.end(life, time);
             }
         }
         // NULL and error codes are no pointers.
         if let Some(link) = makes.filter(|_| (value as i64) < -4095) {
             // What it has made is no older than the call: where it seems to be, its beginning was missed.
-            let child = match self.current.get(&value) {
-                Some(now) if now.state & FREED == 0 && self.lives[now.life].begin >= began => {
-                    now.life
-                }
-                _ => self.start(value, time),
-            };
+            let now = self.current.get(&value).filter(|now| now.state & FREED == 0);
+            let made = now.map(|now| now.life).filter(|&life| self.lives[life].begin >= began);
+            let child = made.unwrap_or_else(|| self.start(value, time));
             self.link(child, life, link);
         }
     }
@@ -327,8 +295,8 @@ impl Lives {
         }
     }
 
-    /// The bytes of this life's event before, in exchange for those of now, and whether there are any
-    /// now: where the memory belongs to another object by now, there are none.
+    /// The bytes of this life's event before, in exchange for those of now. `None` where there are none
+    /// now: the object cannot be read, or the memory belongs to another one by now.
     pub fn replace_bytes(
         &mut self,
         address: u64,
@@ -340,8 +308,7 @@ impl Lives {
             return None;
         }
         let before = std::mem::replace(&mut current.bytes, bytes.into());
-        self.held += bytes.len();
-        self.held -= before.len();
+        self.held = self.held + bytes.len() - before.len();
         Some((!before.is_empty()).then_some(before))
     }
 
@@ -353,7 +320,7 @@ impl Lives {
 
     /// Whether a function completes or frees its object.
     pub fn completes(&self, function: usize) -> bool {
-        self.rules[function].effect.ends()
+        self.effects[function].ends()
     }
 
     /// Those of the objects that are at an address now: no other one has come there.
@@ -370,7 +337,7 @@ mod tests {
     const B: u64 = 0xffff_8880_0000_2000;
 
     fn of(type_name: &str, names: &[&str]) -> Lives {
-        Lives::new(Rules(type_name), names.iter().copied())
+        Lives::new(names.iter().map(|name| Rules(type_name).effect(name)).collect())
     }
 
     fn leave(lives: &mut Lives, function: usize, life: usize, value: u64, began: u64, time: u64) {
@@ -507,7 +474,9 @@ mod tests {
     fn an_effect_is_three_sets_of_bits() {
         let effect = |name: &str| {
             let effect = Rules("bio").effect(name);
-            (effect.begins_if(), effect.at_call(), effect.at_return())
+            assert_eq!(effect.too_early, name == "bio_init" || name == "submit_bio");
+            assert_eq!(effect.cookie() & 31 << 48, u64::from(effect.begins_if) << 48);
+            (effect.begins_if, effect.at_call, effect.at_return)
         };
         assert_eq!(effect("bio_put"), (FREED, KNOWN, 0));
         assert_eq!(effect("bio_init"), (FREED | KNOWN, KNOWN, 0));
@@ -515,5 +484,7 @@ mod tests {
         assert_eq!(effect("submit_bio"), (submits, KNOWN | SEEN, 0));
         assert_eq!(effect("bio_endio"), (FREED, KNOWN | COMPLETING, COMPLETED));
         assert_eq!(effect("bio_free"), (FREED, KNOWN | COMPLETING, COMPLETED | FREED));
+        let all = Effect { begins_if: 31, at_call: 31, at_return: 31, ..Effect::default() };
+        assert_eq!(all.of_others().cookie() >> 48, u64::from(Effect::OF_OTHERS));
     }
 }

@@ -79,8 +79,9 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     };
     constants.comparisons = comparisons.len() as u32;
     constants.filter[..comparisons.len()].copy_from_slice(&comparisons);
-    let cookies = attach::cookies(&found.functions, rules);
-    tier.prepare(&mut open, &found.functions, rules, &cookies)?;
+    let effects: Vec<Effect> = found.functions.iter().map(|f| rules.effect(&f.name)).collect();
+    let cookies = attach::cookies(&found.functions, &effects);
+    tier.prepare(&mut open, &found.functions, &effects, &cookies)?;
     let mut skel = session.load(open)?;
 
     if tier == Tier::Single {
@@ -93,7 +94,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let waiting = RefCell::new(Vec::new());
     let reader = events::Reader::new(&skel.maps.events, &waiting, layout.size)?;
     let trace = found.into_trace(&cli.type_name)?;
-    let mut follower = Follower::new(cli, &layout, rules, &trace)?;
+    let mut follower = Follower::new(cli, &layout, effects, &trace)?;
     let read = || ledger::read(|| attached.counts(&skel.progs), &skel.maps.counters);
     let before = read()?;
     let variables = skel.maps.bss_data.as_deref_mut().context("the program has no variables")?;
@@ -102,7 +103,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let recording = unsafe { AtomicU64::from_ptr(&raw mut variables.recording) };
     recording.store(1, Ordering::SeqCst);
     session.begin()?;
-    while !session.is_over() && !follower.is_full() {
+    while !session.is_over() && follower.bound().is_none() {
         follower.take(reader.poll()?)?;
     }
     recording.store(0, Ordering::SeqCst);

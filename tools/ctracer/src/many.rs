@@ -9,7 +9,7 @@ use std::{
     ptr::{self, NonNull},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use libbpf_rs::{AsRawLibbpf, Link, ProgramMut, TracepointCategory, libbpf_sys as sys};
 
 use common::{btf::Btf, tracefs, unsupported};
@@ -93,27 +93,30 @@ fn attach_multi(program: &ProgramMut, names: &[&str], cookies: &[u64], at: At) -
 pub struct KprobeEvents {
     /// Removes the events when its stdin is closed: also where this process is killed.
     guard: Child,
-    events: Vec<(At, String)>,
-    probes: usize,
+    list: File,
     /// Opened once: looking its path up hits probes, of inodes for instance.
     profile: File,
 }
 
+/// The group of the events.
+const GROUP: &str = "ctracer";
+
+/// The name of an event.
+fn event(at: At) -> String {
+    format!("{at:?}_{}", std::process::id())
+}
+
 impl KprobeEvents {
-    /// Events of these kinds, still without a function.
-    pub fn new(kinds: &[At]) -> Result<KprobeEvents> {
-        let list = tracefs()?.join("kprobe_events");
-        if let Err(error) = OpenOptions::new().append(true).open(&list)
-            && error.kind() == ErrorKind::PermissionDenied
-        {
+    /// The events, still without a function.
+    pub fn new() -> Result<KprobeEvents> {
+        let tracefs = tracefs()?;
+        let list = OpenOptions::new().append(true).open(tracefs.join("kprobe_events"));
+        if list.as_ref().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
             return unsupported(
                 "the capability CAP_DAC_OVERRIDE is missing: without kprobe.multi, which this kernel lacks, \
                  the functions are hooked by kernel events, which only root may define: start it with sudo",
             );
         }
-        let name = |&at: &At| (at, format!("{at:?}_{}", std::process::id()));
-        let events: Vec<_> = kinds.iter().map(name).collect();
-        let names = events.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(" ");
         // Not in this process group: Ctrl-C must not end it. The kernel refuses to remove an event
         // until the last program is detached. Its RCU grace periods take 4 s, expedited ones 10 ms.
         let script = format!(
@@ -121,14 +124,16 @@ impl KprobeEvents {
              remove() {{
                  read expedited <$rcu
                  [ \"$expedited\" = 0 ] && echo 1 >$rcu
-                 echo \"-:workshop/$1\" >>kprobe_events; done=$?
+                 echo \"-:{GROUP}/$1\" >>kprobe_events; done=$?
                  [ \"$expedited\" = 0 ] && echo 0 >$rcu
                  return $done
              }} 2>/dev/null
-             for event in {names}
+             for event in {} {}
              do until remove $event || ! grep -q \"/$event \" kprobe_events; do sleep 0.1; done
              done",
-            tracefs()?.display()
+            tracefs.display(),
+            event(At::Entry),
+            event(At::Return)
         );
         let guard = Command::new("sh")
             .args(["-c", &script])
@@ -138,44 +143,35 @@ impl KprobeEvents {
             .stderr(Stdio::null())
             .spawn()
             .context("the process that removes the kernel events could not be started: sh")?;
-        let profile = File::open(tracefs()?.join("kprobe_profile")).context("kprobe_profile")?;
-        Ok(KprobeEvents { guard, events, probes: 0, profile })
+        let profile = File::open(tracefs.join("kprobe_profile")).context("kprobe_profile")?;
+        Ok(KprobeEvents { guard, list: list.context("kprobe_events")?, profile })
     }
 
     /// Adds a function of vmlinux or of a module.
-    pub fn add(&mut self, name: &str, module: Option<&str>) -> Result<()> {
+    pub fn add(&self, name: &str, module: Option<&str>) -> Result<()> {
         let module = module.map_or(String::new(), |module| format!("{module}:"));
-        let path = tracefs()?.join("kprobe_events");
         // The return first: then no call is seen whose return is not.
-        for (at, event) in self.events.iter().rev() {
-            let kind = if *at == At::Return { format!("r{MAX_CALLS}") } else { "p".to_owned() };
-            let probe = format!("{kind}:workshop/{event} {module}{name}\n");
-            OpenOptions::new()
-                .append(true)
-                .open(&path)
-                .and_then(|mut file| file.write_all(probe.as_bytes()))
-                .with_context(|| format!("the kernel refuses the probe {}", probe.trim_end()))?;
+        for (at, kind) in [(At::Return, format!("r{MAX_CALLS}")), (At::Entry, "p".to_owned())] {
+            let probe = format!("{kind}:{GROUP}/{} {module}{name}", event(at));
+            let written = (&self.list).write_all(format!("{probe}\n").as_bytes());
+            written.with_context(|| format!("the kernel refuses the probe {probe}"))?;
         }
-        self.probes += 1;
         Ok(())
     }
 
     /// Attaches the program to all functions of an event at once.
     pub fn attach(&self, program: &ProgramMut, at: At) -> Result<Link> {
-        ensure!(self.probes > 0, "the kernel refuses a probe at every one of the functions");
-        let name = self.events.iter().find(|(kind, _)| *kind == at).map(|(_, name)| name);
-        let name = name.context("there is no event of this kind")?;
-        let group = TracepointCategory::Custom("workshop".to_owned());
-        program
-            .attach_tracepoint(group, name)
-            .with_context(|| format!("the probes workshop/{name} could not be attached"))
+        let group = TracepointCategory::Custom(GROUP.to_owned());
+        let link = program.attach_tracepoint(group, event(at));
+        link.with_context(|| format!("the probes {GROUP}/{} could not be attached", event(at)))
     }
 
     /// How often the probes were hit, and how often they were missed: in the handler of another probe.
     pub fn profile(&self) -> Result<(u64, u64)> {
         let (mut file, mut text) = (&self.profile, String::new());
         file.rewind().and_then(|()| file.read_to_string(&mut text)).context("kprobe_profile")?;
-        parse_profile(&text, self.events.iter().map(|(_, name)| name.as_str()))
+        let sums = sum_profile(&text, &[At::Entry, At::Return].map(event));
+        sums.context("kprobe_profile has an odd line")
     }
 }
 
@@ -186,20 +182,14 @@ impl Drop for KprobeEvents {
     }
 }
 
-fn parse_profile<'a>(
-    text: &str,
-    names: impl Iterator<Item = &'a str> + Clone,
-) -> Result<(u64, u64)> {
-    let (mut hits, mut missed) = (0, 0);
-    for line in text.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [name, hit, miss] = words[..] else { bail!("kprobe_profile has the line {line:?}") };
-        if names.clone().any(|known| known == name) {
-            hits += hit.parse::<u64>().with_context(|| line.to_owned())?;
-            missed += miss.parse::<u64>().with_context(|| line.to_owned())?;
-        }
-    }
-    Ok((hits, missed))
+/// The sums of the two numbers that stand behind each of these names.
+fn sum_profile(text: &str, names: &[String]) -> Option<(u64, u64)> {
+    let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let mut own = lines.filter(|words| names.iter().any(|name| words.first() == Some(&&**name)));
+    own.try_fold((0, 0), |(hits, missed), words| {
+        let number = |at: usize| words.get(at)?.parse::<u64>().ok();
+        Some((hits + number(1)?, missed + number(2)?))
+    })
 }
 
 #[cfg(test)]
@@ -209,7 +199,8 @@ mod tests {
     #[test]
     fn hits_are_summed() {
         let text = "  enter_7   16   0\n  enter_7   2  1\n  leave_7  3  4\n  enter_8  9 9\n";
-        let names = ["enter_7", "leave_7"].into_iter();
-        assert_eq!(parse_profile(text, names).unwrap(), (21, 5));
+        let names = ["enter_7", "leave_7"].map(str::to_owned);
+        assert_eq!(sum_profile(text, &names), Some((21, 5)));
+        assert_eq!(sum_profile("leave_7 3", &names), None);
     }
 }

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::error::ErrorKind;
+use common::printable;
 
 use crate::{cli::Files, report::Report};
 
@@ -18,10 +19,9 @@ mod perfetto;
 
 type WriteReport = fn(&mut dyn Write, &Report) -> Result<()>;
 
-/// Files that are open for writing, so that a wrong path is found before the trace and not after it.
-pub struct Outputs {
-    files: Vec<(PathBuf, File, WriteReport)>,
-}
+/// Files that are open for writing, so that a wrong path is found before the trace and not after it: the
+/// name of each, as a terminal may show it, and what writes it.
+pub struct Outputs(Vec<(String, File, WriteReport)>);
 
 impl Outputs {
     /// Opens the files that the command line asks for. Wrong usage where two of them are the same one,
@@ -34,44 +34,39 @@ impl Outputs {
         ];
         let place =
             |file: &File| file.metadata().map(|data| (data.is_file(), data.dev(), data.ino()));
-        let mut places = input.map(place).transpose()?.into_iter().collect::<Vec<_>>();
-        let mut files = Vec::new();
+        let mut places: Vec<_> = input.map(place).transpose()?.into_iter().collect();
+        let mut created = Vec::new();
         for (path, write) in outputs {
             let Some(path) = path else { continue };
-            let open = || {
-                // It is emptied when it is known that it is nothing else.
-                let file =
-                    OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
-                let place = place(&file)?;
-                Ok::<_, std::io::Error>((file, place))
-            };
-            let (file, place) = open().with_context(|| {
-                format!("{} cannot be written: give another path", path.display())
-            })?;
+            let name = shown(path);
+            // It is emptied when it is known that it is nothing else.
+            let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+            let file =
+                file.with_context(|| format!("{name} cannot be written: give another path"))?;
+            let place = place(&file)?;
             if place.0 && places.contains(&place) {
-                let why = format!(
-                    "{} cannot hold two outputs, or be read meanwhile: give each its own file\n",
-                    path.display()
-                );
-                clap::Error::raw(ErrorKind::ArgumentConflict, why).exit();
+                let why = "cannot hold two outputs, or be read meanwhile: give each its own file";
+                clap::Error::raw(ErrorKind::ArgumentConflict, format!("{name} {why}\n")).exit();
             }
             places.push(place);
-            files.push((path.clone(), file, write));
+            created.push((name, file, write));
         }
-        for (_, file, _) in files.iter().filter(|(_, file, _)| place(file).is_ok_and(|p| p.0)) {
-            file.set_len(0)?;
+        for (_, file, _) in &created {
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
         }
-        Ok(Outputs { files })
+        Ok(Outputs(created))
     }
 
     /// Writes them: each one, also where another one fails.
     pub fn write(self, report: Report) -> Result<()> {
         let (report, mut failed) = (report.finish(), Vec::new());
-        for (path, file, write) in self.files {
+        for (name, file, write) in self.0 {
             let mut file = BufWriter::new(file);
             match write(&mut file, &report).and_then(|()| Ok(file.flush()?)) {
-                Ok(()) => eprintln!("ctracer: {} written", path.display()),
-                Err(error) => failed.push(format!("{} is incomplete: {error:#}", path.display())),
+                Ok(()) => eprintln!("ctracer: {name} written"),
+                Err(error) => failed.push(format!("{name} is incomplete: {error:#}")),
             }
         }
         ensure!(failed.is_empty(), "{}", failed.join("\nctracer: "));
@@ -82,10 +77,15 @@ impl Outputs {
 /// `ctracer report`: writes files out of one of JSON lines. Of a damaged one, what can be told is
 /// written, and the run fails.
 pub fn report(path: &Path, files: &Files) -> Result<()> {
-    let name = path.display();
+    let name = shown(path);
     let file = File::open(path).with_context(|| format!("{name} cannot be read"))?;
     let read = Report::read(BufReader::new(&file));
-    let (report, damage) = read.with_context(|| name.to_string())?;
+    let (report, damage) = read.with_context(|| name.clone())?;
     Outputs::create(files, Some(&file))?.write(report)?;
     damage.map_or(Ok(()), |damage| bail!("{name}: {damage}"))
+}
+
+/// A path, as a terminal may show it.
+fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy())
 }

@@ -1,7 +1,7 @@
 //! The record of a trace: what `--json` prints, line by line, and all that an output is made of.
 //!
 //! `trace` comes first: the struct, the kernel's release, the functions. Each `event` follows with
-//! its time, task, function and object; the first event of a life has all `fields`, the others have
+//! its time, task, call, function and object; the first event of a life has all `fields`, the others have
 //! the `changes`. A call has its other `arguments`; a return has its `value`, and where that is an
 //! error, its name as `errno`. At the end come a `life` for each object and the `ledger`. Times are in
 //! ns, CLOCK_MONOTONIC. The kernel's type alone decides whether a value is a number, a text, or true or
@@ -90,6 +90,11 @@ pub struct Event {
     pub tid: u32,
     pub comm: String,
     pub function: String,
+    /// The function's place in the list of the trace.
+    #[serde(skip)]
+    pub number: usize,
+    /// The call that it belongs to: they are numbered in the order in which they began.
+    pub call: usize,
     /// How many traced calls of the same thread this one lies in.
     pub depth: u32,
     /// Which parameter of the function the object is; 0 is the first one.
@@ -198,29 +203,7 @@ impl Life {
     }
 }
 
-impl Link {
-    /// `clone`, `split` or `chain`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Link::Clone => "clone",
-            Link::Split => "split",
-            Link::Chain => "chain",
-        }
-    }
-}
-
-/// What tells a call from all others: the thread, or the CPU where that is idle; the depth; when it
-/// began; the function.
-pub type CallKey<T> = ((u32, u32), u32, u64, T);
-
 impl Event {
-    /// The call that it belongs to.
-    pub fn call(&self) -> CallKey<&str> {
-        let task = (self.tid, if self.tid == 0 { self.cpu } else { 0 });
-        let begin = self.time.saturating_sub(self.duration.unwrap_or(0));
-        (task, self.depth, begin, &self.function)
-    }
-
     /// The memory that it takes, in bytes: about so many, as an allocation has some of its own.
     pub fn memory(&self) -> usize {
         const ALLOCATION: usize = 16;
@@ -228,11 +211,10 @@ impl Event {
         let pairs = [&self.arguments, &self.fields].into_iter().flatten().flatten();
         let pairs = pairs.map(|(name, value)| name.len() + of(value));
         let changes = self.changes.iter().flatten();
-        let changes =
-            changes.map(|change| change.field.len() + of(&change.before) + of(&change.after));
+        let changes = changes.map(|one| one.field.len() + of(&one.before) + of(&one.after));
         let values = pairs.chain(changes).map(|texts| size_of::<Change>() + ALLOCATION + texts);
         let texts = self.comm.len() + self.function.len() + self.address.len();
-        size_of::<(usize, Event)>() + 4 * ALLOCATION + texts + values.sum::<usize>()
+        size_of::<Event>() + 4 * ALLOCATION + texts + values.sum::<usize>()
     }
 }
 

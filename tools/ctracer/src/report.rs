@@ -1,10 +1,7 @@
 //! What the outputs at the end are made of: the record, line by line, as it is traced or out of a
 //! file of JSON lines.
 
-use std::{
-    collections::{HashMap, HashSet},
-    io::BufRead,
-};
+use std::{collections::HashMap, io::BufRead};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -20,7 +17,9 @@ pub struct Report {
     pub calls: Vec<Call>,
     pub lives: Vec<Life>,
     pub ledger: Option<Ledger>,
-    functions: HashSet<String>,
+    /// The places of the functions in their list, and those of the calls by their numbers.
+    functions: HashMap<String, usize>,
+    numbers: HashMap<usize, usize>,
     /// The open calls of each task, the innermost last.
     open: HashMap<(u32, u32), Vec<usize>>,
     /// How many lives had their line.
@@ -60,8 +59,9 @@ impl Report {
             number += 1;
             let read = serde_json::from_slice(&line).map_err(Into::into);
             if let Err(error) = read.and_then(|line| report.add(line)) {
+                let error = common::printable(&format!("{error:#}")); // it may quote the file
                 let why =
-                    format!("line {number} is damaged, and what follows is not read: {error:#}");
+                    format!("line {number} is damaged, and what follows is not read: {error}");
                 ensure!(number > 1, "this is no file of ctracer --json: {why}");
                 return Ok((report, Some(why)));
             }
@@ -78,7 +78,8 @@ impl Report {
         let is_first = self.trace.type_name.is_empty();
         match line {
             Line::Trace(trace) if is_first => {
-                self.functions = trace.functions.iter().map(|found| found.name.clone()).collect();
+                let names = trace.functions.iter().map(|function| function.name.clone());
+                self.functions = names.zip(0..).collect();
                 self.trace = trace;
             }
             Line::Trace(_) => bail!("another trace begins here"),
@@ -96,9 +97,10 @@ impl Report {
         Ok(())
     }
 
-    fn event(&mut self, event: Event) -> Result<()> {
-        let is_known = self.functions.contains(&event.function);
-        ensure!(is_known, "the first line has no function {}()", event.function);
+    fn event(&mut self, mut event: Event) -> Result<()> {
+        let number = self.functions.get(&event.function);
+        event.number = *number
+            .with_context(|| format!("the first line has no function {}()", event.function))?;
         // With an event, two lives begin at most: the object's, and one that is made of it.
         let most = 2 * self.events.len() + AHEAD;
         ensure!(event.life <= most, "no object has the number {}", event.life);
@@ -117,15 +119,11 @@ impl Report {
 
     /// The call of the next event.
     fn call(&mut self, event: &Event) -> Option<usize> {
-        let (task, depth, begin, function) = event.call();
-        let (calls, events, index) = (&mut self.calls, &self.events, self.events.len());
+        let (calls, index) = (&mut self.calls, self.events.len());
+        let task = (event.tid, if event.tid == 0 { event.cpu } else { 0 });
         let open = self.open.entry(task).or_default();
-        let found = open.iter().rposition(|&call| {
-            let (call, entry) = (&calls[call], &events[calls[call].entry]);
-            (call.begin, entry.depth, entry.function.as_str()) == (begin, depth, function)
-        });
-        if let Some(found) = found {
-            let call = &mut calls[open[found]];
+        if let Some(&found) = self.numbers.get(&event.call) {
+            let call = &mut calls[found];
             if event.kind == Kind::Return {
                 call.exit.get_or_insert(index);
                 call.end = event.time;
@@ -133,22 +131,31 @@ impl Report {
                 call.lives.push(event.life);
             }
             // Those within it have returned, too. It stays, for its other objects.
-            open.truncate(found + 1);
-            return open.last().copied();
+            open.truncate(open.partition_point(|&call| call <= found));
+            return Some(found);
         }
         if event.kind == Kind::Return {
             return None;
         }
         // Calls that are not within this one's caller have returned, seen or not.
-        let is_over =
-            |&call: &usize| calls[call].exit.is_some() || events[calls[call].entry].depth >= depth;
+        let is_over = |&call: &usize| {
+            calls[call].exit.is_some() || self.events[calls[call].entry].depth >= event.depth
+        };
         while open.last().is_some_and(is_over) {
             open.pop();
         }
-        let parent = open.last().copied();
+        let (parent, begin, lives) = (open.last().copied(), event.time, vec![event.life]);
         open.push(calls.len());
-        let (entry, end, lives) = (index, begin, vec![event.life]);
-        calls.push(Call { entry, exit: None, parent, begin, end, children: 0, lives });
+        self.numbers.insert(event.call, calls.len());
+        calls.push(Call {
+            entry: index,
+            exit: None,
+            parent,
+            begin,
+            end: begin,
+            children: 0,
+            lives,
+        });
         open.last().copied()
     }
 
@@ -186,7 +193,7 @@ impl Report {
 /// So many objects may begin before the first event of any, where others are left out (`--errors`).
 const AHEAD: usize = 1 << 16;
 /// What a call and its number take, in bytes.
-const CALL: usize = 2 * size_of::<Call>() + 64;
+const CALL: usize = 2 * size_of::<Call>() + 96;
 
 #[cfg(test)]
 pub mod tests;

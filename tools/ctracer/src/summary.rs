@@ -1,10 +1,6 @@
 //! What is printed at the end.
 
-use std::{
-    cmp::Reverse,
-    collections::HashMap,
-    io::{self, Write},
-};
+use std::{cmp::Reverse, collections::HashMap};
 
 use crate::record::{Kind, Ledger, Life, Trace};
 
@@ -17,8 +13,8 @@ pub struct Summary {
     pub events: u64,
     /// Events that came after the last one that `--max-events` or `--memory` allows.
     pub beyond: u64,
-    /// It was `--memory`.
-    pub no_memory: bool,
+    /// The option of these that it was.
+    pub bound: &'static str,
     /// Ends that are known without their calls.
     pub ends_again: u64,
     /// With `--errors`: how many lives had none.
@@ -53,75 +49,66 @@ impl Summary {
         self.events as usize * size_of::<u64>() + self.lives.len() * LIFE
     }
 
-    /// Prints the summary. `open`: calls that have not returned.
-    pub fn print(
-        &self,
-        w: &mut dyn Write,
-        trace: &Trace,
-        lives: &[Life],
-        ledger: &Ledger,
-        open: usize,
-    ) -> io::Result<()> {
-        const RULER: &str = "=====================================================";
+    /// The text of the summary. `open`: calls that have not returned.
+    pub fn print(&self, trace: &Trace, lives: &[Life], ledger: &Ledger, open: usize) -> String {
+        const RULER: &str = "=====================================================\n";
+        let line = |count: u64, what: String| format!("{count:>10} {what}\n");
+        let if_any = |count, what| if count > 0 { line(count, what) } else { String::new() };
         let ended = lives.iter().filter(|life| life.end.is_some()).count();
-        writeln!(w, "{RULER}\n{:>10} events", self.events)?;
-        if self.beyond > 0 {
-            let bound = if self.no_memory { "--memory" } else { "--max-events" };
-            writeln!(w, "{:>10} more events, not shown ({bound})", self.beyond)?;
-        }
+        let missed = "of these ends seen by an fentry program: their calls were missed";
         let objects = format!("objects (struct {}), {ended} of them ended", trace.type_name);
-        writeln!(w, "{:>10} {objects}", lives.len())?;
-        if self.ends_again > 0 {
-            let what = "of these ends seen by an fentry program: their calls were missed";
-            writeln!(w, "{:>10} {what}", self.ends_again)?;
-        }
-        if let Some(others) = self.without_error {
-            writeln!(w, "{others:>10} objects without an error, not shown (--errors)")?;
-        }
-        writeln!(w, "{open:>10} calls in flight")?;
-        print_ledger(w, ledger)?;
-        self.print_slowest(w, trace, lives)?;
-        self.print_hops(w, trace)?;
-        writeln!(w, "{RULER}")
+        let others = "objects without an error, not shown (--errors)".to_owned();
+        [
+            RULER.to_owned(),
+            line(self.events, "events".to_owned()),
+            if_any(self.beyond, format!("more events, not shown ({})", self.bound)),
+            line(lives.len() as u64, objects),
+            if_any(self.ends_again, missed.to_owned()),
+            self.without_error.map_or(String::new(), |count| line(count as u64, others)),
+            line(open as u64, "calls in flight".to_owned()),
+            print_ledger(ledger),
+            self.slowest(trace, lives),
+            self.hops(trace),
+            RULER.to_owned(),
+        ]
+        .concat()
     }
 
-    fn print_slowest(&self, w: &mut dyn Write, trace: &Trace, lives: &[Life]) -> io::Result<()> {
+    fn slowest(&self, trace: &Trace, lives: &[Life]) -> String {
         let ended = lives.iter().filter_map(|life| Some((life.duration?, life.life)));
-        let Some((duration, number)) = ended.max() else { return Ok(()) };
+        let Some((duration, number)) = ended.max() else { return String::new() };
         let (first, last, _) = self.lives.get(&number).copied().unwrap_or_default();
         let [first, last] = [first, last].map(|function| &trace.functions[function].name);
-        let address = &lives[number].address;
         let among = match lives.iter().filter(|life| life.end.is_none()).count() {
             0 => String::new(),
             open => format!(", of the {} that ended; {open} did not", lives.len() - open),
         };
-        writeln!(
-            w,
-            "Slowest life: #{number} at {address}, {duration} ns, from {first}() to {last}(){among}"
-        )
+        let took = format!("#{number} at {}, {duration} ns", lives[number].address);
+        format!("Slowest life: {took}, from {first}() to {last}(){among}\n")
     }
 
-    fn print_hops(&self, w: &mut dyn Write, trace: &Trace) -> io::Result<()> {
-        let mut hops: Vec<_> = self.hops.iter().map(|(hop, times)| (*hop, times.clone())).collect();
+    fn hops(&self, trace: &Trace) -> String {
+        let mut hops: Vec<_> = self.hops.iter().collect();
         if hops.is_empty() {
-            return Ok(());
+            return String::new();
         }
         // The names only break ties: the order must not depend on chance.
         hops.sort_by_key(|(hop, times)| (Reverse(times.iter().sum::<u64>()), *hop));
-        let others = hops.len().saturating_sub(HOPS);
-        writeln!(w, "Time from one function to the next (ns), the largest sums first:")?;
-        writeln!(w, "{:>10} {:>10} {:>10} {:>10}  hop", "count", "p50", "p99", "max")?;
-        for ((from, to), mut times) in hops.into_iter().take(HOPS) {
+        let mut text =
+            "Time from one function to the next (ns), the largest sums first:\n".to_owned();
+        text += &format!("{:>10} {:>10} {:>10} {:>10}  hop\n", "count", "p50", "p99", "max");
+        for ((from, to), times) in hops.iter().take(HOPS) {
+            let mut times = (*times).clone();
             times.sort_unstable();
-            let (count, max) = (times.len(), percentile(&times, 100));
-            let (p50, p99) = (percentile(&times, 50), percentile(&times, 99));
-            let (from, to) = (&trace.functions[from].name, &trace.functions[to].name);
-            writeln!(w, "{count:>10} {p50:>10} {p99:>10} {max:>10}  {from} -> {to}")?;
+            let [p50, p99, max] = [50, 99, 100].map(|percent| percentile(&times, percent));
+            let (from, to) = (&trace.functions[*from].name, &trace.functions[*to].name);
+            let count = times.len();
+            text += &format!("{count:>10} {p50:>10} {p99:>10} {max:>10}  {from} -> {to}\n");
         }
-        if others > 0 {
-            writeln!(w, "{others:>10} others")?;
+        match hops.len().saturating_sub(HOPS) {
+            0 => text,
+            others => text + &format!("{others:>10} others\n"),
         }
-        Ok(())
     }
 }
 
@@ -131,23 +118,19 @@ fn percentile(sorted: &[u64], percent: usize) -> u64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)
 }
 
-fn print_ledger(w: &mut dyn Write, ledger: &Ledger) -> io::Result<()> {
-    writeln!(w, "{:>10} hits of the probes, counted by the kernel:", ledger.hits)?;
-    let mut sum = 0;
-    for (count, what) in ledger.lines() {
-        sum += count;
-        writeln!(w, "{count:>12} {what}")?;
-    }
+fn print_ledger(ledger: &Ledger) -> String {
+    let mut text = format!("{:>10} hits of the probes, counted by the kernel:\n", ledger.hits);
+    let lines = ledger.lines();
+    lines.iter().for_each(|(count, what)| text += &format!("{count:>12} {what}\n"));
     if ledger.objects_lost > 0 {
-        writeln!(w, "{:>10} {}", ledger.objects_lost, Ledger::OBJECTS_LOST)?;
+        text += &format!("{:>10} {}\n", ledger.objects_lost, Ledger::OBJECTS_LOST);
     }
-    match ledger.hits.abs_diff(sum) {
-        0 => writeln!(w, "{sum:>12} in all: the ledger balances"),
-        off => writeln!(
-            w,
-            "{sum:>12} in all: {off} off (probes were hit while the counters were read)"
-        ),
-    }
+    let sum: u64 = lines.iter().map(|(count, _)| count).sum();
+    let verdict = match ledger.hits.abs_diff(sum) {
+        0 => "the ledger balances".to_owned(),
+        off => format!("{off} off (probes were hit while the counters were read)"),
+    };
+    text + &format!("{sum:>12} in all: {verdict}\n")
 }
 
 #[cfg(test)]
@@ -166,9 +149,7 @@ mod tests {
     fn the_slowest_life_is_one_of_those_that_ended() {
         let mut sample = crate::report::tests::sample();
         let print = |sample: &crate::report::tests::Sample| {
-            let mut text = Vec::new();
-            Summary::default().print_slowest(&mut text, &sample.trace, &sample.lives).unwrap();
-            String::from_utf8(text).unwrap()
+            Summary::default().slowest(&sample.trace, &sample.lives)
         };
         assert!(print(&sample).starts_with("Slowest life: #0 "), "{}", print(&sample));
         assert!(print(&sample).ends_with("()\n"), "{}", print(&sample));
@@ -180,13 +161,8 @@ mod tests {
     #[test]
     fn a_ledger_says_whether_it_balances() {
         let mut ledger = Ledger { hits: 10, entries: 5, returns: 4, lost: 1, ..Ledger::default() };
-        let print = |ledger: &Ledger| {
-            let mut text = Vec::new();
-            print_ledger(&mut text, ledger).unwrap();
-            String::from_utf8(text).unwrap()
-        };
-        assert!(print(&ledger).ends_with("          10 in all: the ledger balances\n"));
+        assert!(print_ledger(&ledger).ends_with("          10 in all: the ledger balances\n"));
         ledger.hits = 12;
-        assert!(print(&ledger).contains("10 in all: 2 off"));
+        assert!(print_ledger(&ledger).contains("10 in all: 2 off"));
     }
 }

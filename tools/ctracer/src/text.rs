@@ -5,20 +5,21 @@
 //!   137.330123456   0 dd-1234                          | submit_bio(struct bio *bio) #3 {
 //! ```
 
-use crate::record::{CallKey, Event, Function, Kind, Life, Link, Trace, named, plain};
+use crate::record::{Event, Kind, Life, Link, Trace, named, plain};
 
 /// Turns events into lines. A call without calls of its own becomes one line.
 #[derive(Default)]
 pub struct Text {
     pending: Option<Pending>,
+    /// How many lives have been introduced.
     lives: usize,
 }
 
 /// A call whose next event tells whether it has calls of its own.
 struct Pending {
-    key: CallKey<String>,
+    call: usize,
     start: String,
-    call: String,
+    text: String,
     notes: String,
 }
 
@@ -27,77 +28,71 @@ pub const HEADING: &str = "   time (s)      CPU thread                 duration 
 
 impl Text {
     /// The lines that can be printed now. `lives`: all that have begun.
-    pub fn event(&mut self, trace: &Trace, number: usize, lives: &[Life], event: &Event) -> String {
-        let function = &trace.functions[number];
-        let is_first = function.probe.arguments.first().is_none_or(|&at| at == event.argument);
-        let notes = self.notes(trace, function, lives, event, is_first);
-        let indent = "  ".repeat(event.depth as usize);
-        let key = event.call();
-        if let Some(mut pending) = self.pending.take_if(|pending| is_same(&pending.key, key)) {
-            if event.kind == Kind::Entry {
-                pending.notes += &notes;
+    pub fn event(&mut self, trace: &Trace, lives: &[Life], event: &Event) -> String {
+        let (is_entry, indent) = (event.kind == Kind::Entry, "  ".repeat(event.depth as usize));
+        let notes: String = self
+            .notes(trace, lives, event)
+            .iter()
+            .map(|note| format!("{:53}| {indent}    {note}\n", ""))
+            .collect();
+        let value =
+            event.value.as_ref().map_or(String::new(), |value| format!(" = {}", named(value)));
+        if let Some(mut pending) = self.pending.take_if(|pending| pending.call == event.call) {
+            pending.notes += &notes;
+            if is_entry {
                 self.pending = Some(pending);
                 return String::new();
             }
-            let call = pending.call + &result(event) + ";";
-            return line(&pending.start, event.duration, &call) + &pending.notes + &notes;
+            let call = pending.text + &value + ";";
+            return line(&pending.start, event.duration, &call) + &pending.notes;
         }
-        let before = self.rest();
-        if event.kind == Kind::Entry {
-            let (task, depth, begin, name) = key;
+        let (before, function) = (self.rest(), &trace.functions[event.number]);
+        if is_entry {
             let (_, parameters) = function.prototype.split_once('(').unwrap_or_default();
-            let call = format!("{indent}{name}({parameters} #{}", event.life);
-            let key = (task, depth, begin, name.to_owned());
-            self.pending = Some(Pending { key, start: start(event), call, notes });
+            let text = format!("{indent}{}({parameters} #{}", function.name, event.life);
+            self.pending = Some(Pending { call: event.call, start: start(event), text, notes });
             return before;
         }
         // The return of a call's second object says nothing new.
-        if !is_first {
-            return before + &notes;
-        }
-        let end = format!("{indent}}} /* {}{} */", function.name, result(event));
-        before + &line(&start(event), event.duration, &end) + &notes
+        let end = format!("{indent}}} /* {}{value} */", function.name);
+        let end = is_first(trace, event).then(|| line(&start(event), event.duration, &end));
+        before + &end.unwrap_or_default() + &notes
     }
 
     /// The call that still waits for its next event.
     pub fn rest(&mut self) -> String {
         let open =
-            |pending: Pending| line(&pending.start, None, &(pending.call + " {")) + &pending.notes;
+            |pending: Pending| line(&pending.start, None, &(pending.text + " {")) + &pending.notes;
         self.pending.take().map_or(String::new(), open)
     }
 
     /// What an event says about its object: that it is new, and which fields have changed.
-    fn notes(
-        &mut self,
-        trace: &Trace,
-        function: &Function,
-        lives: &[Life],
-        event: &Event,
-        is_first: bool,
-    ) -> String {
-        let mut notes = String::new();
-        let indent = "  ".repeat(event.depth as usize);
-        let mut note = |text: &str| notes += &format!("{:53}| {indent}    {text}\n", "");
-        while self.lives < lives.len() {
-            note(&introduction(trace, &lives[self.lives]));
-            self.lives += 1;
-        }
-        let others = event.arguments.iter().flatten();
-        let others = others.map(|(name, value)| format!("{name} = {}", named(value)));
-        let others: Vec<String> = others.filter(|_| is_first).collect();
+    fn notes(&mut self, trace: &Trace, lives: &[Life], event: &Event) -> Vec<String> {
+        let new = &lives[self.lives.min(lives.len())..];
+        let mut notes: Vec<String> = new.iter().map(|life| introduction(trace, life)).collect();
+        self.lives = self.lives.max(lives.len());
+        let others = event.arguments.iter().flatten().filter(|_| is_first(trace, event));
+        let others: Vec<_> =
+            others.map(|(name, value)| format!("{name} = {}", named(value))).collect();
         if !others.is_empty() {
-            note(&format!("with {}", others.join(", ")));
+            notes.push(format!("with {}", others.join(", ")));
         }
-        let which = match function.probe.arguments.len() {
+        let which = match trace.functions[event.number].probe.arguments.len() {
             0 | 1 => String::new(),
             _ => format!("#{} ", event.life),
         };
-        for change in event.changes.iter().flatten() {
+        notes.extend(event.changes.iter().flatten().map(|change| {
             let (before, after) = (plain(&change.before), plain(&change.after));
-            note(&format!("{which}{}: {before} -> {after}", change.field));
-        }
+            format!("{which}{}: {before} -> {after}", change.field)
+        }));
         notes
     }
+}
+
+/// Whether an event is of its call's first object.
+fn is_first(trace: &Trace, event: &Event) -> bool {
+    let arguments = &trace.functions[event.number].probe.arguments;
+    arguments.first().is_none_or(|&at| at == event.argument)
 }
 
 fn introduction(trace: &Trace, life: &Life) -> String {
@@ -115,14 +110,6 @@ fn introduction(trace: &Trace, life: &Life) -> String {
         format!(", {how} #{parent}")
     });
     format!("#{number} is the {} at {address}{again}{from}", trace.type_name)
-}
-
-fn is_same((task, depth, begin, name): &CallKey<String>, other: CallKey<&str>) -> bool {
-    (*task, *depth, *begin, name.as_str()) == other
-}
-
-fn result(event: &Event) -> String {
-    event.value.as_ref().map_or(String::new(), |value| format!(" = {}", named(value)))
 }
 
 /// What stands before the duration.
@@ -144,7 +131,7 @@ fn line(start: &str, duration: Option<u64>, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Change, Probe};
+    use crate::record::{Change, Function, Probe};
 
     fn trace() -> Trace {
         let function = |name: &str| Function {
@@ -163,7 +150,7 @@ mod tests {
     fn event(time: u64, depth: u32, duration: Option<u64>) -> Event {
         let mut event = crate::report::tests::sample().events[0].clone();
         event.kind = if duration.is_some() { Kind::Return } else { Kind::Entry };
-        event.function = trace().functions[depth as usize].name.clone();
+        (event.number, event.call) = (depth as usize, depth as usize);
         (event.time, event.depth, event.duration) = (time, depth, duration);
         event
     }
@@ -179,7 +166,7 @@ mod tests {
         end.value = Some((-22).into());
         let events =
             [event(2_000_000_000, 0, None), call, end, event(2_000_009_000, 0, Some(9_000))];
-        let print = |event: &Event| text.event(&trace, event.depth as usize, &lives, event);
+        let print = |event: &Event| text.event(&trace, &lives, event);
         let lines: String = events.iter().map(print).collect();
         let graph: Vec<&str> = lines.lines().map(|line| line.split_once("| ").unwrap().1).collect();
         assert_eq!(

@@ -7,7 +7,7 @@ const { functions } = data;
 const columns = (rows, names) => Object.fromEntries(names.map((name, i) =>
   [name, rows.map((row) => Array.isArray(row) ? row[i] : row[name])]));
 const lives = columns(data.lives, ["address", "generation", "parent", "link", "begin", "end"]);
-const calls = columns(data.calls, ["begin", "end", "own", "exit"]);
+const calls = columns(data.calls, ["begin", "end", "own", "entry", "exit"]);
 const events = columns(data.events.map(([place, object, ...said]) => [...place, ...object, ...said]),
   ["time", "cpu", "thread", "isReturn", "function", "argument", "depth", "life", "readable", "call", "value",
     "arguments", "fields", "changes"]);

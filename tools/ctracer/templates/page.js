@@ -180,25 +180,16 @@ function pickHop(at) {
 }
 
 const callsOf = (life) => [...new Set(eventsOf[life].map((event) => events.call[event]))].filter((call) => call !== null);
-const functionOf = new Map();
-const threadOf = new Map();
-const depthOf = new Map();
-const cpuOf = new Map();
-events.call.forEach((call, event) => {
-  if (call === null || functionOf.has(call)) return;
-  functionOf.set(call, events.function[event]);
-  threadOf.set(call, events.thread[event]);
-  depthOf.set(call, events.depth[event]);
-  cpuOf.set(call, events.cpu[event]);
-});
+/** What the first event of a call says. */
+const of = (column, call) => events[column][calls.entry[call]];
 
 /** The time in each function while the object lived, and the time in none of them. */
 function spent(life) {
   const rows = new Map();
   let busy = 0, until = lives.begin[life];
   for (const call of callsOf(life)) {
-    const row = rows.get(functionOf.get(call)) ?? [0, 0, 0];
-    rows.set(functionOf.get(call), [row[0] + 1, row[1] + calls.end[call] - calls.begin[call], row[2] + calls.own[call]]);
+    const row = rows.get(of("function", call)) ?? [0, 0, 0];
+    rows.set(of("function", call), [row[0] + 1, row[1] + calls.end[call] - calls.begin[call], row[2] + calls.own[call]]);
     const end = Math.min(calls.end[call], endOf(life));
     busy += Math.max(0, end - Math.max(calls.begin[call], until));
     until = Math.max(until, end);

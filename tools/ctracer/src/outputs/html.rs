@@ -1,17 +1,14 @@
 //! A page that shows the trace in any browser, as one file and without a network: the record as JSON,
 //! and what `templates/` draws from it.
 
-use std::{
-    collections::HashMap,
-    io::{self, Write},
-};
+use std::io::{self, Write};
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Serialize, Serializer as _, ser::SerializeMap};
 use serde_json::{Map, Serializer, Value, ser::Formatter};
 
 use crate::{
-    record::{Event, Kind, Ledger, Life, Pairs, Trace, named, plain},
+    record::{Kind, Ledger, Life, Pairs, named, plain},
     report::Report,
 };
 
@@ -37,61 +34,44 @@ impl Formatter for InPage {
     }
 }
 
-/// Writes the page.
+/// Writes the page. In its data, times are in ns from `start`, which is a text: it may be too large for a
+/// number of JavaScript.
 pub fn write(mut w: &mut dyn Write, report: &Report) -> Result<()> {
+    let (trace, start) = (&report.trace, report.start());
+    let since = |time: u64| time.saturating_sub(start);
+    let lives = report.lives.iter().map(|life| {
+        let (begin, end) = (since(life.begin), life.end.map(since));
+        Life { begin, end, ..life.clone() }
+    });
+    // Begin, end, the time in itself, the numbers of its first event and of its return.
+    let calls = report
+        .calls
+        .iter()
+        .map(|call| (since(call.begin), since(call.end), call.own_time(), call.entry, call.exit));
+    // What the ledger says, for people.
+    let parts = match report.ledger {
+        None => vec![(None, "the record ends before its ledger")],
+        Some(ledger) => {
+            let hits = (ledger.hits, "hits of the probes, counted by the kernel");
+            let lost = (ledger.objects_lost, Ledger::OBJECTS_LOST);
+            let parts = [hits].into_iter().chain(ledger.lines()).chain([lost]);
+            parts.map(|(count, what)| (Some(count), what)).collect()
+        }
+    };
     w.write_all(PAGE.as_bytes())?;
     let mut serializer = Serializer::with_formatter(&mut w, InPage);
-    Data::new(report).serialize(&mut serializer)?;
+    let mut data = serializer.serialize_map(None)?;
+    data.serialize_entry("type", &trace.type_name)?;
+    data.serialize_entry("release", &trace.release)?;
+    data.serialize_entry("functions", &trace.functions)?;
+    data.serialize_entry("start", &start.to_string())?;
+    data.serialize_entry("lives", &lives.collect::<Vec<_>>())?;
+    data.serialize_entry("events", &Rows(report))?;
+    data.serialize_entry("calls", &calls.collect::<Vec<_>>())?;
+    data.serialize_entry("ledger", &report.ledger)?;
+    data.serialize_entry("parts", &parts)?;
+    data.end()?;
     Ok(w.write_all(SCRIPT.as_bytes())?)
-}
-
-/// What the scripts read. Times are in ns from `start`, which is a text: it may be too large for a
-/// number of JavaScript.
-#[derive(Serialize)]
-struct Data<'a> {
-    #[serde(flatten)]
-    trace: &'a Trace,
-    start: String,
-    lives: Vec<Life>,
-    events: Rows<'a>,
-    /// Begin, end, the time in itself, the number of its return.
-    calls: Vec<(u64, u64, u64, Option<usize>)>,
-    ledger: Option<Ledger>,
-    /// What the ledger says, for people.
-    parts: Vec<(Option<u64>, &'static str)>,
-}
-
-impl Data<'_> {
-    fn new(report: &Report) -> Data<'_> {
-        let start = report.start();
-        let since = |time: u64| time.saturating_sub(start);
-        let life = |life: &Life| Life {
-            begin: since(life.begin),
-            end: life.end.map(since),
-            ..life.clone()
-        };
-        let calls = report.calls.iter();
-        let parts = match report.ledger {
-            None => vec![(None, "the record ends before its ledger")],
-            Some(ledger) => {
-                let hits = (ledger.hits, "hits of the probes, counted by the kernel");
-                let lost = (ledger.objects_lost, Ledger::OBJECTS_LOST);
-                let parts = [hits].into_iter().chain(ledger.lines()).chain([lost]);
-                parts.map(|(count, what)| (Some(count), what)).collect()
-            }
-        };
-        Data {
-            trace: &report.trace,
-            start: start.to_string(),
-            lives: report.lives.iter().map(life).collect(),
-            events: Rows(report),
-            calls: calls
-                .map(|call| (since(call.begin), since(call.end), call.own_time(), call.exit))
-                .collect(),
-            ledger: report.ledger,
-            parts,
-        }
-    }
 }
 
 /// The events, each a list whose elements data.js names: the names would be most of a page.
@@ -100,10 +80,6 @@ struct Rows<'a>(&'a Report);
 impl Serialize for Rows<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Rows(report) = self;
-        let functions = report.trace.functions.iter().enumerate();
-        let functions: HashMap<&str, usize> =
-            functions.map(|(number, function)| (&*function.name, number)).collect();
-        let number = |event: &Event| functions.get(&*event.function).copied();
         let events = report.events.iter().zip(&report.call_of);
         serializer.collect_seq(events.map(|(event, call)| {
             let time = event.time.saturating_sub(report.start());
@@ -112,7 +88,7 @@ impl Serialize for Rows<'_> {
             let changes = event.changes.iter().flatten();
             let changes = changes.map(|of| (of.field.clone(), plain(&of.before), plain(&of.after)));
             (
-                (time, event.cpu, thread, u8::from(is_return), number(event)),
+                (time, event.cpu, thread, u8::from(is_return), event.number),
                 (event.argument, event.depth, event.life, u8::from(readable), *call),
                 event.value.as_ref().map(named),
                 texts(&event.arguments, named),

@@ -51,14 +51,17 @@ pub fn trace(rows: &[Row]) -> Sample {
         ..Function::default()
     });
     let fields = layout("bio").fields(&bio(2048));
-    let mut open = HashMap::new();
+    let (mut open, mut calls) = (HashMap::new(), 0);
     let mut known = std::collections::HashSet::new();
     let mut events = Vec::new();
     for &(time, cpu, tid, depth, function, life, is_return) in rows {
         let task = (tid, if tid == 0 { cpu } else { 0 }, depth, function);
         let is_first = known.insert(life);
-        let began = if is_return { open.get(&task).copied().unwrap_or(time) } else { time };
-        open.insert(task, began);
+        // A call's second object comes at the same time.
+        let known_call = open.get(&task).copied().filter(|&(_, began)| is_return || began == time);
+        let (call, began) = known_call.unwrap_or((calls, time));
+        calls += usize::from(known_call.is_none());
+        open.insert(task, (call, began));
         events.push(Event {
             time,
             cpu,
@@ -66,6 +69,8 @@ pub fn trace(rows: &[Row]) -> Sample {
             tid,
             comm: if tid == 0 { format!("swapper/{cpu}") } else { "fio".to_owned() },
             function: names[function].to_owned(),
+            number: 0,
+            call,
             kind: if is_return { Kind::Return } else { Kind::Entry },
             argument: 0,
             address: address(life),
