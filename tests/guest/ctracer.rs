@@ -342,5 +342,15 @@ fn ctracer_says_what_is_wrong() -> Result<()> {
         let is_said = ended.code == Some(code) && ended.stderr.contains(message);
         ensure!(is_said, "{arguments:?}: {code} and {message:?} expected: {ended:?}");
     }
+    // Without fprobe (6.1), a function is known by its address, which the kernel may hide.
+    let restrict = "/proc/sys/kernel/kptr_restrict";
+    let usual = fs::read_to_string(restrict)?;
+    fs::write(restrict, "2")?;
+    let ended = stage("ctracer", &["--quiet", "--only=submit_bio", "--duration=1s"]);
+    fs::write(restrict, usual)?;
+    let (ended, has_fprobe) = (ended?, all_or(&["few"])?.is_empty());
+    let expected = if has_fprobe { (0, "functions traced") } else { (3, "kptr_restrict") };
+    let is_it = ended.code == Some(expected.0) && ended.stderr.contains(expected.1);
+    ensure!(is_it, "hidden addresses: {expected:?} expected: {ended:?}");
     Ok(())
 }

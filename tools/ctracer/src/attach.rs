@@ -17,7 +17,6 @@ use libbpf_rs::{
 };
 
 use crate::{
-    discovery::Discovery,
     lives::Effect,
     many::{self, At, KprobeEvents},
     record::{Function, Probe},
@@ -134,23 +133,16 @@ pub fn fill(table: &impl MapCore, functions: &[Function], cookies: &[u64]) -> Re
 pub struct Attached {
     links: Vec<Link>,
     events: Option<KprobeEvents>,
-    /// Functions that the kernel refuses in spite of its own list: number and reason.
-    refused: Vec<(usize, String)>,
 }
 
-/// What the kernel has counted, since the programs were loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct KernelCounts {
-    /// How often the programs ran.
-    pub runs: u64,
-    /// How often a program was skipped because another one was running on the CPU.
-    pub recursion: u64,
-    /// How often a call was skipped: no memory left for its return, or inside another probe.
-    pub instances: u64,
-}
+/// What the kernel has counted, since the programs were loaded: how often they ran; how often one was
+/// skipped because another one was running on the CPU; how often a call was skipped, because no memory
+/// was left for its return, or inside another probe.
+pub type KernelCounts = [u64; 3];
 
 impl Attached {
-    /// Attaches to all functions that the kernel lets it. `None`: the user has ended the run meanwhile.
+    /// Attaches to all functions that the kernel lets it, and says to how many, by which means, and to
+    /// which not. `None`: the user has ended the run meanwhile.
     ///
     /// One by one, that takes seconds: a kprobe at the entry of a function uses ftrace, and for each the
     /// kernel walks over its list of 40,000 functions several times, under one lock. To remove one, it
@@ -208,47 +200,38 @@ impl Attached {
         refused.sort();
         refused.dedup_by_key(|(number, _)| *number);
         ensure!(refused.len() < functions.len(), "the kernel refuses a probe at every function");
-        for program in skel.object_mut().progs_mut().filter(|p| p.autoload() && sees_end(p.name()))
-        {
+        let ends = skel.object_mut().progs_mut();
+        for program in ends.filter(|program| program.autoload() && sees_end(program.name())) {
             links.push(program.attach_trace().context("the second hook at an end")?);
         }
-        Ok(Some(Attached { links, events, refused }))
-    }
-
-    /// How many functions are traced, by which means, and which are not.
-    pub fn describe(&self, tier: Tier, found: &Discovery) -> String {
-        let traced = found.functions.len() - self.refused.len();
-        let mut text = format!("ctracer: {traced} functions traced with {}\n", tier.name());
-        for (number, why) in &self.refused {
-            let name = &found.functions[*number].name;
-            text += &format!("ctracer: {name}() is not traced: {why}\n");
+        let traced = functions.len() - refused.len();
+        eprintln!("ctracer: {traced} functions traced with {}", tier.name());
+        for (number, why) in refused {
+            eprintln!("ctracer: {}() is not traced: {why}", functions[number].name);
         }
-        text
+        Ok(Some(Attached { links, events }))
     }
 
     /// Reads the kernel's counters.
     pub fn counts(&self, progs: &TraceProgs) -> Result<KernelCounts> {
-        let mut counts = KernelCounts::default();
-        for program in [&progs.enter, &progs.leave, &progs.session] {
-            if !program.autoload() {
-                continue;
-            }
+        let [mut runs, mut recursion, mut instances] = [0; 3];
+        let programs = [&progs.enter, &progs.leave, &progs.session];
+        for program in programs.into_iter().filter(|program| program.autoload()) {
             let info = common::program_info(program)?;
-            counts.runs += info.run_cnt;
-            counts.recursion += info.recursion_misses;
+            runs += info.run_cnt;
+            recursion += info.recursion_misses;
         }
         for link in &self.links {
             if let LinkTypeInfo::KprobeMulti(info) = link.info().context("a link")?.info {
-                counts.instances += info.missed;
+                instances += info.missed;
             }
         }
         if let Some(events) = &self.events {
             let (hits, missed) = events.profile()?;
             // Before 6.7 the kernel does not count the runs that it skips, but the hits.
-            counts.recursion = hits.saturating_sub(counts.runs);
-            counts.instances = missed;
+            (recursion, instances) = (hits.saturating_sub(runs), missed);
         }
-        Ok(counts)
+        Ok([runs, recursion, instances])
     }
 }
 

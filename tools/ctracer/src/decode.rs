@@ -25,15 +25,6 @@ pub struct Layout {
     pub functions: Functions,
 }
 
-/// A field that is a whole number, as the BPF program compares it.
-pub struct Number {
-    /// Its first byte, from the start of the struct.
-    pub offset: usize,
-    /// 1, 2, 4 or 8.
-    pub size: usize,
-    pub is_signed: bool,
-}
-
 impl Layout {
     /// The layout of `struct type_name`. Fails where BTF has no definition of it. `kallsyms`, the
     /// content of /proc/kallsyms, gives pointers to functions their names: it has lines like
@@ -54,17 +45,15 @@ impl Layout {
         Ok(Self { size: found.size(), fields: builder.fields, functions })
     }
 
-    /// A field that is a number of 1, 2, 4 or 8 bytes. Fails where there is none of this name, or it is
-    /// something else.
-    pub fn as_scalar(&self, name: &str) -> Result<Number> {
-        let field = self.fields.iter().find(|field| field.name == name).with_context(|| {
+    /// A field that is a number of 1, 2, 4 or 8 bytes: its first byte, its size, and whether it has a
+    /// sign. Fails where there is none of this name, or it is something else.
+    pub fn as_scalar(&self, name: &str) -> Result<(usize, usize, bool)> {
+        let field = self.field(name).with_context(|| {
             let within = format!("{name}.");
             let of_it = self.fields.iter().find(|field| field.name.starts_with(&within));
-            let hint = match of_it {
-                Some(field) => format!("it consists of several, like {}", field.name),
-                None => "--json shows all fields of each object's first event".to_owned(),
-            };
-            format!("the struct has no field {name}: {hint}")
+            let several = of_it.map(|field| format!("it consists of several, like {}", field.name));
+            let hint = "--json shows all fields of each object's first event".to_owned();
+            format!("the struct has no field {name}: {}", several.unwrap_or(hint))
         })?;
         let (offset, bits) = (field.offset, field.scalar.bits);
         ensure!(
@@ -72,13 +61,16 @@ impl Layout {
             "{name} has {bits} bits from bit {offset} on: only whole numbers of 1, 2, 4 or 8 bytes are \
              compared"
         );
-        let is_signed = field.scalar.shape == Shape::Signed;
-        Ok(Number { offset: offset / 8, size: bits / 8, is_signed })
+        Ok((offset / 8, bits / 8, field.scalar.shape == Shape::Signed))
+    }
+
+    fn field(&self, name: &str) -> Option<&Field> {
+        self.fields.iter().find(|field| field.name == name)
     }
 
     /// The first byte of a field.
     pub fn position(&self, name: &str) -> Option<usize> {
-        self.fields.iter().find(|field| field.name == name).map(|field| field.offset / 8)
+        self.field(name).map(|field| field.offset / 8)
     }
 
     /// The names and values of all fields that lie within `bytes`, in the order of the struct.

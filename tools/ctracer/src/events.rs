@@ -1,6 +1,6 @@
 //! From the ring buffer's bytes to events in the order of their times.
 
-use std::{cell::RefCell, collections::HashMap, mem, ops::Deref, thread, time::Duration};
+use std::{cell::RefCell, collections::HashMap, ops::Deref, rc::Rc, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
@@ -86,30 +86,26 @@ impl Raw {
 /// than this.
 const DISORDER: u64 = 10_000_000;
 
-/// The events that have come, and those that are old enough to be passed on.
-pub struct Reader<'a> {
-    ring: RingBuffer<'a>,
-    waiting: &'a RefCell<Vec<Raw>>,
-    batch: usize,
-}
-
 /// How many events are taken from the ring buffer at a time, at most, and how many bytes. Without a
 /// bound, a load that writes as fast as they are read would keep the reader busy for ever, and fill the
 /// memory.
 const BATCH: usize = 10_000;
 const BATCH_BYTES: usize = 8 << 20;
 
+/// The events that have come, and those that are old enough to be passed on.
+pub struct Reader<'a> {
+    ring: RingBuffer<'a>,
+    waiting: Rc<RefCell<Vec<Raw>>>,
+    batch: usize,
+}
+
 impl<'a> Reader<'a> {
-    /// Reads this ring buffer, whose events have `size` bytes of an object; what has come waits in
-    /// `waiting`.
-    pub fn new(
-        map: &'a dyn MapCore,
-        waiting: &'a RefCell<Vec<Raw>>,
-        size: usize,
-    ) -> Result<Reader<'a>> {
-        let mut builder = RingBufferBuilder::new();
-        let take = |bytes: &[u8]| {
-            waiting.borrow_mut().extend(Raw::parse(bytes));
+    /// Reads this ring buffer, whose events have `size` bytes of an object.
+    pub fn new(map: &'a dyn MapCore, size: usize) -> Result<Reader<'a>> {
+        let waiting = Rc::<RefCell<Vec<Raw>>>::default();
+        let (mut builder, coming) = (RingBufferBuilder::new(), Rc::clone(&waiting));
+        let take = move |bytes: &[u8]| {
+            coming.borrow_mut().extend(Raw::parse(bytes));
             0
         };
         builder.add(map, take).context("the ring buffer")?;
@@ -133,15 +129,14 @@ impl<'a> Reader<'a> {
         if !self.consume()? {
             thread::sleep(Duration::from_millis(20));
         }
-        let mut waiting = self.waiting.borrow_mut();
-        waiting.sort_by_key(|event| event.time);
-        let newest = waiting.last().map_or(0, |event| event.time);
-        let old = match waiting.len() == before {
-            true => before, // nothing has come since: what was written earlier is here
-            false => waiting.partition_point(|event| event.time + DISORDER <= newest),
-        };
-        let rest = waiting.split_off(old);
-        Ok(mem::replace(&mut *waiting, rest))
+        let mut events = self.waiting.take();
+        events.sort_by_key(|event| event.time);
+        let newest = events.last().map_or(0, |event| event.time);
+        // Where nothing has come since, what was written earlier is here.
+        let bound = if events.len() == before { newest } else { newest.saturating_sub(DISORDER) };
+        let young = events.split_off(events.partition_point(|event| event.time <= bound));
+        self.waiting.replace(young);
+        Ok(events)
     }
 
     /// All events that are left.

@@ -55,19 +55,14 @@ fn comparison(text: &str) -> Result<Comparison, String> {
 
 /// `2048`, `0xff`, `-1`, `true`: a negative number as it stands in 64 bits.
 fn as_number(text: &str) -> Result<u64, String> {
-    let (digits, is_negative) = match text.strip_prefix('-') {
-        Some(digits) => (digits, true),
-        None => (text, false),
-    };
+    let digits = text.strip_prefix('-').unwrap_or(text);
     let parsed = match digits.strip_prefix("0x") {
         _ if digits.starts_with(['+', '-']) => None,
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
-        None if matches!(text, "true" | "false") => Some(u64::from(text == "true")),
-        None => digits.parse().ok(),
+        None => digits.parse().ok().or(digits.parse::<bool>().ok().map(u64::from)),
     };
-    let number =
-        parsed.ok_or_else(|| format!("{text:?} is no number: write it like 2048, 0xff or -1"))?;
-    Ok(if is_negative { number.wrapping_neg() } else { number })
+    let parsed = parsed.map(|number| if digits == text { number } else { number.wrapping_neg() });
+    parsed.ok_or_else(|| format!("{text:?} is no number: write it like 2048, 0xff or -1"))
 }
 
 impl Filter {
@@ -75,14 +70,14 @@ impl Filter {
     /// or one that is no whole number of bytes.
     pub fn resolve(&self, layout: &Layout) -> Result<Vec<types::comparison>> {
         let resolve = |Comparison { field, mask, holds_if, value }: &Comparison| {
-            let number = layout.as_scalar(field).context("--filter")?;
+            let (offset, size, is_signed) = layout.as_scalar(field).context("--filter")?;
             Ok(types::comparison {
                 mask: mask.unwrap_or(u64::MAX),
                 value: *value,
-                offset: number.offset as u32,
-                size: number.size as u32,
+                offset: offset as u32,
+                size: size as u32,
                 // With a mask, what is compared is no negative number.
-                is_signed: u32::from(number.is_signed && mask.is_none()),
+                is_signed: u32::from(is_signed && mask.is_none()),
                 holds_if: *holds_if,
             })
         };

@@ -35,10 +35,10 @@ pub fn between(
     let counted = |of: fn(&counts) -> u64| {
         own.iter().map(of).sum::<u64>() - own_before.iter().map(of).sum::<u64>()
     };
-    let recursion = kernel.recursion.saturating_sub(kernel_before.recursion);
-    let instances = kernel.instances - kernel_before.instances;
+    let since = |at: usize| kernel[at].saturating_sub(kernel_before[at]);
+    let [runs, recursion, instances] = [0, 1, 2].map(since);
     Ledger {
-        hits: kernel.runs - kernel_before.runs + recursion + instances,
+        hits: runs + recursion + instances,
         entries: counted(|cpu| cpu.entries),
         returns: counted(|cpu| cpu.returns),
         lost: counted(|cpu| cpu.lost),

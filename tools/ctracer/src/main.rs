@@ -1,7 +1,6 @@
 //! `ctracer`: the life of a kernel struct.
 
 use std::{
-    cell::RefCell,
     mem::MaybeUninit,
     process::ExitCode,
     sync::atomic::{AtomicU64, Ordering},
@@ -89,10 +88,8 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     }
     let attached = Attached::attach(tier, &mut skel, &found.functions, &cookies, session)?;
     let Some(attached) = attached else { return Ok(()) };
-    eprint!("{}", attached.describe(tier, &found));
 
-    let waiting = RefCell::new(Vec::new());
-    let reader = events::Reader::new(&skel.maps.events, &waiting, layout.size)?;
+    let reader = events::Reader::new(&skel.maps.events, layout.size)?;
     let trace = found.into_trace(&cli.type_name)?;
     let mut follower = Follower::new(cli, &layout, effects, &trace)?;
     let read = || ledger::read(|| attached.counts(&skel.progs), &skel.maps.counters);

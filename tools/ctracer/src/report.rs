@@ -22,8 +22,9 @@ pub struct Report {
     numbers: HashMap<usize, usize>,
     /// The open calls of each task, the innermost last.
     open: HashMap<(u32, u32), Vec<usize>>,
-    /// How many lives had their line.
+    /// How many lives had their line, and how many were seen at each address.
     described: usize,
+    generations: HashMap<String, u32>,
     /// What all this takes, in bytes.
     pub memory: usize,
 }
@@ -86,10 +87,10 @@ impl Report {
             _ if is_first => bail!("the first line of a trace is missing"),
             Line::Event(event) => self.event(*event)?,
             Line::Life(life) => {
-                let expected = self.described;
-                ensure!(life.life == expected, "life {} where {expected} comes next", life.life);
-                self.lives.resize(self.lives.len().max(expected + 1), Life::default());
-                self.lives[expected] = life;
+                let next = self.described;
+                ensure!(life.life == next, "life {} where {next} comes next", life.life);
+                self.lives.resize(self.lives.len().max(next + 1), Life::default());
+                self.lives[next] = life;
                 self.described += 1;
             }
             Line::Ledger(ledger) => self.ledger = Some(ledger),
@@ -104,10 +105,15 @@ impl Report {
         // With an event, two lives begin at most: the object's, and one that is made of it.
         let most = 2 * self.events.len() + AHEAD;
         ensure!(event.life <= most, "no object has the number {}", event.life);
-        while self.lives.len() <= event.life {
+        let new = self.lives.len()..event.life + 1;
+        self.lives.extend(new.map(|life| Life { life, ..Life::default() }));
+        let life = &mut self.lives[event.life];
+        if life.address.is_empty() {
             // Until its line comes, which a file that is cut off does not have.
-            let (life, address) = (self.lives.len(), event.address.clone());
-            self.lives.push(Life { life, address, begin: event.time, ..Life::default() });
+            let generation = self.generations.entry(event.address.clone()).or_default();
+            (life.address, life.begin) = (event.address.clone(), event.time);
+            life.generation = *generation;
+            *generation += 1;
         }
         let call = self.call(&event);
         self.call_of.push(call);
@@ -167,14 +173,6 @@ impl Report {
                 parent.end = parent.end.max(end);
                 parent.children = parent.children.saturating_add(end - begin);
             }
-        }
-        let mut generations = HashMap::<&str, u32>::new();
-        let (known, others) = self.lives.split_at_mut(self.described);
-        known.iter().for_each(|life| *generations.entry(&life.address).or_default() += 1);
-        for life in others {
-            let generation = generations.entry(&life.address).or_default();
-            life.generation = *generation;
-            *generation += 1;
         }
         let count = self.lives.len();
         for life in &mut self.lives {
