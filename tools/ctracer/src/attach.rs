@@ -17,7 +17,6 @@ use libbpf_rs::{
 };
 
 use crate::{
-    lives::Effect,
     many::{self, At, KprobeEvents},
     record::{Function, Probe},
     trace::{OpenTraceSkel, TraceProgs, TraceSkel},
@@ -54,23 +53,16 @@ impl Tier {
     }
 
     /// Chooses the programs to load.
-    pub fn prepare(
-        self,
-        open: &mut OpenTraceSkel,
-        functions: &[Function],
-        effects: &[Effect],
-        cookies: &[u64],
-    ) -> Result<()> {
+    pub fn prepare(self, open: &mut OpenTraceSkel, functions: &[Function]) -> Result<()> {
         let has_fentry = cfg!(target_arch = "x86_64") || self != Tier::Single;
-        let ends = functions.iter().zip(effects).zip(cookies);
-        let mut ends = ends.filter(|((_, effect), _)| has_fentry && effect.ends());
+        let mut ends = functions.iter().filter(|f| has_fentry && f.probe.effect.ends());
         let mut found = Vec::new();
         for mut program in open.open_object_mut().progs_mut().filter(|p| sees_end(p.name())) {
             let end = ends.next();
             program.set_autoload(end.is_some());
-            if let Some(((function, _), cookie)) = end {
+            if let Some(function) = end {
                 program.set_attach_target(0, Some(function.name.clone()))?;
-                found.push(*cookie);
+                found.push(function.probe.cookie);
             }
         }
         common::constants(&mut open.maps.rodata_data)?.ends[..found.len()].copy_from_slice(&found);
@@ -95,24 +87,20 @@ impl Tier {
     }
 }
 
-/// What the BPF program learns about a call of each function: its number, the registers with objects,
-/// for one that initialises its object, the register with the block device, and what it does to its
-/// object's life. See `call_begins()` in `trace.bpf.c`.
-pub fn cookies(functions: &[Function], effects: &[Effect]) -> Vec<u64> {
-    let cookie = |((function, effect), number): ((&Function, &Effect), u64)| {
-        let Probe { registers, device, .. } = &function.probe;
-        let registers = registers.iter().rev().fold(0, |all, &r| all << 4 | u64::from(r));
-        let device = u64::from(device.filter(|_| effect.begins).unwrap_or(0));
-        effect.cookie() | device << 44 | registers << 32 | number
-    };
-    functions.iter().zip(effects).zip(0..).map(cookie).collect()
+/// What the BPF program learns about a call of a function: the function's number, the registers with
+/// objects, for one that initialises its object, the register with the block device, and what it does to
+/// its object's life. See `call_begins()` in `trace.bpf.c`.
+pub fn cookie(number: usize, probe: &Probe) -> u64 {
+    let registers = probe.registers.iter().rev().fold(0, |all, &r| all << 4 | u64::from(r));
+    let device = u64::from(probe.device.filter(|_| probe.effect.begins).unwrap_or(0));
+    probe.effect.cookie() | device << 44 | registers << 32 | number as u64
 }
 
 /// Writes the table in which the program looks up the cookie of an address. Fails where too many
 /// addresses have the same place.
-pub fn fill(table: &impl MapCore, functions: &[Function], cookies: &[u64]) -> Result<()> {
+pub fn fill(table: &impl MapCore, functions: &[Function]) -> Result<()> {
     let mut taken = HashSet::new();
-    for (function, cookie) in functions.iter().zip(cookies) {
+    for function in functions {
         // As place() in trace.bpf.c has it, with its PLACES and PROBES.
         let address = match function.probe.address {
             0 => common::kernel_function(&function.name)?, // says why it is hidden
@@ -123,7 +111,7 @@ pub fn fill(table: &impl MapCore, functions: &[Function], cookies: &[u64]) -> Re
         let place = places.find(|&place| taken.insert(place)).with_context(|| {
             format!("the table of functions has no place for {}(): --skip it", function.name)
         })?;
-        let entry = [address.to_ne_bytes(), cookie.to_ne_bytes()].concat();
+        let entry = [address.to_ne_bytes(), function.probe.cookie.to_ne_bytes()].concat();
         table.update(&place.to_ne_bytes(), &entry, MapFlags::ANY)?;
     }
     Ok(())
@@ -160,12 +148,12 @@ impl Attached {
         tier: Tier,
         skel: &mut TraceSkel,
         functions: &[Function],
-        cookies: &[u64],
         session: &Session,
     ) -> Result<Option<Attached>> {
         let (progs, mut links, mut refused) = (&skel.progs, Vec::new(), Vec::new());
         let mut events = None;
         let names: Vec<&str> = functions.iter().map(|function| &*function.name).collect();
+        let cookies: Vec<u64> = functions.iter().map(|function| function.probe.cookie).collect();
         let multi = match tier {
             Tier::Session => vec![(&progs.session, At::Session)],
             // The returns first: then no call is seen whose return is not.
@@ -173,7 +161,7 @@ impl Attached {
             Tier::Single => Vec::new(),
         };
         for (program, at) in multi {
-            let (attached, not) = many::attach(program, &names, cookies, at)?;
+            let (attached, not) = many::attach(program, &names, &cookies, at)?;
             links.extend(attached);
             refused.extend(not);
         }
@@ -258,21 +246,18 @@ mod tests {
 
     #[test]
     fn a_cookie_holds_the_registers() {
-        let function = |name: &str, registers: &[u8]| {
-            let probe =
-                Probe { registers: registers.to_vec(), device: Some(3), ..Probe::default() };
-            Function { name: name.to_owned(), probe, ..Function::default() }
-        };
-        let functions = [
-            function("submit_bio", &[1]),
-            function("bio_init", &[2, 5]),
-            function("bio_free", &[1]),
-            function("bio_endio", &[1]),
-        ];
-        let effects = functions.each_ref().map(|function| Rules("bio").effect(&function.name));
-        let expected = [0x8001_0000_0000, 0xb052_0000_0001, 0x1_0000_0002, 0x1_0000_0003];
-        let effects_of = |(low, effect): (u64, &Effect)| low | effect.cookie();
-        let expected: Vec<u64> = expected.into_iter().zip(&effects).map(effects_of).collect();
-        assert_eq!(cookies(&functions, &effects), expected);
+        for (number, (name, registers, expected)) in [
+            ("submit_bio", &[1][..], 0x8001_0000_0000),
+            ("bio_init", &[2, 5], 0xb052_0000_0001),
+            ("bio_free", &[1], 0x1_0000_0002),
+            ("bio_endio", &[1], 0x1_0000_0003),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (registers, effect) = (registers.to_vec(), Rules("bio").effect(name));
+            let probe = Probe { registers, effect, device: Some(3), ..Probe::default() };
+            assert_eq!(cookie(number, &probe), expected | effect.cookie(), "{name}");
+        }
     }
 }

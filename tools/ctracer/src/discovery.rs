@@ -10,8 +10,10 @@ use common::{
 use glob::Pattern;
 
 use crate::{
+    attach,
     cli::Ctracer,
     decode::Scalar,
+    lives::Rules,
     record::{Function, Probe, Trace},
 };
 
@@ -68,6 +70,9 @@ pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
     }
     found.symbols = kernel.symbols;
     found.functions.sort_by(|a, b| a.name.cmp(&b.name));
+    for (number, function) in found.functions.iter_mut().enumerate() {
+        function.probe.cookie = attach::cookie(number, &function.probe);
+    }
     found.left_out.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
     if found.functions.is_empty() && !cli.list {
         bail!(
@@ -121,13 +126,14 @@ fn candidate(
         prototype: format!("{}{}({})", result.declaration(), function.name(), declared.join(", ")),
         parameters: parameters.iter().map(|(name, _)| (*name).to_owned()).collect(),
         probe: Probe {
-            address: 0,
+            effect: Rules(name).effect(function.name()),
             arguments: objects.iter().map(|&at| at as u8).collect(),
             registers: objects.iter().filter_map(|&at| passed[at]).collect(),
             device: device.and_then(|at| passed[at]),
             others,
             statuses,
             returns: Scalar::in_register(result),
+            ..Probe::default()
         },
     };
     (function, hidden)

@@ -12,7 +12,7 @@ use crate::{
     decode::{Layout, Scalar, hex},
     errors::Held,
     events::{Call, Calls, Raw},
-    lives::{Effect, Lives, Rules},
+    lives::{Lives, Rules},
     record::{Event, Kind, Ledger, Life, Line, Trace},
     report::Report,
     summary::Summary,
@@ -44,12 +44,7 @@ struct Outlet<'a> {
 }
 
 impl<'a> Follower<'a> {
-    pub fn new(
-        cli: &'a Ctracer,
-        layout: &'a Layout,
-        effects: Vec<Effect>,
-        trace: &'a Trace,
-    ) -> Result<Follower<'a>> {
+    pub fn new(cli: &'a Ctracer, layout: &'a Layout, trace: &'a Trace) -> Result<Follower<'a>> {
         let mut outlet = Outlet {
             cli,
             trace,
@@ -66,7 +61,9 @@ impl<'a> Follower<'a> {
         Ok(Follower {
             layout,
             calls: Calls::default(),
-            lives: Lives::new(effects),
+            lives: Lives::new(
+                trace.functions.iter().map(|function| function.probe.effect).collect(),
+            ),
             made_at: Rules(&cli.type_name).made().and_then(|field| layout.position(field)),
             status_at: layout.position("bi_status"),
             held: cli.errors.then(Held::default),

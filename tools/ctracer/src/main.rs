@@ -78,20 +78,18 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     };
     constants.comparisons = comparisons.len() as u32;
     constants.filter[..comparisons.len()].copy_from_slice(&comparisons);
-    let effects: Vec<Effect> = found.functions.iter().map(|f| rules.effect(&f.name)).collect();
-    let cookies = attach::cookies(&found.functions, &effects);
-    tier.prepare(&mut open, &found.functions, &effects, &cookies)?;
+    tier.prepare(&mut open, &found.functions)?;
     let mut skel = session.load(open)?;
 
     if tier == Tier::Single {
-        attach::fill(&skel.maps.functions, &found.functions, &cookies)?;
+        attach::fill(&skel.maps.functions, &found.functions)?;
     }
-    let attached = Attached::attach(tier, &mut skel, &found.functions, &cookies, session)?;
+    let attached = Attached::attach(tier, &mut skel, &found.functions, session)?;
     let Some(attached) = attached else { return Ok(()) };
 
     let reader = events::Reader::new(&skel.maps.events, layout.size)?;
     let trace = found.into_trace(&cli.type_name)?;
-    let mut follower = Follower::new(cli, &layout, effects, &trace)?;
+    let mut follower = Follower::new(cli, &layout, &trace)?;
     let read = || ledger::read(|| attached.counts(&skel.progs), &skel.maps.counters);
     let before = read()?;
     let variables = skel.maps.bss_data.as_deref_mut().context("the program has no variables")?;

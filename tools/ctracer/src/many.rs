@@ -31,8 +31,8 @@ pub enum At {
 /// The numbers of functions that the kernel refuses in spite of its own list, and why.
 pub type Refused = Vec<(usize, String)>;
 
-/// Attaches the program to the functions of these names, with one cookie for each or none at all.
-/// Needs kprobe.multi: see [`has_multi`]. Returns the links, and what the kernel refuses.
+/// Attaches the program to the functions of these names, with a cookie for each. Needs kprobe.multi: see
+/// [`has_multi`]. Returns the links, and what the kernel refuses.
 pub fn attach(
     program: &ProgramMut,
     names: &[&str],
@@ -40,10 +40,6 @@ pub fn attach(
     at: At,
 ) -> Result<(Vec<Link>, Refused)> {
     let (mut links, mut refused) = (Vec::new(), Vec::new());
-    // 6.18 takes a link without cookies, and follows a null pointer when somebody reads its fdinfo (measured
-    // on 6.18.15: bpf_kprobe_multi_show_fdinfo()), as `Session::begin()` and lsof do.
-    let nothing = vec![0; names.len()];
-    let cookies = if cookies.is_empty() { &nothing } else { cookies };
     // The kernel refuses a list with one bad function: halve it until that one is found.
     let mut lists = vec![(0, names.len())];
     while let Some((start, end)) = lists.pop() {

@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{decode::Scalar, errno};
+use crate::{decode::Scalar, errno, lives::Effect};
 
 /// Names and values, in their order.
 pub type Pairs = Map<String, Value>;
@@ -56,6 +56,10 @@ pub struct Function {
 pub struct Probe {
     /// The function's address.
     pub address: u64,
+    /// What a call does to the lives of its objects.
+    pub effect: Effect,
+    /// All of this that the BPF program learns: see `attach::cookie()`.
+    pub cookie: u64,
     /// Which parameters point to the struct; 0 is the first one.
     pub arguments: Vec<u8>,
     /// Their registers; 1 is the first one.

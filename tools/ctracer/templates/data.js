@@ -1,44 +1,33 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const { functions } = data;
-
-/** Columns with these names, out of rows: each an object, or a list in this order. */
-const columns = (rows, names) => Object.fromEntries(names.map((name, i) =>
-  [name, rows.map((row) => Array.isArray(row) ? row[i] : row[name])]));
-const lives = columns(data.lives, ["address", "generation", "parent", "link", "begin", "end"]);
-const calls = columns(data.calls, ["begin", "end", "own", "entry", "exit"]);
-const events = columns(data.events.map(([place, object, ...said]) => [...place, ...object, ...said]),
-  ["time", "cpu", "thread", "isReturn", "function", "argument", "depth", "life", "readable", "call", "value",
-    "arguments", "fields", "changes"]);
-const total = { lives: data.lives.length, events: data.events.length };
-const last = total.events ? events.time[total.events - 1] : 0;
+const { functions, lives } = data;
+const calls = data.calls.map(([begin, end, own, entry, exit]) => ({ begin, end, own, entry, exit }));
+const events = data.events.map(([[time, cpu, thread, isReturn, name], [argument, depth, life, readable, call], value,
+  others, fields, changes]) => ({ time, cpu, thread, isReturn, function: functions[name], argument, depth,
+  life: lives[life], readable, call: calls[call], value, others, fields, changes }));
 
 // ---- What belongs together -------------------------------------------------------------------
 
-const eventsOf = Array.from({ length: total.lives }, () => []);
-events.life.forEach((life, event) => eventsOf[life].push(event));
-const childrenOf = Array.from({ length: total.lives }, () => []);
-lives.parent.forEach((parent, life) => parent !== null && childrenOf[parent].push(life));
+for (const life of lives) Object.assign(life, { parent: lives[life.parent], events: [], children: [] });
+for (const life of lives) life.parent?.children.push(life);
+for (const event of events) event.life.events.push(event);
+for (const call of calls) call.entry = events[call.entry];
+
+const last = events.at(-1)?.time ?? 0;
 
 /** Where no life of the type has a known end, a life lasts up to its last event; else, one that has
  *  not ended lasts up to the end of the trace. */
-const haveEnds = lives.end.some((end) => end !== null);
-const lastOf = (life) => events.time[eventsOf[life].at(-1)] ?? lives.begin[life];
-const endOf = (life) => lives.end[life] ?? (haveEnds ? Math.max(lives.begin[life], last) : lastOf(life));
-const duration = (life) => endOf(life) - lives.begin[life];
-const nameOf = (life) => `${data.type} ${lives.address[life]} #${lives.generation[life]}`;
-
-const nameOfFunction = (event) => functions[events.function[event]].name;
+const haveEnds = lives.some((life) => life.end !== null);
+const lastOf = (life) => life.events.at(-1)?.time ?? life.begin;
+const endOf = (life) => life.end ?? (haveEnds ? Math.max(life.begin, last) : lastOf(life));
+const duration = (life) => endOf(life) - life.begin;
+const nameOf = (life) => `${data.type} ${life.address} #${life.generation}`;
+const callsOf = (life) => [...new Set(life.events.map((event) => event.call))].filter((call) => call);
 
 /** What an event says about fields: for each, its name, its value before (of a life's first event,
  *  there is none), and its value. */
-const valuesOf = (event) => events.changes[event]
-  .concat(events.fields[event].map(([field, value]) => [field, undefined, value]));
-
-/** The fields of a life after its event number `hop`: a Map from the name to the value. */
-const stateAt = (life, hop) => new Map(eventsOf[life].slice(0, hop + 1)
-  .flatMap((event) => valuesOf(event).map(([field, , value]) => [field, value])));
+const valuesOf = (event) => event.changes.concat(event.fields.map(([field, value]) => [field, undefined, value]));
 
 /** What an I/O is about: its operation, sector and size where it is submitted; for one that is not
  *  submitted itself, as a part of another, the last ones that are not 0. */
@@ -47,19 +36,17 @@ const ABOUT = {
   request: [["cmd_flags", "__sector", "__data_len"], /^blk_mq_start_request$/],
 };
 const [about, submits] = ABOUT[data.type] ?? [[], /^$/];
-const described = new Map();
-function describe(life) {
-  if (described.has(life)) return described.get(life);
+const describe = (life) => life.about ??= description(life);
+function description(life) {
   const values = about.map(() => "");
-  for (const event of eventsOf[life]) {
+  for (const event of life.events) {
     for (const [field, , value] of valuesOf(event)) {
       const at = about.indexOf(field);
       if (at >= 0 && (value !== "0" || !values[at])) values[at] = value;
     }
-    if (submits.test(nameOfFunction(event))) break;
+    if (submits.test(event.function.name)) break;
   }
   const [operation, sector, bytes] = values;
-  const first = eventsOf[life].length ? nameOfFunction(eventsOf[life][0]) : "";
-  described.set(life, operation ? `${operation.split("|")[0].replace("REQ_OP_", "")} ${sector}+${bytes / 512}` : first);
-  return described.get(life);
+  return operation ? `${operation.split("|")[0].replace("REQ_OP_", "")} ${sector}+${bytes / 512}`
+    : life.events[0]?.function.name ?? "";
 }

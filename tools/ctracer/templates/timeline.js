@@ -6,9 +6,8 @@ const timeline = document.getElementById("timeline");
 const RELATED = 30;
 
 function drawTimeline() {
-  const own = picked < 0 ? [] : callsOf(picked), children = picked < 0 ? [] : childrenOf[picked];
+  const drawn = [], children = picked?.children ?? [], start = picked?.begin ?? 0;
   const percent = (t) => Math.min(Math.max(100 * (t - view[0]) / (view[1] - view[0]), -1), 101);
-  const drawn = [];
   const draw = (className, top, from, to, properties, colour = "none") => {
     const left = percent(from), right = percent(to);
     if (right < 0 || left > 100) return;
@@ -18,35 +17,32 @@ function drawTimeline() {
   };
   const label = (top, textContent) => draw("label", top, view[0], view[1], { textContent });
 
-  const start = picked < 0 ? 0 : lives.begin[picked];
   const least = (view[1] - view[0]) / Math.max(timeline.clientWidth / 110, 1), power = 10 ** Math.floor(Math.log10(least));
   const tick = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= least);
   for (let t = Math.ceil((view[0] - start) / tick) * tick; t + start < view[1]; t += tick)
     draw("tick", 0, t + start, view[1], { textContent: time(Math.round(t)) });
 
   let y = 22;
-  for (const [thread, among] of Map.groupBy(own, (call) => of("thread", call))) {
+  for (const [thread, among] of Map.groupBy(picked ? callsOf(picked) : [], (call) => call.entry.thread)) {
     let deepest = 0;
     label(y, thread);
     for (const call of among) {
-      const depth = of("depth", call) - shallowest.get(thread), { name, prototype } = functions[of("function", call)];
-      const title = `${prototype}\n${time(calls.end[call] - calls.begin[call])} on CPU ${of("cpu", call)}`;
-      draw("box", y + 16 + 17 * depth, calls.begin[call], calls.end[call], { call, title, textContent: name },
-        `hsl(${(of("function", call) * 47) % 360} 55% 62%)`);
-      deepest = Math.max(deepest, depth);
+      const { depth, cpu, function: { name, prototype } } = call.entry, level = depth - shallowest.get(thread);
+      const title = `${prototype}\n${time(call.end - call.begin)} on CPU ${cpu}`;
+      draw("box", y + 16 + 17 * level, call.begin, call.end, { call, title, textContent: name },
+        `hsl(${(functions.indexOf(call.entry.function) * 47) % 360} 55% 62%)`);
+      deepest = Math.max(deepest, level);
     }
     y += 16 + 17 * (deepest + 1) + 6;
   }
   if (children.length) {
     label(y, `objects made of this one${children.length > RELATED ? `, the first ${RELATED} of ${children.length}` : ""}`);
-    children.slice(0, RELATED).forEach((life, i) => draw("related", y + 16 + 8 * i, lives.begin[life], endOf(life),
-      { life, title: `${lives.link[life]} ${nameOf(life)}: ${time(duration(life))}` }, "#6a8fc8"));
+    children.slice(0, RELATED).forEach((life, i) => draw("related", y + 16 + 8 * i, life.begin, endOf(life),
+      { life, title: `${life.link} ${nameOf(life)}: ${time(duration(life))}` }, "#6a8fc8"));
     y += 20 + 8 * Math.min(children.length, RELATED);
   }
-  if (picked >= 0 && eventsOf[picked].length) {
-    const now = events.time[eventsOf[picked][hop]];
-    draw("tick", 0, now, now, {}, "#e02020");
-  }
+  const now = picked?.events[hop]?.time;
+  if (now !== undefined) draw("tick", 0, now, now, {}, "#e02020");
   timeline.style.height = `${y + 2}px`;
   timeline.replaceChildren(...drawn);
 }
@@ -59,8 +55,8 @@ timeline.addEventListener("mousemove", (event) => {
 });
 timeline.addEventListener("click", (event) => {
   const { life, call } = document.elementFromPoint(event.clientX, event.clientY);
-  if (life !== undefined) pick(life);
-  else if (call !== undefined) pickHop(eventsOf[picked].findIndex((found) => events.call[found] === call));
+  if (life) pick(life);
+  else if (call) pickHop(picked.events.findIndex((found) => found.call === call));
 });
 timeline.addEventListener("wheel", (event) => {
   event.preventDefault();
@@ -69,5 +65,5 @@ timeline.addEventListener("wheel", (event) => {
   if ((view[1] - view[0]) * factor >= 10) view = view.map((t) => at + (t - at) * factor);
   drawTimeline();
 }, { passive: false });
-timeline.addEventListener("dblclick", () => pick(picked, hop));
+timeline.addEventListener("dblclick", () => picked && pick(picked, hop));
 addEventListener("resize", drawTimeline);

@@ -31,92 +31,55 @@ const IDLE: u64 = 1 << 30;
 /// The numbers of a process and of one of its threads: where an event is drawn.
 type Track = (u64, u64);
 
-/// The file, and the time from which it counts.
-struct Writer<'a> {
-    w: &'a mut dyn Write,
-    start: u64,
-    separator: &'static str,
-}
-
-impl Writer<'_> {
-    fn event(&mut self, event: Value) -> Result<()> {
-        write!(self.w, "{}{event}", self.separator)?;
-        self.separator = ",\n";
-        Ok(())
-    }
-
-    fn name(&mut self, what: &str, (pid, tid): Track, name: &str) -> Result<()> {
-        let args = json!({ "name": name });
-        self.event(json!({ "ph": "M", "name": what, "pid": pid, "tid": tid, "args": args }))
-    }
-
-    fn process(&mut self, pid: u64, name: &str) -> Result<()> {
-        self.name("process_name", (pid, pid), name)?;
-        let (what, args) = ("process_sort_index", json!({ "sort_index": pid }));
-        self.event(json!({ "ph": "M", "name": what, "pid": pid, "tid": pid, "args": args }))
-    }
-
-    fn slice(
-        &mut self,
-        (pid, tid): Track,
-        name: Value,
-        times: (u64, u64),
-        args: Value,
-    ) -> Result<()> {
-        let (ts, dur) = (microseconds(self.start, times.0), microseconds(times.0, times.1));
-        self.event(json!({
-            "ph": "X", "name": name, "pid": pid, "tid": tid, "args": args, "ts": ts, "dur": dur,
-        }))
-    }
-}
-
 /// Writes the trace.
 pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
-    let (trace, start) = (&report.trace, report.start());
-    let metadata =
-        json!({ "type": trace.type_name, "release": trace.release, "start": start.to_string() });
+    let (trace, start) = (&report.trace, report.start().to_string());
+    let metadata = json!({ "type": trace.type_name, "release": trace.release, "start": start });
     write!(w, "{{\"metadata\":{metadata},\"traceEvents\":[")?;
-    let mut writer = Writer { w, start, separator: "\n" };
-    lives(&mut writer, report)?;
-    calls(&mut writer, report)?;
+    let mut separator = "\n";
+    each_event(report, |event| {
+        write!(w, "{separator}{event}")?;
+        separator = ",\n";
+        Ok(())
+    })?;
     Ok(writeln!(w, "\n]}}")?)
 }
 
-/// The processes, each object's life, and the arrows between them.
-fn lives(writer: &mut Writer, report: &Report) -> Result<()> {
+/// Hands the events over, in the order of the file.
+fn each_event(report: &Report, mut write: impl FnMut(Value) -> Result<()>) -> Result<()> {
+    let (type_name, start) = (&report.trace.type_name, report.start());
     let cpus: BTreeSet<u32> = report.events.iter().map(|event| event.cpu).collect();
-    cpus.iter().try_for_each(|cpu| writer.process(of_cpu(*cpu), &format!("CPU {cpu}")))?;
-    let (type_name, last) = (&report.trace.type_name, report.events.last());
+    for cpu in cpus {
+        process(of_cpu(cpu), &format!("CPU {cpu}")).into_iter().try_for_each(&mut write)?;
+    }
+    let last = report.events.last().map_or(start, |event| event.time);
     for life in &report.lives {
         let (track, address, generation) = (of_life(life.life), &life.address, life.generation);
-        writer.process(track.0, &format!("{type_name} {address} #{generation}"))?;
-        writer.name("thread_name", track, "life")?;
+        let name = format!("{type_name} {address} #{generation}");
+        process(track.0, &name).into_iter().try_for_each(&mut write)?;
+        write(describe("thread_name", track, json!({ "name": "life" })))?;
         let mut args = json!({ "address": address, "generation": generation });
         if life.end.is_none() {
             args["end"] = "not seen".into();
         }
-        let end = life.end.or(last.map(|event| event.time)).unwrap_or(writer.start);
-        writer.slice(track, type_name.as_str().into(), (life.begin, end), args)?;
+        let times = (life.begin, life.end.unwrap_or(last));
+        write(slice(start, track, json!(type_name), times, args))?;
     }
     // An arrow begins and ends at the innermost slice that is open on a track at its time. Readers
     // take events of the same time in the order of the file, but longer slices first: so the
     // beginning is a slice of its own, and stands before the end.
     for life in &report.lives {
         let Some((parent, link)) = life.origin() else { continue };
-        writer.slice(of_life(parent), json!(link), (life.begin, life.begin), json!({}))?;
+        let ts = microseconds(start, life.begin);
+        write(slice(start, of_life(parent), json!(link), (life.begin, life.begin), json!({})))?;
         for (phase, (pid, tid)) in [("s", of_life(parent)), ("f", of_life(life.life))] {
-            let ts = microseconds(writer.start, life.begin);
-            writer.event(json!({
+            write(json!({
                 "ph": phase, "bp": "e", "cat": "link", "name": link, "id": life.life,
                 "pid": pid, "tid": tid, "ts": ts,
             }))?;
         }
     }
-    Ok(())
-}
-
-/// The calls: on the track of each object, and on that of the CPU where the call began.
-fn calls(writer: &mut Writer, report: &Report) -> Result<()> {
+    // The calls: on the track of each object, and on that of the CPU where the call began.
     let mut threads = HashSet::new();
     for (number, call) in report.calls.iter().enumerate() {
         let Event { cpu, tid, comm, function, .. } = &report.events[call.entry];
@@ -124,15 +87,32 @@ fn calls(writer: &mut Writer, report: &Report) -> Result<()> {
         for life in call.lives.iter().copied().map(Some).chain([None]) {
             let track = (life.map_or(of_cpu(*cpu), |life| of_life(life).0), tid);
             if threads.insert(track) {
-                writer.name("thread_name", track, comm)?;
+                write(describe("thread_name", track, json!({ "name": comm })))?;
             }
             let mut args = details(report, number, call.entry, life);
             let returned = call.exit.map(|exit| details(report, number, exit, life));
             args.insert("return".to_owned(), returned.map_or("not seen".into(), Value::from));
-            writer.slice(track, function.as_str().into(), (call.begin, call.end), args.into())?;
+            write(slice(start, track, json!(function), (call.begin, call.end), args.into()))?;
         }
     }
     Ok(())
+}
+
+fn process(pid: u64, name: &str) -> [Value; 2] {
+    let track = (pid, pid);
+    let order = describe("process_sort_index", track, json!({ "sort_index": pid }));
+    [describe("process_name", track, json!({ "name": name })), order]
+}
+
+fn describe(what: &str, (pid, tid): Track, args: Value) -> Value {
+    json!({ "ph": "M", "name": what, "pid": pid, "tid": tid, "args": args })
+}
+
+fn slice(start: u64, (pid, tid): Track, name: Value, times: (u64, u64), args: Value) -> Value {
+    json!({
+        "ph": "X", "name": name, "pid": pid, "tid": tid, "args": args,
+        "ts": microseconds(start, times.0), "dur": microseconds(times.0, times.1),
+    })
 }
 
 fn microseconds(from: u64, to: u64) -> f64 {
@@ -170,7 +150,8 @@ fn details(report: &Report, call: usize, at: usize, life: Option<usize>) -> Map<
         let fields = own.fields.iter().flatten();
         values.extend(fields.map(|(name, value)| (name.clone(), plain(value).into())));
         let change = |of: &Change| format!("{} → {}", plain(&of.before), plain(&of.after)).into();
-        values.extend(own.changes.iter().flatten().map(|of| (of.field.clone(), change(of))));
+        let changes = own.changes.iter().flatten();
+        values.extend(changes.map(|of| (of.field.clone(), change(of))));
     }
     values
 }
