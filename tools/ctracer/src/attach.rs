@@ -132,18 +132,14 @@ impl Attached {
     /// Attaches to all functions that the kernel lets it, and says to how many, by which means, and to
     /// which not. `None`: the user has ended the run meanwhile.
     ///
-    /// One by one, that takes seconds: a kprobe at the entry of a function uses ftrace, and for each the
-    /// kernel walks over its list of 40,000 functions several times, under one lock. To remove one, it
-    /// also waits for an RCU grace period. Measured in an emulated machine with two CPUs, on 6.1, of 117
-    /// functions, entry and return, the times to attach and to remove them:
-    ///
-    /// - `kprobe_events`, line by line or many lines at a time: 3.4 s and 5.5 s. The same with expedited
-    ///   grace periods, as [`KprobeEvents`] does it: 3.4 s and 2.0 s.
-    /// - Behind the ftrace location (`function+5`): 3.2 s and 7.4 s; the returns need ftrace anyway.
-    /// - `perf_event_open()` for each: 4.0 s and 10.3 s; by eight threads 4.7 s and 7.6 s, with expedited
-    ///   grace periods 4.1 s and 3.2 s.
-    /// - With `kernel.ftrace_enabled=0` meanwhile: 1.7 s and 0.5 s. But this switches every other user of
-    ///   ftrace off, who would lose events without being told.
+    /// One by one, that takes seconds: for each kprobe at the entry of a function, the kernel walks over
+    /// its list of 40,000 functions several times, under one lock; to remove one, it also waits for an
+    /// RCU grace period. Of 117 functions, entry and return, in an emulated machine with two CPUs, on
+    /// 6.1, it takes 3.4 s to attach and 2.0 s to remove them as [`KprobeEvents`] does it; 3.4 s and 5.5 s
+    /// without expedited grace periods; 3.2 s and 7.4 s behind the ftrace location (`function+5`); 4.0 s
+    /// and 10.3 s with `perf_event_open()` for each, 4.1 s and 3.2 s by eight threads with expedited grace
+    /// periods; 1.7 s and 0.5 s with `kernel.ftrace_enabled=0` meanwhile, but this switches every other
+    /// user of ftrace off, who would lose events without being told.
     pub fn attach(
         tier: Tier,
         skel: &mut TraceSkel,

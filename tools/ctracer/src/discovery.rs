@@ -59,9 +59,9 @@ pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
     let names = candidates.iter().map(|(function, _)| function.name.clone()).collect();
     let kernel = Kernel::read(&names)?;
     for (mut function, hidden) in candidates {
-        let refused = || kernel.refuses(&function.name, function.module.as_deref());
-        let why = unwanted(&function, cli).or_else(|| refused().map(|why| why.to_string()));
-        if let Some(why) = why.or(hidden) {
+        let refused = kernel.refuses(&function.name, function.module.as_deref());
+        let refused = refused.map(|why| why.to_string());
+        if let Some(why) = unwanted(&function, cli).or(refused).or(hidden) {
             found.left_out.push((function, why));
         } else {
             function.probe.address = kernel.address(&function.name);
@@ -86,24 +86,15 @@ pub fn discover(cli: &Ctracer, vmlinux: &Btf) -> Result<Discovery> {
 /// The functions of one BTF that take the struct, and why the registers of one cannot be told.
 fn taking(btf: &Btf, name: &str, module: Option<&str>) -> Vec<(Function, Option<String>)> {
     let mut seen = HashSet::new();
-    let mut candidates = Vec::new();
-    for function in btf.functions() {
-        let parameters = function.parameters();
-        let takes = parameters.iter().any(|(_, kind)| kind.points_to(name));
-        if takes && seen.insert(function.name()) {
-            candidates.push(candidate(function, &parameters, name, module));
-        }
-    }
-    candidates
+    let takes =
+        |function: &Type| function.parameters().iter().any(|(_, kind)| kind.points_to(name));
+    let found = btf.functions().filter(|function| takes(function) && seen.insert(function.name()));
+    found.map(|function| candidate(function, name, module)).collect()
 }
 
-fn candidate(
-    function: Type,
-    parameters: &[(&str, Type)],
-    name: &str,
-    module: Option<&str>,
-) -> (Function, Option<String>) {
-    let passed = registers(parameters);
+fn candidate(function: Type, name: &str, module: Option<&str>) -> (Function, Option<String>) {
+    let parameters = function.parameters();
+    let passed = registers(&parameters);
     let takes = |&at: &usize| parameters[at].1.points_to(name);
     let objects: Vec<usize> = (0..parameters.len()).filter(takes).take(OBJECTS).collect();
     let hidden = objects.iter().find(|&&at| passed[at].is_none());

@@ -177,7 +177,7 @@ impl<'a> Follower<'a> {
     }
 
     /// Prints what is left: lives and ledger, or the summary. Returns what the outputs are made of.
-    pub fn finish(mut self, ledger: Ledger) -> Result<Option<Report>> {
+    pub fn finish(mut self, ledger: Ledger) -> Result<Report> {
         if self.bound() == Some("--memory") {
             let megabytes = self.outlet.cli.memory / 1_000_000;
             eprintln!("ctracer: the trace has ended, since it takes {megabytes} MB (--memory)");
@@ -202,7 +202,7 @@ impl<'a> Follower<'a> {
             lives.truncate(known);
         }
         outlet.finish(&lives, &ledger, self.calls.open()).context("stdout")?;
-        Ok(outlet.report)
+        Ok(outlet.report.unwrap_or_default())
     }
 }
 

@@ -72,10 +72,8 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     constants.end_missed = END_MISSED;
     let made_at = rules.made().and_then(|field| layout.position(field));
     constants.made_at = made_at.unwrap_or(0) as u32;
-    let comparisons = match &cli.filter {
-        Some(filter) => filter.resolve(&layout)?,
-        None => Vec::new(),
-    };
+    let comparisons = cli.filter.as_ref().map(|filter| filter.resolve(&layout)).transpose()?;
+    let comparisons = comparisons.unwrap_or_default();
     constants.comparisons = comparisons.len() as u32;
     constants.filter[..comparisons.len()].copy_from_slice(&comparisons);
     tier.prepare(&mut open, &found.functions)?;
@@ -105,9 +103,6 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     session.detach()?;
     let ledger = ledger::between(&before, &read()?);
     follower.take(reader.rest()?)?;
-    match follower.finish(ledger)? {
-        Some(report) => outputs.write(report),
-        None => Ok(()),
-    }
+    outputs.write(follower.finish(ledger)?)
     // `attached` is dropped last: the user sees the results while the probes are removed.
 }

@@ -76,7 +76,7 @@ struct life {
 enum { DECIDED = 32, WANTED = 64, MATCHED = 128 };
 
 struct counts {
-	u64 runs, entries, returns, lost, objects_lost, filtered, null, unmatched, outside, decided;
+	u64 entries, returns, lost, objects_lost, filtered, null, unmatched, outside, decided;
 	u64 ending; /* the object whose end the probe on this CPU has seen last; 0: none */
 };
 
@@ -396,7 +396,6 @@ static __always_inline struct counts *recording_counts(void)
 
 	if (!counts)
 		return NULL;
-	counts->runs++;
 	counts->outside += !recording;
 	return recording ? counts : NULL;
 }
