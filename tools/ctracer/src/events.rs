@@ -148,25 +148,32 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A call that has not returned.
-#[derive(Clone, Debug)]
-pub struct Call {
-    /// They are numbered in the order in which they began.
-    pub number: usize,
+/// Where an event belongs.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The call: they are numbered in the order in which they began.
+    pub call: usize,
     /// How many traced calls of the same thread it lies in.
     pub depth: u32,
-    pub time: u64,
-    /// Address and life of each of its objects.
-    pub objects: Vec<(u64, usize)>,
+    pub began: u64,
+    pub life: usize,
+}
+
+/// A call that has not returned: its number, stack pointer, function, beginning, address and life of each
+/// of its objects, and how many of them have returned.
+struct Open {
+    call: usize,
     stack: u64,
     function: u32,
+    began: u64,
+    objects: Vec<(u64, usize)>,
     returned: usize,
 }
 
 /// The traced calls that every thread is in.
 #[derive(Default)]
 pub struct Calls {
-    threads: HashMap<(u32, Option<u32>), Vec<Call>>,
+    threads: HashMap<(u32, Option<u32>), Vec<Open>>,
     count: usize,
 }
 
@@ -174,41 +181,44 @@ pub struct Calls {
 const STACK_SIZE: u64 = 16 << 10;
 
 impl Calls {
-    /// A call, with its objects so far: a second one belongs to the call of the first.
-    pub fn enter(&mut self, event: &Raw, life: usize) -> Call {
+    /// A call, and its objects so far: a second one belongs to the call of the first.
+    pub fn enter(&mut self, event: &Raw, life: usize) -> (Place, &[(u64, usize)]) {
         let calls = self.threads.entry(event.thread()).or_default();
-        let object = (event.address, life);
-        if let Some(same) = calls.last_mut().filter(|call| event.object > 0 && call.is(event)) {
-            same.objects.push(object);
-            return same.clone();
-        }
+        let (stack, function, began) = (event.stack, event.function, event.time);
         // What lies deeper in the same stack has returned, and the return was lost. Of calls with the
         // same stack pointer, those with a higher number in the lowest bits are deeper.
-        let (stack, function, time) = (event.stack, event.function, event.time);
-        let is_gone = |call: &Call| {
-            call.stack / STACK_SIZE == stack / STACK_SIZE && call.stack ^ 7 <= stack ^ 7
+        let is_gone = |open: &Open| {
+            open.stack / STACK_SIZE == stack / STACK_SIZE && open.stack ^ 7 <= stack ^ 7
         };
-        while calls.last().is_some_and(is_gone) {
-            calls.pop();
+        let is_further = event.object > 0 && calls.last().is_some_and(|open| open.is(event));
+        if !is_further {
+            while calls.last().is_some_and(is_gone) {
+                calls.pop();
+            }
+            let (call, objects) = (self.count, Vec::with_capacity(1));
+            calls.push(Open { call, stack, function, began, objects, returned: 0 });
+            self.count += 1;
         }
-        let (number, depth, objects) = (self.count, calls.len() as u32, vec![object]);
-        let call = Call { number, depth, time, objects, stack, function, returned: 0 };
-        self.count += 1;
-        calls.push(call.clone());
-        call
+        let depth = calls.len() - 1;
+        let open = &mut calls[depth];
+        open.objects.push((event.address, life));
+        (Place { call: open.call, depth: depth as u32, began: open.began, life }, &open.objects)
     }
 
-    /// A return: its call, which has ended when all its objects have returned.
-    pub fn leave(&mut self, event: &Raw) -> Option<Call> {
+    /// A return. The call has ended when all its objects have returned.
+    pub fn leave(&mut self, event: &Raw) -> Option<Place> {
         let calls = self.threads.get_mut(&event.thread())?;
-        let found = calls.iter().rposition(|call| call.is(event))?;
-        calls[found].returned += 1;
-        let call = calls[found].clone();
-        calls.truncate(found + usize::from(call.returned < call.objects.len()));
+        let depth = calls.iter().rposition(|open| open.is(event))?;
+        let open = &mut calls[depth];
+        open.returned += 1;
+        let life = open.objects.iter().find(|(address, _)| *address == event.address);
+        let (call, began, has_ended) = (open.call, open.began, open.returned >= open.objects.len());
+        let place = life.map(|&(_, life)| Place { call, depth: depth as u32, began, life });
+        calls.truncate(depth + usize::from(!has_ended));
         if calls.is_empty() {
             self.threads.remove(&event.thread());
         }
-        Some(call)
+        place
     }
 
     /// How many calls have not returned.
@@ -217,7 +227,7 @@ impl Calls {
     }
 }
 
-impl Call {
+impl Open {
     fn is(&self, event: &Raw) -> bool {
         self.stack == event.stack && self.function == event.function
     }

@@ -11,7 +11,7 @@ use crate::{
     cli::Ctracer,
     decode::{Layout, Scalar, hex},
     errors::Held,
-    events::{Call, Calls, Raw},
+    events::{Calls, Place, Raw},
     lives::{Lives, Rules},
     record::{Event, Kind, Ledger, Life, Line, Trace},
     report::Report,
@@ -103,7 +103,7 @@ impl<'a> Follower<'a> {
         }
         let (number, is_entry) = (raw.function as usize, raw.kind() == Kind::Entry);
         let placed = if is_entry { Some(self.enter(raw)) } else { self.leave(raw) };
-        let Some((call, life)) = placed else { return Ok(()) };
+        let Some(Place { call, depth, began, life }) = placed else { return Ok(()) };
         // After its end, the memory holds something else.
         let before = self.lives.replace_bytes(raw.address, life, &raw.bytes);
         if !self.outlet.wants_events() {
@@ -127,15 +127,15 @@ impl<'a> Follower<'a> {
             comm: raw.comm(),
             function: function.name.clone(),
             number,
-            call: call.number,
-            depth: call.depth,
+            call,
+            depth,
             argument: probe.arguments.get(raw.object as usize).copied().unwrap_or(0),
             address: hex(raw.address),
             life,
             arguments: is_entry.then(|| arguments.collect()),
             value: returns.map(|scalar| in_register(scalar, raw.value)),
             errno: returns.and_then(|scalar| scalar.error(raw.value)),
-            duration: (!is_entry).then(|| raw.time - call.time),
+            duration: (!is_entry).then(|| raw.time - began),
             unreadable: before.is_none(),
             fields: matches!(before, Some(None)).then(|| layout.fields(&raw.bytes)),
             changes: before.flatten().map(|before| layout.changes(&before, &raw.bytes)),
@@ -148,21 +148,21 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
-    fn enter(&mut self, raw: &Raw) -> (Call, usize) {
+    fn enter(&mut self, raw: &Raw) -> Place {
         let made = self.made_at.and_then(|at| raw.bytes.get(at..at + 8)?.try_into().ok());
         let (number, made) = (raw.function as usize, made.map_or(0, u64::from_le_bytes));
         let life = self.lives.enter(number, raw.object as usize, raw.address, raw.time, made);
-        let call = self.calls.enter(raw, life);
-        self.lives.tie(number, &call.objects);
-        (call, life)
+        let (place, objects) = self.calls.enter(raw, life);
+        self.lives.tie(number, objects);
+        place
     }
 
     /// `None`: the return of a call that is not known.
-    fn leave(&mut self, raw: &Raw) -> Option<(Call, usize)> {
-        let call = self.calls.leave(raw)?;
-        let object = *call.objects.iter().find(|(address, _)| *address == raw.address)?;
-        self.lives.leave(raw.function as usize, object, raw.value, (call.time, raw.time));
-        Some((call, object.1))
+    fn leave(&mut self, raw: &Raw) -> Option<Place> {
+        let place = self.calls.leave(raw)?;
+        let (object, times) = ((raw.address, place.life), (place.began, raw.time));
+        self.lives.leave(raw.function as usize, object, raw.value, times);
+        Some(place)
     }
 
     /// Whether an event says that something failed: a negative error number or an error in place of a
