@@ -105,6 +105,7 @@ impl Report {
         // With an event, two lives begin at most: the object's, and one that is made of it.
         let most = 2 * self.events.len() + AHEAD;
         ensure!(event.life <= most, "no object has the number {}", event.life);
+        event.comm = common::printable(&event.comm); // a file may say anything
         let new = self.lives.len()..event.life + 1;
         self.lives.extend(new.map(|life| Life { life, ..Life::default() }));
         let life = &mut self.lives[event.life];

@@ -42,7 +42,7 @@ function drawTimeline() {
     y += 20 + 8 * Math.min(children.length, RELATED);
   }
   const now = picked?.events[hop]?.time;
-  if (now !== undefined) draw("tick", 0, now, now, {}, "#e02020");
+  if (now !== undefined) draw("now", 0, now, now, {}, "#e02020");
   timeline.style.height = `${y + 2}px`;
   timeline.replaceChildren(...drawn);
 }

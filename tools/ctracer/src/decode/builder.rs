@@ -1,6 +1,6 @@
 //! From the kernel's description of a struct to the list of its fields.
 
-use std::{collections::HashMap, rc::Rc};
+use std::{collections::HashSet, rc::Rc};
 
 use anyhow::{Context, Result, bail};
 use common::btf::{Btf, Type};
@@ -30,22 +30,20 @@ const FLAGS: [(&str, &str, &str, bool); 7] = [
 /// Walks through a struct's members and collects the fields.
 pub struct Builder<'btf> {
     btf: &'btf Btf<'btf>,
-    /// Enums that were searched for by one of their constants.
-    enums: HashMap<&'static str, Option<Rc<HashMap<i128, String>>>>,
     /// The fields that were found so far.
     pub fields: Vec<Field>,
 }
 
 impl<'btf> Builder<'btf> {
     pub fn new(btf: &'btf Btf<'btf>) -> Self {
-        Self { btf, enums: HashMap::new(), fields: Vec::new() }
+        Self { btf, fields: Vec::new() }
     }
 
     /// Adds the members of a struct or union that starts at bit `base`. `owner` is the innermost
     /// struct that has a name, `prefix` what stands before the members' names.
     pub fn members(&mut self, outer: Type, owner: &str, prefix: &str, base: usize) -> Result<()> {
         let is_struct = outer.kind() == BTF_KIND_STRUCT;
-        let union_starts_at = self.fields.len();
+        let first = self.fields.len();
         let members = outer.members();
         // atomic_t has one member, `counter`: the field is called as what contains it.
         let is_wrapper = is_struct && members.len() == 1 && !prefix.is_empty();
@@ -56,23 +54,18 @@ impl<'btf> Builder<'btf> {
                 (own, "") => own.to_owned(),
                 (own, prefix) => format!("{prefix}.{own}"),
             };
-            let (first, offset) = (self.fields.len(), base + member.offset);
+            let offset = base + member.offset;
             match self.flags(owner, member.name) {
                 Some(shape) => {
                     self.add(name, offset, member.bits.unwrap_or(8 * member.kind.size()), shape);
                 }
                 None => self.field(member.kind, owner, name, offset, member.bits)?,
             }
-            if !is_struct {
-                let added = self.fields.split_off(first);
-                for field in added {
-                    let place = |field: &Field| (field.offset, field.scalar.bits);
-                    let earlier = &self.fields[union_starts_at..first];
-                    if !earlier.iter().any(|old| place(old) == place(&field)) {
-                        self.fields.push(field);
-                    }
-                }
-            }
+        }
+        if !is_struct {
+            let (mut places, mut fields) = (HashSet::new(), self.fields.split_off(first));
+            fields.retain(|field| places.insert((field.offset, field.scalar.bits)));
+            self.fields.extend(fields);
         }
         Ok(())
     }
@@ -128,16 +121,12 @@ impl<'btf> Builder<'btf> {
     }
 
     /// How `member` is written, where it is one of [`FLAGS`] and this kernel's BTF has the names.
-    fn flags(&mut self, owner: &str, member: &str) -> Option<Shape> {
+    fn flags(&self, owner: &str, member: &str) -> Option<Shape> {
         let (.., constant, has_operation) =
             FLAGS.iter().find(|(of, name, ..)| (*of, *name) == (owner, member))?;
-        let flags = self.enum_with(constant)?;
-        let operations = has_operation.then(|| self.enum_with("REQ_OP_READ")).flatten();
+        let with = |constant: &str| Some(Rc::new(names(self.btf.enum_with(constant)?)));
+        let flags = with(constant)?;
+        let operations = has_operation.then(|| with("REQ_OP_READ")).flatten();
         Some(Shape::Flags { operations, flags })
-    }
-
-    fn enum_with(&mut self, constant: &'static str) -> Option<Rc<HashMap<i128, String>>> {
-        let search = || self.btf.enum_with(constant).map(|found| Rc::new(names(found)));
-        self.enums.entry(constant).or_insert_with(search).clone()
     }
 }

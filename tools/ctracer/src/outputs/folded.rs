@@ -33,7 +33,7 @@ pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
 fn thread(name: &str) -> String {
     match name.trim() {
         "" => "?".to_owned(),
-        name => common::printable(name).replace(';', "_"),
+        name => name.replace(';', "_"),
     }
 }
 
