@@ -14,7 +14,7 @@ const VARIABLE: &str = "VM_TESTS";
 /// What a run of the guest tests is told, in a variable of its environment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Judging {
-    /// The workspace's root.
+    /// The workspace.
     pub workspace: PathBuf,
     /// The directory with the programs that are tested.
     pub programs: PathBuf,

@@ -10,10 +10,10 @@ use std::{fs, io::Write, path::Path};
 
 use anyhow::{Context, Result};
 
-/// The directories of the stages, relative to the workspace's root: `stage00_tracex3` first.
-pub fn stages(root: &Path) -> std::io::Result<Vec<String>> {
+/// The directories of the stages, relative to the workspace: `stage00_tracex3` first.
+pub fn stages(workspace: &Path) -> std::io::Result<Vec<String>> {
     let mut stages = Vec::new();
-    for entry in root.read_dir()? {
+    for entry in workspace.read_dir()? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let is_stage = name.starts_with("stage") && entry.path().is_dir();
@@ -23,12 +23,12 @@ pub fn stages(root: &Path) -> std::io::Result<Vec<String>> {
     Ok(stages)
 }
 
-/// The directories of the tools, relative to the workspace's root: `tools/cachetop` first.
-pub fn tools(root: &Path) -> std::io::Result<Vec<String>> {
-    let entries = root.join("tools").read_dir()?;
+/// The directories of the tools, relative to the workspace: `tools/cachetop` first.
+pub fn tools(workspace: &Path) -> std::io::Result<Vec<String>> {
+    let entries = workspace.join("tools").read_dir()?;
     let tools = entries.map(|entry| Ok(format!("tools/{}", entry?.file_name().to_string_lossy())));
     let mut tools = tools.collect::<std::io::Result<Vec<_>>>()?;
-    tools.retain(|tool| root.join(tool).join("Cargo.toml").exists());
+    tools.retain(|tool| workspace.join(tool).join("Cargo.toml").exists());
     tools.sort();
     Ok(tools)
 }

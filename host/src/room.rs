@@ -18,8 +18,12 @@ use cargo_metadata::{CompilerMessage, Message};
 
 use crate::{cargo::Cargo, write};
 
-/// The directory of the learner's attempts, relative to the workshop's root.
+/// The directory of the learner's attempts, relative to the workspace.
 pub const MINE: &str = "mine";
+
+/// How the Cargo.toml of a room begins.
+const WRITTEN: &str = "# Written by `cargo lesson` from the Cargo.toml of the workshop, again at each call: your\n\
+     # own dependencies belong in the Cargo.toml of the attempt.\n";
 
 /// A package of the learner's.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,12 +138,13 @@ impl Room {
 
     /// Writes a Cargo.toml with these members. Whether cargo can read that workspace.
     fn fits(&self, members: &[&str]) -> Result<bool> {
-        let mut members = members.to_vec();
+        let mut members: Vec<String> = members.iter().map(|&member| member.to_owned()).collect();
         members.sort_unstable();
         let file = self.cargo.workspace.join("Cargo.toml");
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let text = manifest(&text, self.name.components().count(), &members);
-        write(&self.manifest(), &text.with_context(|| file.display().to_string())?)?;
+        let text = manifest(&text, &self.up(), &members);
+        let text = text.with_context(|| file.display().to_string())?;
+        write(&self.manifest(), &format!("{WRITTEN}{text}"))?;
         let mut command = self.command("metadata");
         command.args(["--no-deps", "--offline", "--format-version=1"]);
         Ok(command.output().context("cannot start cargo")?.status.success())
@@ -154,7 +159,7 @@ impl Room {
         Ok(self.cargo.metadata()?.target_directory.into())
     }
 
-    /// A cargo command in the room. It runs at the workshop's root, where cargo finds the
+    /// A cargo command in the room. It runs in the workspace, where cargo finds the
     /// workshop's configuration.
     fn command(&self, subcommand: &str) -> Command {
         let mut command = self.cargo.command();
@@ -162,27 +167,28 @@ impl Room {
         command
     }
 
+    /// The way from the room to the workshop.
+    fn up(&self) -> String {
+        "../".repeat(self.name.components().count())
+    }
+
     /// What cargo needs to know where it is started in the room, as an editor does it.
     fn config(&self, target: &Path) -> Result<String> {
-        let up = "../".repeat(self.name.components().count());
         let target = match target.strip_prefix(&self.cargo.workspace) {
-            Ok(below) => Path::new(&up).join(below),
+            Ok(below) => Path::new(&self.up()).join(below),
             Err(_) => target.to_owned(),
         };
         let target = target.to_str().context("the target directory's name is not UTF-8")?;
-        let mut build = toml::Table::new();
-        build.insert("target-dir".into(), target.into());
-        let mut config = toml::Table::new();
-        config.insert("build".into(), build.into());
-        let root = self.cargo.workspace.join("Cargo.toml");
+        let build = toml::Table::from_iter([("target-dir".to_owned(), target.into())]);
+        let mut config = toml::Table::from_iter([("build".to_owned(), build.into())]);
+        let workshop = self.cargo.workspace.join("Cargo.toml");
         // Cargo splits an alias at blanks.
-        if let Some(root) = root.to_str().filter(|root| !root.contains(char::is_whitespace)) {
-            let mut alias = toml::Table::new();
-            for (name, quiet) in [("lesson", "--quiet "), ("vm", "")] {
-                let run = format!("run {quiet}--manifest-path {root} --package {name} --");
-                alias.insert(name.into(), run.into());
-            }
-            config.insert("alias".into(), alias.into());
+        if let Some(file) = workshop.to_str().filter(|file| !file.contains(char::is_whitespace)) {
+            let alias = [("lesson", "--quiet "), ("vm", "")].map(|(name, quiet)| {
+                let run = format!("run {quiet}--manifest-path {file} --package {name} --");
+                (name.to_owned(), run.into())
+            });
+            config.insert("alias".into(), toml::Table::from_iter(alias).into());
         }
         let text = toml::to_string(&config)?;
         Ok(format!("# Written by `cargo lesson`: here, too, `cargo vm` is the workshop's.\n{text}"))
@@ -284,32 +290,25 @@ fn attempt(directory: String, manifest: &toml::Table) -> Attempt {
     Attempt { directory, package: name, workshop: workshop.cloned().unwrap_or_default() }
 }
 
-/// The Cargo.toml of a room that lies `depth` directories below the workshop's root: the workshop's
-/// with other members, and paths from the room.
-fn manifest(root: &str, depth: usize, members: &[&str]) -> Result<String> {
-    let mut manifest: toml::Table = toml::from_str(root)?;
+/// The Cargo.toml of a workspace like the workshop's, whose text this is: with other members, and with
+/// `prefix` before its relative paths.
+pub fn manifest(workshop: &str, prefix: &str, members: &[String]) -> Result<String> {
+    let mut manifest: toml::Value = toml::from_str(workshop)?;
     let workspace = manifest.get_mut("workspace").and_then(toml::Value::as_table_mut);
-    let workspace = workspace.context("no [workspace]")?;
-    let members: Vec<toml::Value> = members.iter().map(|&member| member.into()).collect();
-    workspace.insert("members".into(), members.into());
-    let mut manifest = toml::Value::Table(manifest);
-    move_paths(&mut manifest, &"../".repeat(depth));
-    Ok(format!(
-        "# Written by `cargo lesson` from the Cargo.toml of the workshop, again at each call: your\n\
-         # own dependencies belong in the Cargo.toml of the attempt.\n{}",
-        toml::to_string(&manifest)?
-    ))
+    workspace.context("no [workspace]")?.insert("members".into(), members.to_vec().into());
+    move_paths(&mut manifest, prefix);
+    Ok(toml::to_string(&manifest)?)
 }
 
-/// Puts `up` before each relative `path`.
-fn move_paths(value: &mut toml::Value, up: &str) {
+/// Puts `prefix` before each relative `path`.
+fn move_paths(value: &mut toml::Value, prefix: &str) {
     let toml::Value::Table(table) = value else { return };
     for (name, value) in table.iter_mut() {
         match value {
             toml::Value::String(path) if name == "path" && Path::new(path).is_relative() => {
-                path.insert_str(0, up);
+                path.insert_str(0, prefix);
             }
-            _ => move_paths(value, up),
+            _ => move_paths(value, prefix),
         }
     }
 }

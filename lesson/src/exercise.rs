@@ -58,8 +58,8 @@ pub struct Judge {
 
 impl Exercise {
     /// All exercises: those with a number, those beside the stages, those on one's own.
-    pub fn all(root: &Path) -> Result<Vec<Exercise>> {
-        let directory = root.join("exercises");
+    pub fn all(workspace: &Path) -> Result<Vec<Exercise>> {
+        let directory = workspace.join("exercises");
         let entries = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
         let mut exercises = Vec::new();
         for entry in entries {
@@ -93,23 +93,6 @@ impl Exercise {
         Ok(Exercise { id, ..exercise })
     }
 
-    /// An exercise that starts from a stage, and has no judges.
-    pub fn of_stage(stage: &str) -> Exercise {
-        Exercise {
-            id: stage.to_owned(),
-            title: stage.to_owned(),
-            start: stage.into(),
-            solution: stage.into(),
-            task: String::new(),
-            read: String::new(),
-            after: Vec::new(),
-            kernel: None,
-            beside: Vec::new(),
-            hints: Vec::new(),
-            judges: Vec::new(),
-        }
-    }
-
     /// Under which name the judges start the attempt: that of the stage whose place it takes.
     pub fn judged_as(&self) -> String {
         let directory = self.solution.to_string_lossy();
@@ -131,7 +114,7 @@ impl Exercise {
         format!("mine-{}", self.id)
     }
 
-    /// The directory of an attempt, relative to the workspace's root.
+    /// The directory of an attempt, relative to the workspace.
     pub fn directory(&self) -> PathBuf {
         Path::new("mine").join(&self.id)
     }
@@ -146,8 +129,8 @@ mod tests {
 
     #[test]
     fn every_exercise_is_complete() {
-        let root = workspace();
-        let exercises = Exercise::all(&root).unwrap();
+        let workspace = workspace();
+        let exercises = Exercise::all(&workspace).unwrap();
         let ids: Vec<&str> = exercises.iter().map(|exercise| exercise.id.as_str()).collect();
         let all = "01 02 03 04 05 06 07 08 09 10 11 12 bytes disk histogram inode io_uring queue returns \
                    retransmit runqueue";
@@ -155,7 +138,7 @@ mod tests {
         for exercise in exercises {
             for directory in [&exercise.start, &exercise.solution] {
                 for file in ["src/main.rs", "src/trace.bpf.c"] {
-                    let file = root.join(directory).join(file);
+                    let file = workspace.join(directory).join(file);
                     assert!(file.is_file(), "{}: no {}", exercise.id, file.display());
                 }
             }
@@ -167,15 +150,15 @@ mod tests {
     /// that README has the form of a lesson.
     #[test]
     fn the_stages_name_their_exercises() {
-        let root = workspace();
-        let stages = stages(&root).unwrap();
-        for exercise in Exercise::all(&root).unwrap() {
+        let workspace = workspace();
+        let stages = stages(&workspace).unwrap();
+        for exercise in Exercise::all(&workspace).unwrap() {
             let id = &exercise.id;
             let number = if exercise.has_number() { Some(id) } else { exercise.after.last() };
             let number = number.unwrap_or_else(|| panic!("exercise {id} names no stage"));
             let is_it = |stage: &&String| stage.strip_prefix("stage").unwrap().starts_with(number);
             let stage = stages.iter().find(is_it).unwrap_or_else(|| panic!("no stage {number}"));
-            let readme = fs::read_to_string(root.join(stage).join("README.md")).unwrap();
+            let readme = fs::read_to_string(workspace.join(stage).join("README.md")).unwrap();
             let command = format!("cargo lesson start {id}");
             let offers = readme.contains(&command) || !readme.contains("\n## The idea\n");
             assert!(offers, "{stage}/README.md does not have {command}");

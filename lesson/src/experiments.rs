@@ -25,7 +25,7 @@ impl Experiment {
 
     /// A copy of its sources, edited. An edited header lies beside the program, where the compiler looks
     /// first.
-    pub fn copy(&self, root: &Path) -> Result<tempfile::TempDir> {
+    pub fn copy(&self, workspace: &Path) -> Result<tempfile::TempDir> {
         let Experiment { stage, edits, .. } = self;
         let copy = tempfile::tempdir()?;
         let script = format!(
@@ -33,9 +33,9 @@ impl Experiment {
              for headers in common/bpf tools/bpf\n\
              do diff -qr {1}/$headers $headers || cp $headers/*.h {stage}/src; done",
             copy.path().display(),
-            root.display()
+            workspace.display()
         );
-        let edit = Command::new("bash").args(["-c", &script]).current_dir(root).output()?;
+        let edit = Command::new("bash").args(["-c", &script]).current_dir(workspace).output()?;
         let said = String::from_utf8_lossy(&edit.stderr);
         ensure!(edit.status.success(), "{stage}: {edits}: {said}");
         Ok(copy)
@@ -88,10 +88,10 @@ impl Experiment {
 }
 
 /// The experiments of all READMEs, in order.
-pub fn experiments(root: &Path) -> Result<Vec<Experiment>> {
+pub fn experiments(workspace: &Path) -> Result<Vec<Experiment>> {
     let mut experiments = Vec::new();
-    for stage in stages(root)?.into_iter().chain(tools(root)?) {
-        let readme = fs::read_to_string(root.join(&stage).join("README.md"))?;
+    for stage in stages(workspace)?.into_iter().chain(tools(workspace)?) {
+        let readme = fs::read_to_string(workspace.join(&stage).join("README.md"))?;
         experiments.extend(of_readme(&stage, &readme));
     }
     Ok(experiments)

@@ -101,17 +101,17 @@ mod tests {
 
     #[test]
     fn every_judge_is_a_guest_test() {
-        let root = workspace();
-        let exercises = Exercise::all(&root).unwrap();
+        let workspace = workspace();
+        let exercises = Exercise::all(&workspace).unwrap();
         let judges: Vec<String> =
             exercises.into_iter().flat_map(|e| e.judges).map(|judge| judge.test).collect();
         // As `cargo vm test` builds it, which runs this test: it is there already.
-        let cargo = Cargo::new(&root, true);
+        let cargo = Cargo::new(&workspace, true);
         let built = cargo.artifacts(&["test", "--workspace", "--no-run"]).unwrap();
         let tests = executable(&built, "guest").unwrap();
         // It refuses a name that is none.
         let list = |judges: Vec<String>| {
-            let judging = Judging { judges, ..Judging::by(&tests, &root) };
+            let judging = Judging { judges, ..Judging::by(&tests, &workspace) };
             let mut list = Command::new(&tests);
             list.arg("--list").envs([judging.to_env().unwrap()]).output().unwrap()
         };

@@ -31,6 +31,7 @@ use host::{
     say, stages,
 };
 
+use textwrap::{Options, WordSplitter};
 use vm::{arch::Arch, commands::kept::Hidden, run::Run};
 
 use crate::{
@@ -119,17 +120,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// The workspace's root.
+/// The workspace.
 fn workspace() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    root.canonicalize().unwrap_or(root)
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    workspace.canonicalize().unwrap_or(workspace)
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
-    let root = workspace();
+    let workspace = workspace();
     let run = || Run::new(cli.arch);
-    let exercises = Exercise::all(&root)?;
-    let mut desk = Desk::open(&root)?;
+    let exercises = Exercise::all(&workspace)?;
+    let mut desk = Desk::open(&workspace)?;
     let current = || {
         let id = desk.progress.current.as_deref();
         let found = exercises.iter().find(|exercise| Some(exercise.id.as_str()) == id);
@@ -137,8 +138,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
     };
     let done = ExitCode::SUCCESS;
     match cli.command {
-        None => status(&root, &desk, &exercises)?,
-        Some(Cmd::Start { id }) => start(&root, &mut desk, &exercises, id)?,
+        None => status(&workspace, &desk, &exercises)?,
+        Some(Cmd::Start { id }) => start(&workspace, &mut desk, &exercises, id)?,
         Some(Cmd::Check(check)) => {
             let exercise = current()?.clone();
             if !desk.has_attempt(&exercise) {
@@ -178,7 +179,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             let (mine, answer) = (exercise.directory().join("src"), exercise.solution.join("src"));
             println!("diff -u {} {}", mine.display(), answer.display());
             let mut diff = Command::new("diff");
-            diff.arg("-ru").args([mine, answer]).current_dir(&root);
+            diff.arg("-ru").args([mine, answer]).current_dir(&workspace);
             diff.status().context("cannot start diff")?;
         }
         Some(Cmd::Reset { yes }) => {
@@ -226,24 +227,15 @@ fn indented(text: &str, by: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Breaks a paragraph into lines of at most so many columns.
+/// A paragraph in lines of at most so many columns.
 fn wrapped(text: &str, columns: usize) -> String {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.is_empty() => line.push_str(word),
-            Some(line) if line.chars().count() + word.chars().count() < columns => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines.join("\n")
+    let options = Options::new(columns).word_splitter(WordSplitter::NoHyphenation);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    textwrap::fill(&words.join(" "), options)
 }
 
-fn status(root: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
-    let (stages, is_done) = (stages(root)?, |exercise: &Exercise| desk.known(exercise).done);
+fn status(workspace: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
+    let (stages, is_done) = (stages(workspace)?, |exercise: &Exercise| desk.known(exercise).done);
     let progress = Progress::new(exercises, &stages, &is_done);
     let own = exercises.iter().position(Exercise::is_own);
     for (number, exercise) in exercises.iter().enumerate() {
@@ -280,8 +272,13 @@ fn status(root: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
     Ok(())
 }
 
-fn start(root: &Path, desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<()> {
-    let (stages, is_done) = (stages(root)?, |exercise: &Exercise| desk.known(exercise).done);
+fn start(
+    workspace: &Path,
+    desk: &mut Desk,
+    exercises: &[Exercise],
+    id: Option<String>,
+) -> Result<()> {
+    let (stages, is_done) = (stages(workspace)?, |exercise: &Exercise| desk.known(exercise).done);
     let progress = Progress::new(exercises, &stages, &is_done);
     let found = match &id {
         Some(id) => exercises.iter().find(|e| e.id == *id || e.id == format!("{id:0>2}")),
@@ -319,20 +316,20 @@ impl Check {
         exercise: &Exercise,
         exercises: &[Exercise],
     ) -> Result<ExitCode> {
-        let root = run.workspace();
+        let workspace = run.workspace();
         loop {
-            let before = saved(root, exercise);
+            let before = saved(workspace, exercise);
             let done = self.once(run, desk, exercise)?;
             if done {
                 println!("\nDone. `cargo lesson solution` compares yours with ours.\n");
-                let (stages, is_done) = (stages(root)?, |e: &Exercise| desk.known(e).done);
+                let (stages, is_done) = (stages(workspace)?, |e: &Exercise| desk.known(e).done);
                 println!("{}", Progress::new(exercises, &stages, &is_done).after(exercise));
             }
             if done || !self.watch {
                 return Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
             }
             println!("\nWaiting for you to save a file (Ctrl-C ends)\n");
-            while saved(root, exercise) == before {
+            while saved(workspace, exercise) == before {
                 thread::sleep(Duration::from_millis(200));
             }
             println!("building …\n");
@@ -341,7 +338,7 @@ impl Check {
 
     /// Judges the attempt as it is now. Whether all judges agree.
     fn once(&self, run: &Run, desk: &mut Desk, exercise: &Exercise) -> Result<bool> {
-        let root = run.workspace();
+        let workspace = run.workspace();
         let judges = Judges::build(run, exercise.beside.iter().map(String::as_str))?;
         let cargo = run.guests()?.quiet();
         let program = match judges::build_attempt(&Room::mine(&cargo), &exercise.package())? {
@@ -362,7 +359,7 @@ impl Check {
         let number = exercise.judges.len();
         let s = if number == 1 { "" } else { "s" };
         println!("exercise {}, {number} judge{s}, {}", exercise.id, guest.kernel());
-        let log = root.join(STATE).join("log");
+        let log = workspace.join(STATE).join("log");
         fs::write(&log, "")?;
         let tests: Vec<&str> = exercise.judges.iter().map(|judge| judge.test.as_str()).collect();
         let subject = Subject { name: exercise.judged_as(), file: program, is_attempt: true };
@@ -462,8 +459,8 @@ fn failure(expected: &str, why: &str) -> String {
 }
 
 /// When the files of the attempt were last saved.
-fn saved(root: &Path, exercise: &Exercise) -> Vec<(PathBuf, SystemTime)> {
-    let package = root.join(exercise.directory());
+fn saved(workspace: &Path, exercise: &Exercise) -> Vec<(PathBuf, SystemTime)> {
+    let package = workspace.join(exercise.directory());
     let directories = [package.join("src"), package];
     let entries = directories.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
     let times =

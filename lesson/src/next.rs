@@ -94,8 +94,8 @@ mod tests {
 
     /// Asks with these exercises done.
     fn with<T>(done: &[&str], ask: impl FnOnce(&Progress, &[Exercise]) -> T) -> T {
-        let root = workspace();
-        let (exercises, stages) = (Exercise::all(&root).unwrap(), stages(&root).unwrap());
+        let workspace = workspace();
+        let (exercises, stages) = (Exercise::all(&workspace).unwrap(), stages(&workspace).unwrap());
         let is_done = |exercise: &Exercise| done.contains(&&*exercise.id);
         ask(&Progress::new(&exercises, &stages, &is_done), &exercises)
     }

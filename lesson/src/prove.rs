@@ -40,7 +40,7 @@ const STARTS: &str = "exercise_leaves_nothing";
 /// How a judge's message begins where the program ends before it is judged: see `tests/guest/run.rs`.
 const NO_START: &str = "your program does not start:";
 
-/// The workspace of the packages that proofs make, relative to the workshop's root: not the learner's.
+/// The workspace of the packages that proofs make, relative to the workspace: not the learner's.
 const ROOM: &str = ".lesson/proof";
 
 /// What `exercises/mutants.toml` holds.
@@ -78,7 +78,7 @@ struct Claim {
 enum Program {
     Built(PathBuf),
     /// A directory to copy a new package from.
-    Start(PathBuf, Exercise),
+    Start(PathBuf),
     Mutant(Experiment),
     /// One of `exercises/mutants.toml`, and the program that it is made from.
     Wrong(Wrong, wrong::Program),
@@ -122,15 +122,15 @@ pub struct Prove {
 /// first one, whose messages the READMEs show, and the wrong programs, but for those that name another
 /// one. Returns what does not hold.
 pub fn prove(run: &'static Run, options: &Prove) -> Result<Vec<String>> {
-    let root = run.workspace();
+    let workspace = run.workspace();
     let Prove { kernel: kernels, all, days, within, filters } = options;
     let (all, deadline) = (*all, within.and_then(|within| Instant::now().checked_add(within)));
     // A proof that was interrupted leaves its packages.
-    remove_rooms(root);
+    remove_rooms(workspace);
     let programs = wrong::programs(&run.cargo)?;
     let judges = Judges::build(run, programs.iter().map(|program| program.package.as_str()))?;
     let cargo = &run.guests()?.quiet();
-    let mut claims = claims(root, &judges, &programs, all)?;
+    let mut claims = claims(workspace, &judges, &programs, all)?;
     let wanted = |what: &str| filters.iter().any(|filter| what.contains(filter));
     claims.retain(|claim| filters.is_empty() || wanted(&claim.what));
     ensure!(!claims.is_empty(), "there is nothing to prove that contains one of {filters:?}");
@@ -149,12 +149,12 @@ pub fn prove(run: &'static Run, options: &Prove) -> Result<Vec<String>> {
     let guests = kernels.iter().map(|kernel| Guest::of_proof(run, *kernel));
     let guests: Arc<Vec<Guest<'static>>> = Arc::new(guests.collect());
     let clean = {
-        let (root, guests) = (root.to_owned(), guests.clone());
+        let (workspace, guests) = (workspace.to_owned(), guests.clone());
         move || {
             for guest in guests.iter() {
                 guest.stop().ok();
             }
-            remove_rooms(&root);
+            remove_rooms(&workspace);
         }
     };
     // Where a signal ends this, a package that is being built is built first, and is the last one.
@@ -312,26 +312,27 @@ fn prove_on(
 }
 
 /// Reads `exercises/mutants.toml`.
-pub fn mutants(root: &Path) -> Result<Mutants> {
-    let text = fs::read_to_string(root.join("exercises/mutants.toml")).context("mutants.toml")?;
+pub fn mutants(workspace: &Path) -> Result<Mutants> {
+    let text =
+        fs::read_to_string(workspace.join("exercises/mutants.toml")).context("mutants.toml")?;
     toml::from_str(&text).context("mutants.toml")
 }
 
 fn claims(
-    root: &Path,
+    workspace: &Path,
     judges: &Judges,
     programs: &[wrong::Program],
     all: bool,
 ) -> Result<Vec<Claim>> {
     let mut claims = Vec::new();
-    let (mutants, exercises) = (mutants(root)?, Exercise::all(root)?);
+    let (mutants, exercises) = (mutants(workspace)?, Exercise::all(workspace)?);
     for exercise in &exercises {
         let judged_as = exercise.judged_as();
         let tests: Vec<String> =
             exercise.judges.iter().map(|Judge { test, .. }| test.clone()).collect();
         let start = match stage_of(&exercise.start) {
             Some(stage) => Program::Built(judges.program(&stage)),
-            None => Program::Start(exercise.start.clone(), exercise.clone()),
+            None => Program::Start(exercise.start.clone()),
         };
         claims.push(Claim {
             what: format!("exercise {}: the start fails", exercise.id),
@@ -378,7 +379,7 @@ fn claims(
         });
     }
     let mut red = mutants.mutant;
-    for experiment in experiments(root)? {
+    for experiment in experiments(workspace)? {
         let lines = |text: &str| -> Vec<String> {
             let lines = experiment.promised.lines().filter(|line| line.contains(text));
             // A README cuts a long line, and ends it with `…`.
@@ -438,38 +439,30 @@ fn stage_of(directory: &Path) -> Option<String> {
 
 /// Builds a claim's program, as a package in [`ROOM`] where it is none yet.
 fn build(cargo: &Cargo, claim: &Claim, number: usize) -> Result<Result<PathBuf, String>> {
-    let root = &cargo.workspace;
+    let workspace = &cargo.workspace;
     match &claim.program {
         Program::Built(file) => Ok(Ok(file.clone())),
         Program::Wrong(..) => bail!("a wrong program is built in a copy of the workshop"),
-        Program::Start(from, exercise) => build_copy(cargo, exercise.clone(), from, number),
+        Program::Start(from) => build_copy(cargo, from, number),
         Program::Mutant(experiment) => {
-            let copy = experiment.copy(root)?;
-            let stage = &experiment.stage;
-            let exercise = Exercise::of_stage(stage);
-            build_copy(cargo, exercise, &copy.path().join(stage), number)
+            let copy = experiment.copy(workspace)?;
+            build_copy(cargo, &copy.path().join(&experiment.stage), number)
         }
     }
 }
 
 /// Copies a directory's sources to a new package, and builds it. An edited header lies beside the
 /// program, where the compiler looks first.
-fn build_copy(
-    cargo: &Cargo,
-    mut exercise: Exercise,
-    from: &Path,
-    number: usize,
-) -> Result<Result<PathBuf, String>> {
-    exercise.id = format!("proof{number}");
-    let root = &cargo.workspace;
-    copy_attempt(root, from, &exercise, &root.join(ROOM).join(&exercise.id))?;
-    judges::build_attempt(&Room::at(cargo, ROOM), &exercise.package())
+fn build_copy(cargo: &Cargo, from: &Path, number: usize) -> Result<Result<PathBuf, String>> {
+    let (workspace, id) = (&cargo.workspace, format!("proof{number}"));
+    copy_attempt(workspace, from, &workspace.join(ROOM).join(&id), (&id, "a proof"))?;
+    judges::build_attempt(&Room::at(cargo, ROOM), &format!("mine-{id}"))
 }
 
 /// Removes the packages that proofs have made.
-fn remove_rooms(root: &Path) {
-    fs::remove_dir_all(root.join(ROOM)).ok();
-    wrong::remove(root);
+fn remove_rooms(workspace: &Path) {
+    fs::remove_dir_all(workspace.join(ROOM)).ok();
+    wrong::remove(workspace);
 }
 
 /// Whether a claim holds; an error where not.

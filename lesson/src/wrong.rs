@@ -65,17 +65,17 @@ pub struct Program {
     pub name: String,
     /// The package that builds it.
     pub package: String,
-    /// The package's directory, relative to the workshop's root.
+    /// The package's directory, relative to the workspace.
     directory: PathBuf,
 }
 
 /// All programs of the workshop, and the answers that are none. Needs no network.
 pub fn programs(cargo: &Cargo) -> Result<Vec<Program>> {
-    let root = &cargo.workspace;
+    let workspace = &cargo.workspace;
     let mut programs = Vec::new();
     for package in cargo.metadata()?.workspace_packages() {
         let directory = package.manifest_path.parent().context("no directory")?.as_std_path();
-        let directory = directory.strip_prefix(root)?.to_owned();
+        let directory = directory.strip_prefix(workspace)?.to_owned();
         if package.metadata.get("workshop").is_some() || directory.starts_with("exercises") {
             let bins = package.targets.iter().filter(|target| target.is_bin());
             programs.extend(bins.map(|bin| Program {
@@ -104,21 +104,21 @@ pub fn original(wrong: &Wrong, programs: &[Program], exercises: &[Exercise]) -> 
 
 /// A source file.
 struct Source {
-    /// Relative to the workshop's root.
+    /// Relative to the workspace.
     file: PathBuf,
     text: String,
 }
 
 /// The files below this directory.
-fn sources(root: &Path, directory: &Path) -> Result<Vec<Source>> {
+fn sources(workspace: &Path, directory: &Path) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for entry in
-        fs::read_dir(root.join(directory)).with_context(|| directory.display().to_string())?
+        fs::read_dir(workspace.join(directory)).with_context(|| directory.display().to_string())?
     {
         let entry = entry?;
         let file = directory.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            sources.extend(self::sources(root, &file)?);
+            sources.extend(self::sources(workspace, &file)?);
         } else {
             let text =
                 fs::read_to_string(entry.path()).with_context(|| file.display().to_string())?;
@@ -130,14 +130,14 @@ fn sources(root: &Path, directory: &Path) -> Result<Vec<Source>> {
 
 /// The sources that an edit may be about, as they are: the program's own, the headers, and what all
 /// programs share.
-fn editable(root: &Path, program: &Program) -> Result<[Vec<Source>; 3]> {
-    let own = sources(root, &program.directory.join("src"))?;
-    let mut headers = sources(root, Path::new("common/bpf"))?;
-    headers.extend(sources(root, Path::new("tools/bpf"))?);
-    Ok([own, headers, sources(root, Path::new("common/src"))?])
+fn editable(workspace: &Path, program: &Program) -> Result<[Vec<Source>; 3]> {
+    let own = sources(workspace, &program.directory.join("src"))?;
+    let mut headers = sources(workspace, Path::new("common/bpf"))?;
+    headers.extend(sources(workspace, Path::new("tools/bpf"))?);
+    Ok([own, headers, sources(workspace, Path::new("common/src"))?])
 }
 
-/// Where wrong programs are made, relative to the workshop's root.
+/// Where wrong programs are made, relative to the workspace.
 const PLACE: &str = ".lesson/wrong";
 
 /// The copy of the workshop, in a directory of [`PLACE`]: cargo knows a package by its path relative to
@@ -155,41 +155,32 @@ pub struct Workshop {
 impl Workshop {
     /// Copies what these programs are built from.
     pub fn copy(cargo: &Cargo, programs: &[&Program]) -> Result<Workshop> {
-        let root = &cargo.workspace;
-        let place = root.join(PLACE);
-        let mut manifest: toml::Table =
-            toml::from_str(&fs::read_to_string(root.join("Cargo.toml"))?)?;
-        let workspace = manifest.get_mut("workspace").and_then(toml::Value::as_table_mut);
-        let workspace = workspace.context("no [workspace]")?;
+        let workspace = &cargo.workspace;
+        let place = workspace.join(PLACE);
         let mut members = vec![PathBuf::from("common"), "common/build".into()];
         members.extend(programs.iter().map(|program| program.directory.clone()));
         members.sort();
         members.dedup();
         for source in
-            members.iter().map(|member| sources(root, member)).collect::<Result<Vec<_>>>()?
+            members.iter().map(|member| sources(workspace, member)).collect::<Result<Vec<_>>>()?
         {
             write(&place, &source)?;
         }
         let member = |directory: &PathBuf| Path::new(COPY).join(directory).display().to_string();
-        let names: Vec<toml::Value> = members.iter().map(|it| member(it).into()).collect();
-        workspace.insert("members".into(), names.into());
-        let dependencies = workspace.get_mut("dependencies").and_then(toml::Value::as_table_mut);
-        for (_, dependency) in dependencies.into_iter().flatten() {
-            if let Some(toml::Value::String(path)) = dependency.get_mut("path") {
-                path.insert_str(0, &format!("{COPY}/"));
-            }
-        }
-        fs::write(place.join("Cargo.toml"), toml::to_string(&manifest)?)?;
-        fs::copy(root.join("Cargo.lock"), place.join("Cargo.lock"))?;
+        let names: Vec<String> = members.iter().map(member).collect();
+        let manifest = fs::read_to_string(workspace.join("Cargo.toml"))?;
+        let manifest = host::room::manifest(&manifest, &format!("{COPY}/"), &names)?;
+        fs::write(place.join("Cargo.toml"), manifest)?;
+        fs::copy(workspace.join("Cargo.lock"), place.join("Cargo.lock"))?;
         let build = cargo.metadata()?.target_directory.into();
         Ok(Workshop { cargo: cargo.clone(), build })
     }
 
     /// Builds a wrong program. Returns its file, which is called `name`.
     pub fn build(&self, program: &Program, wrong: &Wrong, name: &str) -> Result<PathBuf> {
-        let root = &self.cargo.workspace;
-        let place = root.join(PLACE);
-        let mut groups = editable(root, program)?;
+        let workspace = &self.cargo.workspace;
+        let place = workspace.join(PLACE);
+        let mut groups = editable(workspace, program)?;
         wrong.make(&mut groups)?;
         groups.iter().try_for_each(|group| write(&place, group))?;
         let path = |name: &str| place.join(name).display().to_string();
@@ -230,8 +221,8 @@ fn write(place: &Path, sources: &[Source]) -> Result<()> {
 }
 
 /// Removes what [`Workshop`] has made.
-pub fn remove(root: &Path) {
-    fs::remove_dir_all(root.join(PLACE)).ok();
+pub fn remove(workspace: &Path) {
+    fs::remove_dir_all(workspace.join(PLACE)).ok();
 }
 
 #[cfg(test)]
@@ -243,13 +234,13 @@ mod tests {
 
     #[test]
     fn every_wrong_program_differs_from_the_right_one() {
-        let root = workspace();
+        let workspace = workspace();
         let (exercises, programs) =
-            (Exercise::all(&root).unwrap(), programs(&Cargo::new(&root, true)).unwrap());
+            (Exercise::all(&workspace).unwrap(), programs(&Cargo::new(&workspace, true)).unwrap());
         let mut number: BTreeMap<String, usize> = BTreeMap::new();
-        for wrong in mutants(&root).unwrap().wrong {
+        for wrong in mutants(&workspace).unwrap().wrong {
             let program = original(&wrong, &programs, &exercises).unwrap();
-            wrong.make(&mut editable(&root, &program).unwrap()).unwrap();
+            wrong.make(&mut editable(&workspace, &program).unwrap()).unwrap();
             *number.entry(wrong.of()).or_default() += 1;
         }
         for exercise in exercises {

@@ -63,13 +63,16 @@ mod tests {
 
     #[test]
     fn clangd_finds_the_headers() {
-        let root = workspace().unwrap();
-        prepare(&root, Arch::of_guest(None).unwrap()).unwrap();
-        let text = fs::read_to_string(root.join(".clangd")).unwrap();
+        let workspace = workspace().unwrap();
+        prepare(&workspace, Arch::of_guest(None).unwrap()).unwrap();
+        let text = fs::read_to_string(workspace.join(".clangd")).unwrap();
         let (_, flags) = text.split_once("CompileFlags:\n  Add: ").unwrap();
         let flags: Vec<String> = serde_json::from_str(flags).unwrap();
         let mut clang = Command::new("clang");
-        clang.args(flags).arg("-fsyntax-only").arg(root.join("stage06_stacktrace/src/trace.bpf.c"));
+        clang
+            .args(flags)
+            .arg("-fsyntax-only")
+            .arg(workspace.join("stage06_stacktrace/src/trace.bpf.c"));
         let output = clang.current_dir("/").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }

@@ -187,8 +187,8 @@ mod tests {
 
     #[test]
     fn every_stage_is_a_program() {
-        let root = workspace().unwrap();
-        let programs = programs(&Cargo::new(&root, true)).unwrap();
+        let workspace = workspace().unwrap();
+        let programs = programs(&Cargo::new(&workspace, true)).unwrap();
         let packages: Vec<&str> = programs.iter().map(|p| p.package.as_str()).collect();
         let names = |directory: &Path| {
             let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
@@ -196,11 +196,13 @@ mod tests {
             let names = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
             names.collect::<Vec<String>>()
         };
-        for name in names(&root).iter().filter(|name| name.starts_with("stage")) {
+        for name in names(&workspace).iter().filter(|name| name.starts_with("stage")) {
             let stage = name.split('_').next().unwrap();
             assert!(packages.contains(&stage), "{stage}: {programs:?}");
         }
-        for name in ["tools", "appendix"].into_iter().flat_map(|place| names(&root.join(place))) {
+        for name in
+            ["tools", "appendix"].into_iter().flat_map(|place| names(&workspace.join(place)))
+        {
             assert!(packages.contains(&name.as_str()), "{name}: {programs:?}");
         }
         assert!(!packages.contains(&"vm"));

@@ -1,6 +1,6 @@
 //! One file with all that a machine without a network needs: the kernels, and the crates.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
 
@@ -97,16 +97,10 @@ pub fn install(run: &Run, file: &Path) -> Result<Vec<String>> {
         let _lock = cache.lock()?;
         let temp = cache.temp_dir()?;
         say!("unpacking the kernels of {}", file.display());
-        let args: [OsString; 7] = [
-            "--extract".into(),
-            "--file".into(),
-            file.clone().into(),
-            "-C".into(),
-            temp.path().into(),
-            "--exclude=vendor".into(),
-            "--exclude=.cargo".into(),
-        ];
-        cache::run("tar", &args).with_context(|| {
+        let args = ["--extract", "--exclude=vendor", "--exclude=.cargo", "--file"].map(OsStr::new);
+        let into = ["-C".as_ref(), temp.path().as_os_str()];
+        let args = args.into_iter().chain([file.as_os_str()]).chain(into);
+        cache::run("tar", args).with_context(|| {
             format!("{} is no bundle, or is damaged: copy it again", file.display())
         })?;
         put_all(temp.path(), cache)?;

@@ -57,12 +57,6 @@ pub enum What {
         #[arg(long, value_parser = duration, default_value = "15m")]
         idle: Duration,
     },
-    /// Exit with 0 where it runs or boots, on this kernel, else with 1
-    Runs {
-        /// The kernel
-        #[arg(long)]
-        kernel: Option<String>,
-    },
     /// Run a program in it, when those before have ended. Exits with 125 where the guest has ended
     Run {
         /// End the guest after this time without output
@@ -86,10 +80,6 @@ impl Hidden {
             What::Boot { guest, idle } => {
                 let guest = Guest { joined_by: Some(kept.name), ..run.guest(&guest)? };
                 launch::keep(&run, &guest, idle).map(|()| 0)
-            }
-            What::Runs { kernel } => {
-                let kernel = kernel.unwrap_or_else(|| run.default_kernel());
-                Ok(i32::from(kept.find(Some(&kernel))?.is_none()))
             }
             What::Run { patience, program } => {
                 let request = launch::request(run.arch, &Program::other(program), None)?;

@@ -156,10 +156,24 @@ pub fn run(run: &Run, guest: &Guest, program: &Program) -> Result<Outcome> {
 
 /// Boots a guest and keeps it for others, until it has run nothing for `idle`.
 pub fn keep(run: &Run, guest: &Guest, idle: Duration) -> Result<()> {
-    let booted = Booted::new(run, guest)?;
-    let _in_use = stay(&booted.dir, idle)?;
-    cleanup::clean_up();
-    Ok(())
+    let Booted { dir, .. } = &Booted::new(run, guest)?;
+    // Whoever started this may have been interrupted, and read nothing more.
+    let _ = writeln!(std::io::stdout(), "ready");
+    let in_use = rundir::in_use(dir)?;
+    let mut used = Instant::now();
+    while cleanup::qemu_ended().is_none() {
+        match flock(&in_use, FlockOperation::NonBlockingLockShared) {
+            Err(_) => used = Instant::now(),
+            // With the lock, without which no program starts in it.
+            Ok(()) if used.elapsed() > idle => {
+                cleanup::clean_up();
+                return Ok(());
+            }
+            Ok(()) => flock(&in_use, FlockOperation::Unlock)?,
+        }
+        std::thread::sleep(STEP);
+    }
+    Err(fail(GUEST_DIED, death(dir)))
 }
 
 /// A guest that has booted.
@@ -215,24 +229,6 @@ impl Booted {
         fs::write(dir.join("ready"), "").context("cannot write to the run directory")?;
         Ok(Booted { dir, _run_dir: run_dir, stream, _port: port, accel, took })
     }
-}
-
-/// Keeps the guest until it has run nothing for `idle`. Returns the lock, without which no program
-/// starts in it.
-fn stay(dir: &Path, idle: Duration) -> Result<File> {
-    // Whoever started this may have been interrupted, and read nothing more.
-    let _ = writeln!(std::io::stdout(), "ready");
-    let in_use = rundir::in_use(dir)?;
-    let mut used = Instant::now();
-    while cleanup::qemu_ended().is_none() {
-        match flock(&in_use, FlockOperation::NonBlockingLockShared) {
-            Err(_) => used = Instant::now(),
-            Ok(()) if used.elapsed() > idle => return Ok(in_use),
-            Ok(()) => flock(&in_use, FlockOperation::Unlock)?,
-        }
-        std::thread::sleep(STEP);
-    }
-    Err(fail(GUEST_DIED, death(dir)))
 }
 
 /// Connects to the running guest of this directory for one session, which `talk` holds. `patience`: how

@@ -14,8 +14,9 @@ use crate::fetch::apt::{self, APT_HELPER, Source};
 use crate::fetch::cache::{self, Cache, find_tool, static_busybox};
 use crate::fetch::rootfs;
 
-const DATA_MB: u64 = 1024;
-const BLANK_MB: u64 = 256;
+/// The images of the data disk and of each disk beside it, with their sizes in MiB.
+const DATA: &str = "data-1024.ext4";
+const BLANK: &str = "blank-256";
 
 /// The variable that skips the look for packages.
 const SKIP: &str = "VM_SKIP_PACKAGES";
@@ -178,23 +179,15 @@ fn is_ubuntu() -> bool {
     apt::os_release().contains("ubuntu")
 }
 
-fn data_name() -> String {
-    format!("data-{DATA_MB}.ext4")
-}
-
-fn blank_name() -> String {
-    format!("blank-{BLANK_MB}")
-}
-
 /// The disk images that are missing from the cache, or changed since they were made.
-pub fn disks_to_make(cache: &Cache) -> Vec<String> {
-    let names = [data_name(), blank_name()];
-    names.into_iter().filter(|name| !cache::is_sealed(&cache.path(name))).collect()
+pub fn disks_to_make(cache: &Cache) -> Vec<&'static str> {
+    let is_sealed = |name: &&str| cache::is_sealed(&cache.path(name));
+    [DATA, BLANK].into_iter().filter(|name| !is_sealed(name)).collect()
 }
 
 /// The image of the data disk: ext4, empty, made once. Guests write to a snapshot of it.
 pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
-    image(cache, &data_name(), DATA_MB, |file| {
+    image(cache, DATA, 1024, |file| {
         // Nothing is left for the kernel to initialise later: that would be I/O nobody asked for.
         let lazy = "lazy_itable_init=0,lazy_journal_init=0";
         let options = ["-q", "-F", "-L", "data", "-m", "0", "-N", "16384", "-E", lazy];
@@ -204,7 +197,7 @@ pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
 }
 
 pub fn blank_disk(cache: &Cache) -> Result<PathBuf> {
-    image(cache, &blank_name(), BLANK_MB, |_| Ok(()))
+    image(cache, BLANK, 256, |_| Ok(()))
 }
 
 fn image(

@@ -11,7 +11,7 @@ use host::say;
 use serde::{Deserialize, Serialize};
 
 use crate::arch::{Accel, Arch};
-use crate::fetch::cache::{self, Cache, tool};
+use crate::fetch::cache::{Cache, tool};
 use crate::machine::qemu::{Machine, PATIENCE, await_up};
 use crate::session::cleanup;
 use crate::session::death::cause;
@@ -60,14 +60,6 @@ pub fn known(arch: Arch, cache: &Cache) -> Result<(Option<Note>, Note)> {
     let old: Option<Note> = old.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let old = old.filter(|old| old.boot_id == now.boot_id && old.qemu == now.qemu);
     Ok((old, now))
-}
-
-fn remember(cache: &Cache, note: &Note) -> Result<()> {
-    let _lock = cache.lock()?;
-    let temp = cache.temp_dir()?;
-    let made = temp.path().join("kvm.json");
-    fs::write(&made, serde_json::to_vec(note)?)?;
-    cache::put(&made, &cache.path("kvm.json"))
 }
 
 /// Boots the machine until init reports, and returns how it runs.
@@ -169,7 +161,8 @@ fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: Note) -> Resu
 
 /// Remembers what was learnt about KVM. Without the note, it is learnt again.
 fn write_note(cache: &Cache, note: &Note) {
-    if let Err(error) = remember(cache, note) {
+    let write = || host::write(&cache.path("kvm.json"), &serde_json::to_string(note)?);
+    if let Err(error) = write() {
         say!("the result of trying KVM could not be stored: {error:#}");
     }
 }

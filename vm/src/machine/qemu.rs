@@ -75,7 +75,7 @@ pub struct Machine<'g> {
 
 /// The guest's clock advances by 1 ns for each instruction, whatever the host does: measurements
 /// repeat exactly. Needs emulation and one CPU.
-const ICOUNT: &str = "shift=0,sleep=off";
+const ICOUNT: &str = "-icount shift=0,sleep=off";
 
 pub fn check_disks(disks: &[Disk]) -> Result<()> {
     if disks.len() <= MAX_DISKS {
@@ -161,21 +161,15 @@ impl Machine<'_> {
         }
         let count = |kind: Disk| self.guest.disks.iter().filter(|d| **d == kind).count();
         // The data disk is vda.
-        for n in 0..=count(Disk::Virtio) {
-            line("disk", format!("vd{}", letter(n)).as_ref())?;
+        let virtio = (0..=count(Disk::Virtio)).map(|n| format!("vd{}", letter(n)));
+        let nvme = (0..count(Disk::Nvme)).map(|n| format!("nvme{n}n1"));
+        let scsi = (0..count(Disk::Scsi)).map(|n| format!("sd{}", letter(n)));
+        for disk in virtio.chain(nvme).chain(scsi) {
+            line("disk", disk.as_ref())?;
         }
-        for n in 0..count(Disk::Nvme) {
-            line("disk", format!("nvme{n}n1").as_ref())?;
-        }
-        for n in 0..count(Disk::Scsi) {
-            line("disk", format!("sd{}", letter(n)).as_ref())?;
-        }
-        if count(Disk::Nvme) > 0 {
-            line("modprobe", "nvme".as_ref())?;
-        }
-        if count(Disk::Scsi) > 0 {
-            line("modprobe", "virtio_scsi".as_ref())?;
-            line("modprobe", "sd_mod".as_ref())?;
+        let drivers = [(Disk::Nvme, "nvme"), (Disk::Scsi, "virtio_scsi"), (Disk::Scsi, "sd_mod")];
+        for (_, driver) in drivers.into_iter().filter(|(kind, _)| count(*kind) > 0) {
+            line("modprobe", driver.as_ref())?;
         }
         fs::write(shared.join("conf"), conf).context("cannot write to the run directory")
     }
@@ -229,28 +223,27 @@ impl Machine<'_> {
     }
 
     fn arguments(&self, accel: Accel, dir: &Path) -> Vec<OsString> {
-        let mut args: Vec<OsString> = Vec::new();
-        let mut add = |option: &str, value: OsString| args.extend([option.into(), value]);
         let ([machine, accel, cpu], append) = self.arch.machine(accel, self.guest.icount);
-        if self.guest.icount {
-            add("-icount", ICOUNT.into());
-        }
-        add("-name", "bpf-vm".into());
-        add("-machine", machine.into());
-        add("-accel", accel.into());
-        add("-cpu", cpu.into());
-        add("-smp", self.guest.cpus.to_string().into());
-        add("-m", self.guest.memory.clone().into());
-        add("-display", "none".into());
-        if self.arch.has_vga() {
-            add("-vga", "none".into());
-        }
-        add("-nic", "none".into());
-        add("-kernel", self.guest.kernel.image.clone().into());
+        let Guest { kernel, cpus, memory, disks, icount, .. } = self.guest;
+        let words = format!(
+            "-name bpf-vm -machine {machine} -accel {accel} -cpu {cpu} -smp {cpus} -m {memory} \
+             -nodefaults -no-user-config -no-reboot -display none -nic none -serial chardev:console \
+             -device virtio-serial-pci,max_ports=31"
+        );
+        let more = [
+            (self.arch.has_vga(), "-vga none"),
+            (*icount, ICOUNT),
+            // The controller stands before its disks.
+            (disks.contains(&Disk::Scsi), "-device virtio-scsi-pci,id=scsi"),
+        ];
+        let more = more.iter().filter(|(is_wanted, _)| *is_wanted).map(|(_, words)| *words);
+        let words = std::iter::once(&*words).chain(more).flat_map(|words| words.split(' '));
+        let mut args: Vec<OsString> = words.map(OsString::from).collect();
+        let mut add = |option: &str, value: OsString| args.extend([option.into(), value]);
+        add("-kernel", kernel.image.clone().into());
         add("-initrd", self.initramfs.file.clone().into());
         add("-append", format!("{append} quiet loglevel=4 panic=-1").into());
         add("-chardev", with_path("file,id=console,path=", &dir.join("console"), ""));
-        add("-serial", "chardev:console".into());
 
         let shares = if self.initramfs.has_9p { self.all_shares(dir) } else { Vec::new() };
         for Share { tag, path, read_only } in shares {
@@ -261,7 +254,6 @@ impl Machine<'_> {
             add("-virtfs", with_path("local,path=", &path, &options));
         }
 
-        add("-device", "virtio-serial-pci,max_ports=31".into());
         for port in 0..PORTS {
             let path = socket(dir, port);
             let head = format!("socket,id=port{port},server=on,wait=off,path=");
@@ -278,19 +270,14 @@ impl Machine<'_> {
             add("-device", format!("{device},drive={id},serial=bpfvm-{id}").into());
         };
         disk("data", &self.data, "virtio-blk-pci");
-        for (n, kind) in self.guest.disks.iter().enumerate() {
-            let id = format!("disk{n}");
-            match kind {
-                Disk::Virtio => disk(&id, &self.blank, "virtio-blk-pci"),
-                Disk::Nvme => disk(&id, &self.blank, "nvme"),
-                Disk::Scsi => disk(&id, &self.blank, "scsi-hd,bus=scsi.0"),
-            }
+        for (n, kind) in disks.iter().enumerate() {
+            let device = match kind {
+                Disk::Virtio => "virtio-blk-pci",
+                Disk::Nvme => "nvme",
+                Disk::Scsi => "scsi-hd,bus=scsi.0",
+            };
+            disk(&format!("disk{n}"), &self.blank, device);
         }
-        if self.guest.disks.contains(&Disk::Scsi) {
-            // The controller stands before its disks.
-            args.splice(0..0, ["-device".into(), "virtio-scsi-pci,id=scsi".into()]);
-        }
-        args.extend(["-nodefaults".into(), "-no-user-config".into(), "-no-reboot".into()]);
         args
     }
 }
@@ -375,13 +362,16 @@ mod tests {
         };
         let expected = |machine: &str, shares: &str| {
             format!(
-                "-device virtio-scsi-pci,id=scsi -name bpf-vm {machine} -smp 2 -m 2G -display none \
-                 -nic none -kernel /k/vmlinuz -initrd /i -append console=ttyAMA0 quiet loglevel=4 panic=-1 \
-                 -chardev file,id=console,path=/run/console -serial chardev:console {shares}\
-                 -device virtio-serial-pci,max_ports=31 {}{}-nodefaults -no-user-config -no-reboot",
+                "-name bpf-vm {machine} -smp 2 -m 2G -nodefaults -no-user-config -no-reboot -display none \
+                 -nic none -serial chardev:console -device virtio-serial-pci,max_ports=31 \
+                 -device virtio-scsi-pci,id=scsi -kernel /k/vmlinuz -initrd /i \
+                 -append console=ttyAMA0 quiet loglevel=4 panic=-1 \
+                 -chardev file,id=console,path=/run/console {shares}{}{}",
                 disk("data", "/d", "virtio-blk-pci"),
                 disk("disk0", "/b", "scsi-hd,bus=scsi.0"),
             )
+            .trim_end()
+            .to_owned()
         };
         let ctl = share("/run/guest", "ctl", "") + &share("/w", "share0", ",multidevs=remap");
         let host = share("/", "hostroot", read_only) + &ctl;
@@ -395,8 +385,7 @@ mod tests {
             + &share("/k/lib/modules/6.12", "modules", read_only);
         assert_eq!(command_line(Arch::Arm64, Accel::Tcg, Some("/r")), expected(machine, &own));
         assert!(
-            command_line(Arch::X86_64, Accel::Kvm, None)
-                .contains("-cpu host -smp 2 -m 2G -display none -vga none")
+            command_line(Arch::X86_64, Accel::Kvm, None).contains(" -vga none -device virtio-s")
         );
     }
 }

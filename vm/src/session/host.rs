@@ -236,14 +236,8 @@ pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Opt
         link.send(Message::StdinEof);
     }
 
-    let mut stdout = Output::new(io::stdout().as_fd().try_clone_to_owned()?.into());
-    let mut stderr = Output::new(io::stderr().as_fd().try_clone_to_owned()?.into());
-    let write = |output: &mut Output, data: &[u8]| {
-        link.writing.store(true, Ordering::SeqCst);
-        let written = output.write(data);
-        link.writing.store(false, Ordering::SeqCst);
-        written
-    };
+    let mut stdout = Some(File::from(io::stdout().as_fd().try_clone_to_owned()?));
+    let mut stderr = Some(File::from(io::stderr().as_fd().try_clone_to_owned()?));
     let mut exit = None;
     // A broken stream and its end mean the same: the guest has died.
     while let Ok(Some(message)) = read_message(&mut stream) {
@@ -251,9 +245,11 @@ pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Opt
         match message {
             Message::Output(to, data) => {
                 let output = if to == Stream::Stdout { &mut stdout } else { &mut stderr };
+                link.writing.store(true, Ordering::SeqCst);
                 if write(output, &data).is_err() {
                     link.send(Message::Closed(to));
                 }
+                link.writing.store(false, Ordering::SeqCst);
             }
             Message::StdinTaken => drop(is_taken.send(())),
             Message::Exit(how) => {
@@ -291,39 +287,27 @@ pub fn listen(
     Ok(None)
 }
 
-/// Standard output or error, until its reader closes it.
-struct Output {
-    file: Option<File>,
-}
-
-impl Output {
-    fn new(file: File) -> Output {
-        Output { file: Some(file) }
-    }
-
-    /// Writes all of it. Returns an error once, at the first write that fails.
-    fn write(&mut self, mut data: &[u8]) -> io::Result<()> {
-        let Some(file) = &mut self.file else {
-            return Ok(());
-        };
-        while !data.is_empty() {
-            match file.write(data) {
-                Ok(n) => data = &data[n..],
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    poll(&mut [PollFd::new(file, PollFlags::OUT)], None)?;
+/// Writes all of it to standard output or error, until its reader closes that. Returns an error once, at
+/// the first write that fails.
+fn write(output: &mut Option<File>, mut data: &[u8]) -> io::Result<()> {
+    let Some(file) = output else { return Ok(()) };
+    while !data.is_empty() {
+        match file.write(data) {
+            Ok(n) => data = &data[n..],
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                poll(&mut [PollFd::new(file, PollFlags::OUT)], None)?;
+            }
+            Err(e) => {
+                if e.kind() != ErrorKind::BrokenPipe {
+                    host::say!("cannot write the program's output: {e}");
                 }
-                Err(e) => {
-                    if e.kind() != ErrorKind::BrokenPipe {
-                        host::say!("cannot write the program's output: {e}");
-                    }
-                    self.file = None;
-                    return Err(e);
-                }
+                *output = None;
+                return Err(e);
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Sends standard input to the guest, as fast as the program takes it. A terminal in raw mode makes no

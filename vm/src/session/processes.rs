@@ -84,13 +84,14 @@ fn all() -> Vec<Process> {
     pids.filter_map(Process::read).collect()
 }
 
-/// The descendants of `root` that run, without those of `except` and what they have started. A process that is waited for takes care of its descendants itself.
-fn descendants(all: &[Process], root: i32, except: &[Process]) -> Vec<Process> {
+/// The descendants of `first` that run, without those of `except` and what they have started. A process
+/// that is waited for takes care of its descendants itself.
+fn descendants(all: &[Process], first: i32, except: &[Process]) -> Vec<Process> {
     let mut children: HashMap<i32, Vec<&Process>> = HashMap::new();
     for process in all.iter().filter(|process| !except.contains(process)) {
         children.entry(process.parent).or_default().push(process);
     }
-    let (mut found, mut next) = (Vec::new(), vec![root]);
+    let (mut found, mut next) = (Vec::new(), vec![first]);
     while let Some(parent) = next.pop() {
         for child in children.remove(&parent).unwrap_or_default() {
             if !child.zombie {
@@ -112,40 +113,34 @@ pub fn end_descendants() -> bool {
     let mut ours: Vec<Process> = Vec::new();
     // A stopped process starts no others: this comes to an end.
     loop {
-        let new: Vec<Process> = descendants(&all(), own, inherited)
-            .into_iter()
-            .filter(|process| !ours.contains(process))
-            .collect();
+        let mut new = descendants(&all(), own, inherited);
+        new.retain(|process| !ours.contains(process));
         if new.is_empty() {
             break;
         }
-        for process in &new {
-            if !process.is_waited_for() {
-                process.signal(Signal::STOP);
-            }
+        for process in new.iter().filter(|process| !process.is_waited_for()) {
+            process.signal(Signal::STOP);
         }
         ours.extend(new);
     }
     let found = !ours.is_empty();
-    let (waited_for, mut ours): (Vec<_>, Vec<_>) =
+    let (mut waited_for, mut ours): (Vec<_>, Vec<_>) =
         ours.into_iter().partition(Process::is_waited_for);
+    let tell = |processes: &[Process], signal| {
+        for process in processes {
+            process.signal(signal);
+        }
+    };
     // What belongs to another user (sudo) is not ours to end.
     ours.retain(|process| process.signal(Signal::TERM));
-    ours.iter().for_each(|process| {
-        process.signal(Signal::CONT);
-    });
+    tell(&ours, Signal::CONT);
     wait(&mut ours, PATIENCE);
-    ours.iter().for_each(|process| {
-        process.signal(Signal::KILL);
-    });
+    tell(&ours, Signal::KILL);
     wait(&mut ours, PATIENCE);
     if !waited_for.is_empty() {
         say!("waiting for {WAITED_FOR}: interrupted, it would leave half-installed packages");
-        let mut left = waited_for;
-        left.iter().for_each(|process| {
-            process.signal(Signal::INT);
-        });
-        wait(&mut left, Duration::MAX);
+        tell(&waited_for, Signal::INT);
+        wait(&mut waited_for, Duration::MAX);
     }
     found
 }
