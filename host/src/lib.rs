@@ -6,9 +6,19 @@ pub mod fail;
 pub mod judging;
 pub mod room;
 
-use std::{fs, io::Write, path::Path};
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
+
+/// The workspace that this was built in.
+pub fn workspace() -> PathBuf {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    workspace.canonicalize().unwrap_or(workspace)
+}
 
 /// The directories of the stages, relative to the workspace: `stage00_tracex3` first.
 pub fn stages(workspace: &Path) -> std::io::Result<Vec<String>> {

@@ -203,7 +203,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::workspace;
+    use host::workspace;
 
     /// A desk in an empty directory that has the exercises' sources.
     fn desk() -> (tempfile::TempDir, Desk, Vec<Exercise>) {

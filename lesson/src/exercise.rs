@@ -123,9 +123,7 @@ impl Exercise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::stages;
-
-    use crate::workspace;
+    use host::{stages, workspace};
 
     #[test]
     fn every_exercise_is_complete() {

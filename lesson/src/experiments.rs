@@ -133,7 +133,7 @@ fn commands(block: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace;
+    use host::workspace;
 
     #[test]
     fn experiments_are_cumulative_until_they_are_undone() {

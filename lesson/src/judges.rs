@@ -95,9 +95,9 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use host::cargo::Cargo;
+    use host::{cargo::Cargo, workspace};
 
-    use crate::{exercise::Exercise, workspace};
+    use crate::exercise::Exercise;
 
     #[test]
     fn every_judge_is_a_guest_test() {

@@ -28,7 +28,7 @@ use host::{
     fail::{USAGE, fail},
     judging::Subject,
     room::Room,
-    say, stages,
+    say, stages, workspace,
 };
 
 use textwrap::{Options, WordSplitter};
@@ -118,12 +118,6 @@ fn main() -> ExitCode {
             ExitCode::from(host::fail::code(&error) as u8)
         }
     }
-}
-
-/// The workspace.
-fn workspace() -> PathBuf {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    workspace.canonicalize().unwrap_or(workspace)
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {

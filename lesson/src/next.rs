@@ -88,9 +88,7 @@ fn begins(exercise: &Exercise) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::stages;
-
-    use crate::workspace;
+    use host::{stages, workspace};
 
     /// Asks with these exercises done.
     fn with<T>(done: &[&str], ask: impl FnOnce(&Progress, &[Exercise]) -> T) -> T {

@@ -230,11 +230,11 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::{prove::mutants, workspace};
+    use crate::prove::mutants;
 
     #[test]
     fn every_wrong_program_differs_from_the_right_one() {
-        let workspace = workspace();
+        let workspace = host::workspace();
         let (exercises, programs) =
             (Exercise::all(&workspace).unwrap(), programs(&Cargo::new(&workspace, true)).unwrap());
         let mut number: BTreeMap<String, usize> = BTreeMap::new();

@@ -58,12 +58,11 @@ fn clang_flags(workspace: &Path, include: &Path, arch: Arch) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cargo::workspace;
     use std::process::Command;
 
     #[test]
     fn clangd_finds_the_headers() {
-        let workspace = workspace().unwrap();
+        let workspace = host::workspace();
         prepare(&workspace, Arch::of_guest(None).unwrap()).unwrap();
         let text = fs::read_to_string(workspace.join(".clangd")).unwrap();
         let (_, flags) = text.split_once("CompileFlags:\n  Add: ").unwrap();

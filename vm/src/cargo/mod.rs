@@ -24,31 +24,9 @@ use crate::fetch::rootfs;
 /// The target of the guest tests.
 pub const GUEST: &str = "guest";
 
-/// The directory that holds the root Cargo.toml.
-///
-/// `cargo run` names the package's directory; a binary started by hand looks upwards from
-/// where it stands, and at last where it was built.
-pub fn workspace() -> Result<PathBuf> {
-    let is_root = |dir: &Path| dir.join("vm/kernels.toml").is_file();
-    let by_cargo = std::env::var_os("CARGO_MANIFEST_DIR")
-        .and_then(|dir| Path::new(&dir).parent().map(Path::to_owned));
-    let cwd = std::env::current_dir().unwrap_or_default();
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    by_cargo
-        .iter()
-        .map(PathBuf::as_path)
-        .chain(cwd.ancestors())
-        .chain(built)
-        .find(|dir| is_root(dir))
-        .map(|dir| dir.canonicalize().unwrap_or(dir.to_owned()))
-        .context(
-            "this is not inside the workshop's workspace: no vm/kernels.toml above this directory",
-        )
-}
-
-/// Cargo there. It is quiet where nobody watches: a first build takes minutes and should be seen to work.
-pub fn here() -> Result<Cargo> {
-    Ok(Cargo::new(workspace()?, !std::io::stderr().is_terminal()))
+/// Cargo in the workspace. It is quiet where nobody watches: a first build takes minutes and should be seen to work.
+pub fn here() -> Cargo {
+    Cargo::new(host::workspace(), !std::io::stderr().is_terminal())
 }
 
 /// Does a piece of work, and says what it is once it has taken two seconds; on a terminal cargo

@@ -126,7 +126,6 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cargo::workspace;
     use std::{fs, path::Path};
 
     #[test]
@@ -187,7 +186,7 @@ mod tests {
 
     #[test]
     fn every_stage_is_a_program() {
-        let workspace = workspace().unwrap();
+        let workspace = host::workspace();
         let programs = programs(&Cargo::new(&workspace, true)).unwrap();
         let packages: Vec<&str> = programs.iter().map(|p| p.package.as_str()).collect();
         let names = |directory: &Path| {

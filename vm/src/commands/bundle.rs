@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_sources_are_added_once() {
-        let workspace = crate::cargo::workspace().unwrap();
+        let workspace = host::workspace();
         let config = fs::read_to_string(workspace.join(CONFIG)).unwrap();
         let once = with_sources(&config);
         assert!(once.contains("directory = \"vendor\"") && once.contains("vm = \"run"));

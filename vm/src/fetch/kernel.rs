@@ -39,16 +39,11 @@ impl Kernel {
         let dir = dir.canonicalize().map_err(|error| {
             usage(format!("cannot use the kernel in {}: {error}", dir.display()))
         })?;
-        let releases = releases(&dir);
-        let kernels = releases.iter().filter_map(|(release, modules)| {
-            let image = image(&dir, release, modules)?;
-            Some(Kernel { release: release.clone(), image, modules: modules.clone() })
-        });
-        kernels.max_by(|a, b| by_version(&a.release, &b.release)).ok_or_else(|| {
-            let dir = dir.display();
-            usage(match releases.first() {
-                None => format!("{dir} has no modules in lib/modules/RELEASE"),
-                Some((release, _)) => format!("{dir} has no boot/vmlinuz-{release}"),
+        let newest = kernels(&dir).max_by(|a, b| by_version(&a.release, &b.release));
+        newest.ok_or_else(|| {
+            usage(match releases(&dir).first() {
+                None => format!("{} has no modules in lib/modules/RELEASE", dir.display()),
+                Some((release, _)) => format!("{} has no boot/vmlinuz-{release}", dir.display()),
             })
         })
     }
@@ -94,10 +89,8 @@ impl Kernel {
 
     fn installed(root: &Path) -> Option<Kernel> {
         let running = rustix::system::uname().release().to_string_lossy().into_owned();
-        let kernels = releases(root).into_iter().filter_map(|(release, modules)| {
-            let image = image(root, &release, &modules)?;
-            let usable = File::open(&image).is_ok() && modules.join("modules.dep").is_file();
-            usable.then_some(Kernel { release, image, modules })
+        let kernels = kernels(root).filter(|kernel| {
+            File::open(&kernel.image).is_ok() && kernel.modules.join("modules.dep").is_file()
         });
         kernels.max_by(|a, b| {
             let runs = |kernel: &Kernel| kernel.release == running;
@@ -183,10 +176,13 @@ fn releases(root: &Path) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// The image that belongs to a release: Debian's and Ubuntu's place, Fedora's and Arch's.
-fn image(root: &Path, release: &str, modules: &Path) -> Option<PathBuf> {
-    let places = [root.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
-    places.into_iter().find(|image| image.is_file())
+/// Those of which the image is there, too: in Debian's and Ubuntu's place, or in Fedora's and Arch's.
+fn kernels(root: &Path) -> impl Iterator<Item = Kernel> {
+    releases(root).into_iter().filter_map(move |(release, modules)| {
+        let places = [root.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
+        let image = places.into_iter().find(|image| image.is_file())?;
+        Some(Kernel { release, image, modules })
+    })
 }
 
 /// Compares releases by the numbers in them: 6.12 is newer than 6.9.

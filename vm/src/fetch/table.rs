@@ -53,19 +53,31 @@ pub struct Table {
     pub lines: Vec<Line>,
 }
 
-#[derive(Clone, Debug)]
+/// A kernel line, as the file has it, and for one architecture.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Line {
     /// As it is named on the command line, `6.1`.
     pub name: String,
     /// The Debian suite that carries it.
     pub suite: String,
-    /// Whether it is not one of `all` lines.
-    pub is_extra: bool,
     /// The names of its packages: `linux-image-6.1.*-amd64`.
     packages: Vec<String>,
+    archs: Vec<String>,
+    #[serde(default)]
+    extra: Vec<String>,
+    #[serde(default)]
+    pinned: bool,
+    /// Whether it is not one of `all` lines.
+    #[serde(skip)]
+    pub is_extra: bool,
     /// Debian's name of the architecture.
+    #[serde(skip)]
     arch: &'static str,
+    /// The files of a pinned line.
+    #[serde(skip)]
     pins: Option<Vec<Pin>>,
+    #[serde(skip)]
     pub tested: Option<String>,
 }
 
@@ -90,36 +102,7 @@ struct Pins {
 #[serde(deny_unknown_fields)]
 struct Lines {
     default: HashMap<String, String>,
-    line: Vec<Declared>,
-}
-
-/// A line there.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Declared {
-    name: String,
-    suite: String,
-    packages: Vec<String>,
-    archs: Vec<String>,
-    #[serde(default)]
-    extra: Vec<String>,
-    #[serde(default)]
-    pinned: bool,
-}
-
-impl Declared {
-    fn of(&self, arch: &'static str, pins: &[Pin], tested: Option<String>) -> Line {
-        let is_its = |pin: &&Pin| pin.line == self.name && pin.arch == arch;
-        Line {
-            name: self.name.clone(),
-            suite: self.suite.clone(),
-            is_extra: self.extra.iter().any(|extra| extra == arch),
-            packages: self.packages.iter().map(|name| name.replace("ARCH", arch)).collect(),
-            arch,
-            pins: self.pinned.then(|| pins.iter().filter(is_its).cloned().collect()),
-            tested,
-        }
-    }
+    line: Vec<Line>,
 }
 
 impl Table {
@@ -127,8 +110,7 @@ impl Table {
         let Lines { mut default, line } = toml::from_str(LINES).context(LINES_FILE)?;
         let pins: Pins = toml::from_str(PINNED).context(PINNED_FILE)?;
         let tested = tested()?.remove(arch.name()).unwrap_or_default();
-        let is_its = |line: &&Declared| line.archs.iter().any(|it| it == arch.debian());
-        let lines = line.iter().filter(is_its).map(|line| {
+        let lines = line.into_iter().filter(|line| line.is_for(arch)).map(|line| {
             let tested = tested.get(&line.name).map(|passed| passed.release.clone());
             line.of(arch.debian(), &pins.package, tested)
         });
@@ -240,6 +222,22 @@ fn star<'n>(pattern: &str, name: &'n str) -> Option<&'n str> {
 }
 
 impl Line {
+    fn is_for(&self, arch: Arch) -> bool {
+        self.archs.iter().any(|it| it == arch.debian())
+    }
+
+    fn of(self, arch: &'static str, pins: &[Pin], tested: Option<String>) -> Line {
+        let is_its = |pin: &&Pin| pin.line == self.name && pin.arch == arch;
+        Line {
+            is_extra: self.extra.iter().any(|extra| extra == arch),
+            packages: self.packages.iter().map(|name| name.replace("ARCH", arch)).collect(),
+            arch,
+            pins: self.pinned.then(|| pins.iter().filter(is_its).cloned().collect()),
+            tested,
+            ..self
+        }
+    }
+
     /// Its first package, whose name tells the kernels of a line apart.
     fn first(&self) -> &str {
         self.packages.first().map_or("", String::as_str)
@@ -445,10 +443,9 @@ pub fn repin(workspace: &Path, names: &[String], source: &Source, cache: &Cache)
     let temp = cache.temp_dir()?;
     for declared in lines.iter().filter(|line| names.is_empty() || names.contains(&line.name)) {
         let mut found = Vec::new();
-        for arch in
-            Arch::ALL.into_iter().filter(|arch| declared.archs.contains(&arch.debian().into()))
-        {
-            found.extend(declared.of(arch.debian(), &[], None).newest_pins(source, temp.path())?);
+        for arch in Arch::ALL.into_iter().filter(|arch| declared.is_for(*arch)) {
+            let line = declared.clone().of(arch.debian(), &[], None);
+            found.extend(line.newest_pins(source, temp.path())?);
         }
         let versions: Vec<_> =
             found.iter().map(|pin| format!("{} {}", pin.arch, pin.version)).collect();
@@ -543,11 +540,10 @@ mod tests {
         Line {
             name: "1.0".into(),
             suite: SUITE.into(),
-            is_extra: false,
             packages: vec!["linux-image-1.0.*-amd64".into()],
             arch: "amd64",
-            pins: None,
             tested: tested.map(|star| format!("1.0.{star}-amd64")),
+            ..Line::default()
         }
     }
 

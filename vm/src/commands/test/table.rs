@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use host::say;
@@ -37,7 +36,9 @@ pub fn take(run: &Run, lines: &[(String, Passed)], bless: bool) -> Result<()> {
     if bless {
         host::write(&file, &(serde_json::to_string_pretty(&all)? + "\n"))?;
         say!("{TESTED_FILE}: what the tests said is written");
-        return write_page(workspace, arch, &run.table, &all);
+        let page = workspace.join(PAGE);
+        let text = fs::read_to_string(&page).with_context(|| page.display().to_string())?;
+        return host::write(&page, &with_table(&text, arch, &run.table, &all)?);
     }
     ensure!(
         news.is_empty(),
@@ -58,12 +59,6 @@ fn differences(line: &str, before: Option<&Passed>, now: &Passed) -> Vec<String>
         .filter(is_new)
         .map(|(program, cell)| format!("{line}, {program}: {cell}"))
         .collect()
-}
-
-fn write_page(workspace: &Path, arch: Arch, table: &Table, tested: &Tested) -> Result<()> {
-    let page = workspace.join(PAGE);
-    let text = fs::read_to_string(&page).with_context(|| page.display().to_string())?;
-    host::write(&page, &with_table(&text, arch, table, tested)?)
 }
 
 /// The page with the table of an architecture.
@@ -95,12 +90,11 @@ fn rendered(columns: &[&Passed]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cargo::workspace;
     use crate::fetch::table::tested;
 
     #[test]
     fn the_page_shows_what_was_tested() {
-        let (page, tested) = (fs::read_to_string(workspace().unwrap().join(PAGE)), tested());
+        let (page, tested) = (fs::read_to_string(host::workspace().join(PAGE)), tested());
         let (page, tested) = (page.unwrap(), tested.unwrap());
         for arch in Arch::ALL {
             let table = Table::of(arch).unwrap();
