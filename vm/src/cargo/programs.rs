@@ -1,7 +1,9 @@
 //! The programs of the workshop, and the learner's attempts at exercises.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use cargo_metadata::Metadata;
@@ -85,12 +87,11 @@ pub fn attempts(cargo: &Cargo) -> Vec<Program> {
     attempts.collect()
 }
 
-/// The programs whose names stand in a command's arguments as whole words, each once. A shell's
-/// script is such an argument: `bash -c 'stage05 | head'`.
+/// The programs whose names stand in a command as whole words, each once: in its arguments
+/// (`bash -c 'stage05 | head'`), or in the file of the script that it runs.
 pub fn named_in<'p>(programs: &'p [Program], args: &[OsString]) -> Vec<&'p Program> {
     let mut named: Vec<&Program> = Vec::new();
-    for arg in args {
-        let text = arg.to_string_lossy();
+    for text in args.iter().map(|arg| arg.to_string_lossy()).chain(script(args).map(Cow::Owned)) {
         let in_a_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
         for word in text.split(|c| !in_a_name(c)) {
             let program = programs.iter().find(|program| program.is_called(word));
@@ -98,6 +99,17 @@ pub fn named_in<'p>(programs: &'p [Program], args: &[OsString]) -> Vec<&'p Progr
         }
     }
     named
+}
+
+/// The script that a command runs: a shell's first argument, or the command itself.
+fn script(args: &[OsString]) -> Option<String> {
+    let mut words =
+        args.iter().map(Path::new).filter(|arg| !arg.to_string_lossy().starts_with('-'));
+    let command = words.next()?;
+    let is_shell = ["sh", "bash", "dash"].iter().any(|shell| command.ends_with(shell));
+    let file = if is_shell { words.next()? } else { command };
+    let text = file.is_file().then(|| fs::read_to_string(file).ok())??;
+    (is_shell || text.starts_with("#!")).then_some(text)
 }
 
 fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
@@ -126,7 +138,6 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{fs, path::Path};
 
     #[test]
     fn programs_are_found_in_a_commands_arguments() {
@@ -156,6 +167,12 @@ mod tests {
         assert_eq!(names(&["-p", "stage05", "mine-04"]), ["stage05", "mine-04"]);
         assert_eq!(names(&["target/debug/stage05", "-v"]), ["stage05"]);
         assert_eq!(names(&["-c", "by_hand"]), ["syscall_profiler"]);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        fs::write(path, "#!/bin/sh\nstage04 | head").unwrap();
+        assert_eq!(names(&["/bin/bash", "-e", path, "stage05"]), ["stage05", "stage04"]);
+        assert_eq!(names(&[path]), ["stage04"]);
+        assert_eq!(names(&["cat", path]), <[&str; 0]>::default());
         for other in
             ["ls stage05_sector", "cat /tmp/stage05.log", "mine-04b", "xstage05", "-stage05"]
         {
