@@ -894,7 +894,10 @@ fn the_guest_hangs() {
     // The guest's output must have arrived completely: a part of it would count as a response.
     std::thread::sleep(Duration::from_millis(500));
     kill_process(qemus(place.path())[0], Signal::STOP).unwrap();
-    run.type_in("\x03");
+    for key in "is it alive?\x03".split_inclusive(|_| true) {
+        run.type_in(key);
+        std::thread::sleep(Duration::from_millis(20)); // each is read by itself
+    }
     run.expect("vm: the guest has stopped responding");
     assert!(run.echoes(), "the terminal is not restored");
     assert_eq!(run.end().0, 130);

@@ -30,6 +30,9 @@ const SIGNAL_PATIENCE: Duration = Duration::from_secs(10);
 const WATCH: &str = "watch";
 /// This many signals end the launcher at once.
 const SIGNALS_UNTIL_KILL: u32 = 3;
+/// So many chunks of standard input may be on their way: signals and window sizes do not queue behind all
+/// that the program has not read.
+const IN_FLIGHT: usize = 8;
 /// The byte that Ctrl-C is on a terminal in raw mode.
 const CTRL_C: u8 = 3;
 /// How long a guest may take from its init's first message to its agent's.
@@ -229,6 +232,7 @@ pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Opt
     }
     *lock(&LINK) = Some(Arc::clone(&link));
     let (is_taken, taken) = mpsc::channel();
+    (0..IN_FLIGHT).try_for_each(|_| is_taken.send(()))?;
     if stdin {
         let for_stdin = Arc::clone(&link);
         std::thread::spawn(move || send_stdin(&for_stdin, raw, &taken));
@@ -310,7 +314,7 @@ fn write(output: &mut Option<File>, mut data: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends standard input to the guest, as fast as the program takes it. A terminal in raw mode makes no
+/// Sends standard input to the guest, a chunk for each that was `taken`. A terminal in raw mode makes no
 /// signal of Ctrl-C: a guest that sends nothing at all after one is dead.
 fn send_stdin(link: &Arc<Link>, raw: bool, taken: &Receiver<()>) {
     let stdin = io::stdin();
@@ -320,7 +324,8 @@ fn send_stdin(link: &Arc<Link>, raw: bool, taken: &Receiver<()>) {
     };
     let mut file = File::from(fd);
     let mut buffer = vec![0; CHUNK];
-    loop {
+    // Keys do not wait: where the guest hangs, Ctrl-C has to be seen. An error: the program has ended.
+    while raw || taken.recv().is_ok() {
         let n = loop {
             if terminal && !await_terminal(&file, link) {
                 break 0;
@@ -341,9 +346,6 @@ fn send_stdin(link: &Arc<Link>, raw: bool, taken: &Receiver<()>) {
             watch(link, 128 + SIGINT);
         }
         link.send(Message::Stdin(buffer[..n].to_vec()));
-        if taken.recv().is_err() {
-            return;
-        }
     }
 }
 

@@ -23,12 +23,11 @@ pub enum Message {
     Hello,
     /// Host: what to run.
     Request(Request),
-    /// Host: standard input. The next comes when the program has taken this one: signals and window sizes
-    /// do not queue behind unread data.
+    /// Host: a chunk of standard input.
     Stdin(Vec<u8>),
     /// Host: the end of standard input.
     StdinEof,
-    /// Guest: the program has taken the standard input that was sent.
+    /// Guest: the program has taken a chunk.
     StdinTaken,
     /// Guest: what the program has written; the terminal's output is [`Stream::Stdout`].
     Output(Stream, Vec<u8>),
