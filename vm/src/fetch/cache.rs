@@ -194,7 +194,7 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// Unpacks a package through the links that lie in `root` already; nothing of it is installed.
 /// `left_out`: patterns of files that nobody needs.
-pub fn unpack(deb: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
+fn unpack(deb: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
     let unpack = || -> Result<()> {
         fs::create_dir_all(root)?;
         let mut files = Command::new(tool("dpkg-deb")?);
@@ -215,14 +215,17 @@ pub fn unpack(deb: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
     unpack().with_context(|| format!("cannot unpack {}", deb.display()))
 }
 
-/// The packages in a directory, sorted.
-pub fn packages_in(dir: &Path) -> Result<Vec<PathBuf>> {
+/// Unpacks the packages in a directory, in the order of their names, and removes them.
+pub fn unpack_all(dir: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
     let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
-    let files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    let mut debs: Vec<_> =
-        files.into_iter().filter(|file| file.extension().is_some_and(|end| end == "deb")).collect();
+    let mut debs = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    debs.retain(|file| file.extension().is_some_and(|end| end == "deb"));
     debs.sort();
-    Ok(debs)
+    for deb in debs {
+        unpack(&deb, root, left_out)?;
+        fs::remove_file(deb)?;
+    }
+    Ok(())
 }
 
 /// Moves a finished file or directory to its place, with its content on the disk before. A
@@ -253,7 +256,7 @@ fn put_sealed(made: &Path, place: &Path) -> Result<()> {
     write(&seal_of(place), stamp(place)?.as_bytes())
 }
 
-/// Whether a file is still what was put there, by its size and time of modification.
+/// Whether a file is still what was put there.
 pub fn is_sealed(place: &Path) -> bool {
     let seal = fs::read_to_string(seal_of(place)).ok();
     seal.is_some_and(|seal| stamp(place).is_ok_and(|stamp| stamp == seal))
@@ -263,7 +266,8 @@ fn seal_of(place: &Path) -> PathBuf {
     beside(place, ".seal")
 }
 
-fn stamp(place: &Path) -> Result<String> {
+/// What changes with a file's content: its size and time of modification.
+pub fn stamp(place: &Path) -> Result<String> {
     let meta = place.metadata().with_context(|| format!("cannot read {}", place.display()))?;
     let since = meta.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(format!("{} bytes, {} ns", meta.len(), since.as_nanos()))

@@ -10,7 +10,7 @@ use host::say;
 
 use crate::arch::Arch;
 use crate::fetch::apt;
-use crate::fetch::cache::{self, Cache, packages_in, sha256, unpack};
+use crate::fetch::cache::{self, Cache, sha256, unpack_all};
 
 /// Free megabytes that fetching and unpacking one kernel may take.
 pub const KERNEL_MB: u64 = 900;
@@ -137,11 +137,8 @@ impl Kernel {
             say!("{what} was damaged in the cache ({why:#}): it is fetched again");
         }
         let root = temp.join("root");
-        for deb in packages_in(temp)? {
-            say!("unpacking {}", deb.file_name().unwrap_or_default().to_string_lossy());
-            unpack(&deb, &root, &[])?;
-            fs::remove_file(deb)?;
-        }
+        say!("unpacking {what}");
+        unpack_all(temp, &root, &[])?;
         let kernel = Kernel::at(&root)?;
         kernel.depmod()?;
         let image = kernel.image.strip_prefix(root.canonicalize()?)?.display().to_string();

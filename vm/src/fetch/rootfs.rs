@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::arch::Arch;
 use crate::fetch::apt::Source;
-use crate::fetch::cache::{self, Cache, find_tool, hex, packages_in, unpack};
+use crate::fetch::cache::{self, Cache, find_tool, hex, unpack_all};
 use crate::fetch::index::Index;
 use crate::fetch::table::Line;
 
@@ -130,7 +130,7 @@ pub fn headers(
 /// Unpacks the packages in a temporary directory to `root` there, and puts that into its place.
 fn finish(temp: &Path, place: &Path) -> Result<PathBuf> {
     let root = temp.join("root");
-    packages_in(temp)?.iter().try_for_each(|deb| unpack(deb, &root, &LEFT_OUT))?;
+    unpack_all(temp, &root, &LEFT_OUT)?;
     if root.join("etc").is_dir() {
         complete(&root)?;
     }

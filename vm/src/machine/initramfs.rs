@@ -45,19 +45,13 @@ pub fn get(kernel: &Kernel, rootfs: Option<&Path>, cache: &Cache) -> Result<Init
                  does where there is apt)",
         )
     })?;
-    let stamp = |path: &Path| -> Result<String> {
-        let meta = path.metadata().with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(format!("{} {} {:?}", path.display(), meta.len(), meta.modified()?))
-    };
     let mut hash = Sha256::new();
     hash.update(INIT);
     hash.update(format!("{WANTED:?} {}", kernel.release));
-    hash.update(stamp(&kernel.image)?);
-    hash.update(stamp(&busybox)?);
     let known = Modules::read(&kernel.modules)?;
     let modules = known.load_order(&kernel.release)?;
-    for module in &modules {
-        hash.update(stamp(module)?);
+    for file in modules.iter().chain([&kernel.image, &busybox]) {
+        hash.update(format!("{} {}", file.display(), cache::stamp(file)?));
     }
     let key = &hex(&hash.finalize())[..16];
     let name = format!("initramfs/{}-{key}.cpio", kernel.release);
