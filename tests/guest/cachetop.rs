@@ -1,43 +1,27 @@
 //! cachetop: its counts, judged by mincore() and /proc/PID/io, and its screen, by a terminal.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{Read, Write},
-    num::NonZeroU16,
-    os::unix::{
-        fs::{FileExt, OpenOptionsExt},
-        process::CommandExt,
-    },
-    process::{Child, Command},
-    sync::{Arc, Mutex},
-    thread,
+    fs::{self, OpenOptions},
+    io::Write,
+    os::unix::fs::FileExt,
 };
 
 use anyhow::{Context, Result, ensure};
-use rustix::{
-    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
-};
 use serde_json::Value;
 
 use crate::{
     disks::{self, Mapped, Mounted},
     pagecache::{Watched, new_file, page_size},
-    run::{Running, count, program, shell, stage, wait_until},
+    run::{Running, program, shell, wait_until},
 };
 
 tests![
     cachetop_reads_as_mincore_sees_them,
     cachetop_counts_dirtied_pages,
-    cachetop_prints_tables,
     cachetop_leaves_the_terminal_and_comes_back,
 ];
 
 const MIB: u64 = 1 << 20;
-
-/// The size of the terminal.
-const ROWS: NonZeroU16 = NonZeroU16::new(24).expect("not 0");
-const COLUMNS: NonZeroU16 = NonZeroU16::new(80).expect("not 0");
 
 /// What cachetop has printed as JSON: the sums of the intervals.
 struct Report {
@@ -152,117 +136,39 @@ fn cachetop_counts_dirtied_pages() -> Result<()> {
     Ok(())
 }
 
-fn cachetop_prints_tables() -> Result<()> {
-    let ended = stage("cachetop", &["--duration", "3s", "--interval", "300ms", "--sort", "pid"])?;
-    ensure!(ended.code == Some(0), "{ended:?}");
-    let tables = ended.stdout.lines().filter(|line| line.starts_with("    PID USER ")).count();
-    ensure!(tables >= 6 && !ended.stdout.contains('\x1b'), "{tables} tables: {ended:?}");
-    count(&ended.stdout, "pages dirtied")?;
-    ensure!(count(&ended.stdout, "skipped")? == 0, "{ended:?}");
-    for wrong in [["--interval", "1"], ["--sort", "size"]] {
-        let ended = stage("cachetop", &wrong)?;
-        ensure!(ended.code == Some(2) && ended.stderr.contains(wrong[0]), "{ended:?}");
-    }
-    Ok(())
-}
-
-/// A shell on a terminal of its own.
-struct Shell {
-    shell: Child,
-    keys: File,
-    screen: Arc<Mutex<vt100::Parser>>,
-}
-
-impl Shell {
-    fn new() -> Result<Shell> {
-        let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
-        grantpt(&keys)?;
-        unlockpt(&keys)?;
-        let (ws_row, ws_col) = (ROWS.get(), COLUMNS.get());
-        tcsetwinsize(&keys, Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 })?;
-        let name = ptsname(&keys, Vec::new())?.into_string()?;
-        // Not this process's terminal: it would be hung up with the shell.
-        let flags = libc::O_NOCTTY;
-        let terminal = OpenOptions::new().read(true).write(true).custom_flags(flags).open(name)?;
-        // Not bash: it restores the modes of the terminal itself.
-        let mut sh = Command::new("dash");
-        sh.arg("-i").env("PS1", "$ ").env("TERM", "xterm").stdin(terminal.try_clone()?);
-        sh.stdout(terminal.try_clone()?).stderr(terminal);
-        // SAFETY: two system calls, async-signal-safe, no memory of the parent touched.
-        unsafe {
-            sh.pre_exec(|| {
-                rustix::process::setsid()?;
-                Ok(rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?)
-            })
-        };
-        let shell = sh.spawn().context("dash")?;
-        let keys = File::from(keys);
-        let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
-        let (mut output, parser) = (keys.try_clone()?, Arc::clone(&screen));
-        thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(n @ 1..) = output.read(&mut bytes) {
-                parser.lock().expect("no panic").process(&bytes[..n]);
-            }
-        });
-        Ok(Shell { shell, keys, screen })
-    }
-
-    fn types(&mut self, keys: &str) -> Result<()> {
-        self.keys.write_all(keys.as_bytes()).context("the terminal")
-    }
-
-    /// Waits for a text on the terminal's second screen, or on the first one.
-    fn shows(&self, text: &str, second: bool) -> Result<()> {
-        let mut shown = String::new();
-        let result = wait_until(text, || {
-            let screen = self.screen.lock().expect("no panic");
-            let screen = screen.screen();
-            shown = screen.contents();
-            // Whoever has the second screen reads keys as they are pressed, and hides the cursor.
-            let is_raw = !tcgetattr(&self.keys)?.local_modes.intersects(LocalModes::ICANON);
-            // Nothing of the shell's is left there.
-            let is_whole = !shown.contains("Stopped");
-            let state = [screen.alternate_screen(), screen.hide_cursor(), is_raw];
-            shown += &format!("\n{state:?}");
-            Ok(shown.contains(text) && state == [second; 3] && (is_whole || !second))
-        });
-        result.with_context(|| format!("the screen:\n{shown}"))
-    }
-}
-
-impl Drop for Shell {
-    fn drop(&mut self) {
-        // The shell's end hangs its terminal up, which ends the rest.
-        self.shell.kill().ok();
-        self.shell.wait().ok();
-    }
-}
-
-/// Ctrl-Z gives the terminal back, as does the end; `fg` draws everything again, also after a stop
-/// that no program can see coming.
+/// Ctrl-Z gives the terminal back, as does the end; `fg` draws everything again, also after a stop that no
+/// program can see coming. The shell is dash: bash restores the modes of the terminal itself.
 fn cachetop_leaves_the_terminal_and_comes_back() -> Result<()> {
-    let mut shell = Shell::new()?;
-    shell.types(&format!("{} --interval 200ms\r", program("cachetop").display()))?;
-    shell.shows("    PID USER ", true)?;
-    for _ in 0..2 {
-        shell.types("\x1a")?;
-        shell.shows("Stopped", false)?;
-        shell.types("clear; fg\r")?;
-        shell.shows("    PID USER ", true)?;
-    }
-    shell.types("u")?;
-    shell.shows("by USER", true)?;
-    self::shell("pkill -STOP -x cachetop")?;
-    // The shell gets the terminal as it is.
-    let stopped = || -> Result<bool> {
-        let screen = shell.screen.lock().expect("no panic");
-        Ok(screen.screen().contents().contains("Stopped"))
+    const SCREEN: &str = "/run/screen";
+    shell(&format!("rm -f /run/keys {SCREEN}; mkfifo /run/keys"))?;
+    // Open for both, a fifo waits for nobody.
+    let mut keys = OpenOptions::new().read(true).write(true).open("/run/keys")?;
+    let terminal = format!(
+        "exec script -qfc 'stty rows 24 cols 80; TERM=xterm exec dash -i' {SCREEN} </run/keys >/dev/null"
+    );
+    let _terminal = Running::bash(&terminal)?;
+    // Types something, and waits until this was shown so often, and whose the terminal's modes are then.
+    let mut types = |what: &str, shown: &str, times: usize, is_raw: bool| -> Result<()> {
+        keys.write_all(what.as_bytes())?;
+        let mut screen = String::new();
+        let result = wait_until(shown, || {
+            screen = String::from_utf8_lossy(&fs::read(SCREEN).unwrap_or_default()).into_owned();
+            Ok(screen.matches(shown).count() >= times)
+        });
+        result.with_context(|| format!("{what:?}: {screen:?}"))?;
+        let modes = "stty -a -F $(ps -C dash -o tty= | sed 's,^,/dev/,;s/ *$//')";
+        wait_until("the terminal's modes", || Ok(shell(modes)?.contains(" -icanon ") == is_raw))
     };
-    wait_until("the stop", stopped)?;
-    shell.types("fg\n")?;
-    shell.shows("    PID USER ", true)?;
-    shell.types("q")?;
-    shell.shows("pages dirtied", false)?;
-    Ok(())
+    let (second, first) = ("\x1b[?1049h", "\x1b[?1049l");
+    types(&format!("{} --interval 200ms\r", program("cachetop").display()), second, 1, true)?;
+    for stop in 1..=2 {
+        types("", "USER", 1, true)?;
+        types("\x1a", first, stop, false)?;
+        types("fg\r", second, 1 + stop, true)?;
+    }
+    // The shell gets the terminal as it is.
+    shell("pkill -STOP -x cachetop")?;
+    types("", "Stopped", 3, true)?;
+    types("fg\n", second, 4, true)?;
+    types("q", "pages dirtied", 1, false)
 }

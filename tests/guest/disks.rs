@@ -29,20 +29,18 @@ pub fn virtio() -> Result<String> {
 
 /// The nvme disk's name.
 pub fn nvme() -> Result<String> {
-    ensure!(
-        Path::new("/sys/block/nvme0n1").exists(),
-        "no nvme disk: was the guest started with --disk nvme?"
-    );
-    Ok("nvme0n1".into())
+    the("nvme0n1", "nvme")
 }
 
 /// The SCSI disk's name.
 pub fn scsi() -> Result<String> {
-    ensure!(
-        Path::new("/sys/block/sda").exists(),
-        "no SCSI disk: was the guest started with --disk scsi?"
-    );
-    Ok("sda".into())
+    the("sda", "scsi")
+}
+
+fn the(disk: &str, kind: &str) -> Result<String> {
+    let exists = Path::new("/sys/block").join(disk).exists();
+    ensure!(exists, "no {disk}: was the guest started with --disk {kind}?");
+    Ok(disk.to_owned())
 }
 
 /// The first partition of a disk: `vda1`, `nvme0n1p1`.
@@ -87,7 +85,7 @@ impl Drop for Mounted {
 
 /// The kernel's counters of a disk so far (Documentation/block/stat.rst): read I/Os, read merges,
 /// sectors, ms, write I/Os, write merges, …, discards from the 12th on, flushes from the 16th on.
-fn stat(disk: &str) -> Result<Vec<u64>> {
+pub fn stat(disk: &str) -> Result<Vec<u64>> {
     let text = fs::read_to_string(format!("/sys/block/{disk}/stat"))?;
     let fields: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
     ensure!(fields.len() >= 17, "odd: {text}");

@@ -73,7 +73,6 @@ const ONCE: &[&str] = &[
     "readmes_name_what_exists",
     "the_clock_may_be_set",
     "stage09_takes_only_a_process",
-    "cachetop_prints_tables",
     "cachetop_leaves_the_terminal_and_comes_back",
     "exporter_survives_hostile_clients",
     "exporter_runs_as_its_unit_says",

@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
+    io::IoSliceMut,
     os::{
         fd::AsRawFd,
         unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
@@ -13,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::io::{ReadWriteFlags, preadv2};
 
 use crate::{
     disks::{self, Mounted, NullBlk},
@@ -303,7 +305,7 @@ fn stage08_agrees_with_mincore() -> Result<()> {
         let reads = [file.read_all(bytes)?, file.read_all(bytes)?].concat();
         judged.push((what, file, reads));
     }
-    let reads = at_random(&random)?;
+    let reads = [at_random(&random, 500, (0, 1))?, at_random(&random, 500, (0, 1))?].concat();
     judged.push(("at random", random, reads));
     let reads = odd_ranges(&odd)?;
     judged.push(("odd ranges", odd, reads));
@@ -340,12 +342,14 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     ensure_none(&output, &["dropped"])
 }
 
-/// 500 pages, twice.
-fn at_random(file: &Watched) -> Result<Vec<Read>> {
-    let mut seed = 1_u64;
-    let page = |_| random(&mut seed) % (file.size / page_size()) * page_size();
-    let offsets: Vec<u64> = (0..500).map(page).collect();
-    offsets.iter().chain(&offsets).map(|offset| file.read(*offset, page_size())).collect()
+/// So many reads of random pages of a part of a file, the same in every run: `(0, 1)` is all of it.
+pub fn at_random(file: &Watched, reads: u64, (part, of): (u64, u64)) -> Result<Vec<Read>> {
+    let (mut seed, size) = (part + 1, file.size / of);
+    let mut page = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % (size / page_size()) * page_size()
+    };
+    (0..reads).map(|_| file.read(part * size + page(), page_size())).collect()
 }
 
 fn odd_ranges(file: &Watched) -> Result<Vec<Read>> {
@@ -410,12 +414,6 @@ fn sums(output: &str, reads: usize) -> Result<()> {
 /// Whether this read would have had to wait: EAGAIN, EIOCBQUEUED.
 fn was_refused(event: &str) -> bool {
     event.contains(") = -11:") || event.contains(") = -529:")
-}
-
-/// The next number of a sequence that is the same in every run.
-pub fn random(seed: &mut u64) -> u64 {
-    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-    *seed >> 33
 }
 
 /// io_uring may ask twice for one read, and find the second time what the first one has brought in. A
@@ -556,14 +554,9 @@ impl Reader<'_> {
         Ok(Reader { file, ring, page: vec![0; page_size() as usize] })
     }
 
-    fn preadv2(&mut self, offset: u64, flags: i32) -> Result<i64> {
-        let iov =
-            libc::iovec { iov_base: self.page.as_mut_ptr().cast(), iov_len: page_size() as usize };
-        let file = self.file.as_raw_fd();
-        // SAFETY: the one buffer that `iov` names outlives the call.
-        let got = unsafe { libc::preadv2(file, &iov, 1, offset as i64, flags) } as i64;
-        let error = || i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(0));
-        Ok(if got < 0 { -error() } else { got })
+    fn preadv2(&mut self, offset: u64, flags: ReadWriteFlags) -> Result<i64> {
+        let got = preadv2(self.file, &mut [IoSliceMut::new(&mut self.page)], offset, flags);
+        Ok(got.map_or_else(|error| -i64::from(error.raw_os_error()), |got| got as i64))
     }
 
     fn io_uring(&mut self, offset: u64, flags: i32, sqe: io_uring::squeue::Flags) -> Result<i64> {
@@ -590,11 +583,13 @@ type Way = fn(&mut Reader, u64) -> Result<i64>;
 pub fn exercise_may_ask_again() -> Result<()> {
     use io_uring::squeue::Flags;
     const NOWAIT: i32 = libc::RWF_NOWAIT;
-    let preadv2: Way = |reader, offset| reader.preadv2(offset, NOWAIT);
+    let preadv2: Way = |reader, offset| reader.preadv2(offset, ReadWriteFlags::NOWAIT);
     let ring: Way = |reader, offset| reader.io_uring(offset, NOWAIT, Flags::empty());
     let ways: [(&str, Way, Way); 6] = [
         ("preadv2", preadv2, preadv2),
-        ("preadv2, then waiting", preadv2, |reader, offset| reader.preadv2(offset, 0)),
+        ("preadv2, then waiting", preadv2, |reader, offset| {
+            reader.preadv2(offset, ReadWriteFlags::empty())
+        }),
         ("io_uring", ring, ring),
         ("io_uring, then waiting", ring, |reader, offset| {
             reader.io_uring(offset, 0, Flags::empty())

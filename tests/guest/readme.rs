@@ -613,7 +613,7 @@ fn stack(shown: &str) -> Result<()> {
 
 /// A line without what differs from run to run: numbers, addresses, tasks, functions, the cells of
 /// a heatmap, the name of a partition.
-fn shape(line: &str) -> String {
+pub fn shape(line: &str) -> String {
     if line.starts_with("=> ") {
         return "=> a function".into();
     }

@@ -9,8 +9,8 @@ use crate::{
     disks::{self, Mapped, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
     run::{
-        Gate, LIMIT, Running, beside_a_stopped, count, fio, fio_command, judged_weakly, program,
-        shell, stage, wait_until, workspace,
+        Gate, Running, beside_a_stopped, count, fio, fio_command, judged_weakly, program, shell,
+        stage, wait_until, workspace,
     },
 };
 
@@ -412,10 +412,9 @@ fn slow_io_ends_beside_a_busy_disk() -> Result<()> {
     wait_until("the load", || Ok(disks::bios(&null.name)? > 2000))?;
     let stage = program("slow_io");
     let stage = format!("{} --min 0 --disk {} --duration 4s", stage.display(), null.name);
-    let mut stage = Running::bash(&format!("{stage} | dd ibs=8 obs=64k status=none"))?;
-    stage.wait_at_most(LIMIT)?;
+    let ended = Running::bash(&format!("{stage} | dd ibs=8 obs=64k status=none"))?.end()?;
     ensure!(busy.runs()?, "`slow_io` ran for as long as the disk was busy");
-    let lines = stage.end()?.stdout.lines().count();
+    let lines = ended.stdout.lines().count();
     ensure!(lines > 500, "{lines} lines, the test does not test");
     Ok(())
 }

@@ -32,8 +32,7 @@ tests![
 fn slow_io_explains_by_the_last_way() -> Result<()> {
     const SLOW: u64 = 100_000_000;
     shell("modprobe -a dm_delay dm_snapshot dm_thin_pool dm_raid raid1")?;
-    let timer = [("irqmode", "2"), ("completion_nsec", "100000000"), ("memory_backed", "1")];
-    let late = NullBlk::named("late", &timer)?;
+    let late = NullBlk::timer("late", 100, &[("memory_backed", "1")])?;
     let quick = |name| NullBlk::named(name, &[("memory_backed", "1")]);
     let (one, two, three) = (quick("one")?, quick("two")?, quick("three")?);
     let (late, one, two, three) = (&late.name, &one.name, &two.name, &three.name);
@@ -129,13 +128,8 @@ fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
 /// io_uring first asks without waiting. A disk of few tags refuses that, and it asks again: one read.
 fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
     const READS: u64 = 150;
-    let disk = NullBlk::new(&[
-        ("irqmode", "2"),
-        ("completion_nsec", "10000000"),
-        ("hw_queue_depth", "4"),
-        ("submit_queues", "1"),
-    ])?;
-    fs::write(format!("/sys/block/{}/queue/scheduler", disk.name), "none")?;
+    let disk = NullBlk::timer("test", 10, &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
+    fs::write(disk.queue("scheduler"), "none")?;
     let server = exporter::start(&[])?;
     let output = traced(&["--disk", &disk.name], || {
         fio(&format!(
@@ -165,12 +159,8 @@ fn slow_io_and_exporter_know_disks_by_their_diskseq() -> Result<()> {
     let server = exporter::start(&[])?;
     let running = Running::stage("slow_io", &["--min", "0"])?;
     let settings = [("memory_backed", "1"), ("size", "64")];
-    let stat = |disk: &str| -> Result<u64> {
-        let stat = fs::read_to_string(format!("/sys/block/{disk}/stat"))?;
-        Ok(stat.split_whitespace().next().context("empty")?.parse()?)
-    };
     let is_served = |disk: &str| -> Result<()> {
-        let (served, did) = (Scrape::now()?.bios(disk, "read"), stat(disk)?);
+        let (served, did) = (Scrape::now()?.bios(disk, "read"), disks::stat(disk)?[0]);
         ensure!(served == did, "{disk}: {served} reads are served, it did {did}");
         Ok(())
     };
@@ -249,9 +239,9 @@ fn slow_io_follows_disks() -> Result<()> {
     }
     let tables = objects(&running.interrupt()?, "disk")?;
     for (disk, count) in disks.iter().zip(1_u64..) {
-        let bios: u64 =
+        let bios =
             of_disk(&tables, &disk.name).iter().filter_map(|table| table["bios"].as_u64()).sum();
-        ensure!(bios >= count && bios < count + 5, "{}: {bios} of {count}: {tables:?}", disk.name);
+        ensure!((count..count + 5).contains(&bios), "{}: {bios} of {count}: {tables:?}", disk.name);
     }
     Ok(())
 }
@@ -305,7 +295,7 @@ fn reads_with_own_checksums(path: &str, count: u64) -> Result<u64> {
 /// A thread's name may hold a newline, and what moves a terminal's cursor: its events are a line each.
 fn stage01_prints_a_hostile_threads_events() -> Result<()> {
     // ftrace knows the name of a thread that has slept.
-    let disk = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
+    let disk = NullBlk::timer("test", 20, &[])?;
     let running = Running::stage("stage01", &[])?;
     let read = reads(&format!("/dev/{}", disk.name), 5);
     // A thread has the name of the file that it executes.

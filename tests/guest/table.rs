@@ -4,7 +4,7 @@
 //!
 //! The loads are in `truth/cases.toml` and [`loads`], the programs in `truth/tools.toml`.
 
-mod laws;
+pub mod laws;
 pub mod loads;
 
 use std::{

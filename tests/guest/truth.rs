@@ -49,7 +49,7 @@ fn run(plan: &Plan, tool: &Tool, case: &Case) -> Result<Ran> {
 }
 
 /// How often the kernel has skipped programs that are loaded now, by its own count.
-fn skipped() -> Result<u64> {
+pub fn skipped() -> Result<u64> {
     let programs: Value = serde_json::from_str(&shell("bpftool prog show --json")?)?;
     let programs = programs.as_array().context("bpftool prints no list")?;
     Ok(programs.iter().filter_map(|program| program["recursion_misses"].as_u64()).sum())

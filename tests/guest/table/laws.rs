@@ -95,7 +95,7 @@ fn figures(truth::Expected { least, most }: truth::Expected) -> String {
 }
 
 /// Checks that the figures of one program agree with one another.
-fn agree(program: &str, text: &str) -> Result<()> {
+pub fn agree(program: &str, text: &str) -> Result<()> {
     match program {
         "stage03" => {
             let durations = run::durations(text)?.len() as u64;
