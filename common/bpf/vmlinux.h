@@ -328,6 +328,11 @@ struct sock {
 	struct sock_common __sk_common;
 };
 
+/* A connection that is not accepted yet. */
+struct request_sock {
+	struct sock_common __req_common;
+};
+
 /* include/linux/skbuff.h, include/net/tcp.h: a buffer of one or more segments, and what TCP keeps in it. */
 struct sk_buff {
 	char cb[48]; /* of TCP, a struct tcp_skb_cb */

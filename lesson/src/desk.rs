@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use host::{cargo::Cargo, room::Room};
 use serde::{Deserialize, Serialize};
 
@@ -55,21 +55,28 @@ pub enum Started {
 impl Desk {
     /// Reads the progress, if there is any yet.
     pub fn open(workspace: &Path) -> Result<Desk> {
+        Ok(Desk { workspace: workspace.to_owned(), progress: Desk::read(workspace)? })
+    }
+
+    fn read(workspace: &Path) -> Result<Progress> {
         let file = workspace.join(STATE).join("progress.toml");
-        let progress = match fs::read_to_string(&file) {
+        match fs::read_to_string(&file) {
             Ok(text) => toml::from_str(&text).with_context(|| {
                 format!(
                     "{} is damaged: repair or remove it; your attempts are in mine/",
                     file.display()
                 )
-            })?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Progress::default(),
-            Err(error) => return Err(error).with_context(|| file.display().to_string()),
-        };
-        Ok(Desk { workspace: workspace.to_owned(), progress })
+            }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Progress::default()),
+            Err(error) => Err(error).with_context(|| file.display().to_string()),
+        }
     }
 
-    fn save(&self) -> Result<()> {
+    /// Changes the progress as it is now: a check takes a while, and meanwhile another terminal may have
+    /// started something.
+    fn change(&mut self, change: impl FnOnce(&mut Progress)) -> Result<()> {
+        self.progress = Desk::read(&self.workspace)?;
+        change(&mut self.progress);
         let state = self.workspace.join(STATE);
         fs::create_dir_all(&state).with_context(|| state.display().to_string())?;
         host::write(&state.join("progress.toml"), &toml::to_string(&self.progress)?)
@@ -82,8 +89,7 @@ impl Desk {
 
     /// Changes what is known of an exercise.
     fn note(&mut self, exercise: &Exercise, change: impl FnOnce(&mut Known)) -> Result<()> {
-        change(self.progress.exercises.entry(exercise.id.clone()).or_default());
-        self.save()
+        self.change(|progress| change(progress.exercises.entry(exercise.id.clone()).or_default()))
     }
 
     /// Whether there is an attempt.
@@ -94,7 +100,14 @@ impl Desk {
     /// Makes the exercise the current one, with an attempt that begins with the sources of
     /// `exercise.start`. An attempt that exists stays as it is.
     pub fn start(&mut self, exercise: &Exercise) -> Result<Started> {
+        let place = self.workspace.join(exercise.directory());
         let started = if self.has_attempt(exercise) {
+            ensure!(
+                place.join("Cargo.toml").exists(),
+                "{} has no Cargo.toml: `cargo lesson reset {}` moves it to mine.old/ and starts over",
+                exercise.directory().display(),
+                exercise.id
+            );
             Started::Continued
         } else {
             let place = self.workspace.join(exercise.directory());
@@ -104,7 +117,7 @@ impl Desk {
         };
         // Also where the attempt is there: the workshop may have changed since.
         Room::mine(&Cargo::new(&self.workspace, true)).prepare(Some(&exercise.package()))?;
-        self.progress.current = Some(exercise.id.clone());
+        self.change(|progress| progress.current = Some(exercise.id.clone()))?;
         self.note(exercise, |_| ())?;
         Ok(started)
     }
@@ -243,6 +256,23 @@ mod tests {
         assert_eq!(read("mine.old/02-2/src/main.rs"), "second");
         assert_eq!(read("mine/02/src/main.rs"), "// from stage01_submit_bio\n");
         assert!(desk.has_attempt(three));
+    }
+
+    #[test]
+    fn two_terminals_keep_each_others_progress() {
+        let (dir, mut checks, exercises) = desk();
+        let (two, five) = (&exercises[1], &exercises[4]);
+        checks.start(two).unwrap();
+        let mut other = Desk::open(dir.path()).unwrap();
+        other.start(five).unwrap();
+        other.hint(five).unwrap();
+        checks.done(two).unwrap();
+        let desk = Desk::open(dir.path()).unwrap();
+        assert_eq!(desk.progress.current.as_ref(), Some(&five.id));
+        assert!(desk.known(five).hints == 1 && desk.known(two).done);
+        // A package that is none any more is not as it was left.
+        fs::remove_file(dir.path().join("mine/02/Cargo.toml")).unwrap();
+        assert!(checks.start(two).unwrap_err().to_string().contains("cargo lesson reset 02"));
     }
 
     #[test]

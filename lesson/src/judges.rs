@@ -74,8 +74,21 @@ impl Judges {
                 "the judges ended early, exit status {status}: {said} of {of} have said something\n{errors}"
             );
         }
+        if !are_theirs(status, verdicts.values()) {
+            bail!(
+                "the judges ended with exit status {status}, which does not go with these verdicts: something \
+                 else has written them, or has ended the judges. Is it your program?\n{errors}"
+            );
+        }
         Ok(verdicts)
     }
+}
+
+/// Whether the guest tests themselves can have said this: what runs beside them as root, such as an attempt,
+/// may write where they write, but it is the guest's init that reports their exit status.
+fn are_theirs<'a>(status: i32, verdicts: impl IntoIterator<Item = &'a Verdict>) -> bool {
+    let failed = verdicts.into_iter().any(|verdict| matches!(verdict, Verdict::Failed(_)));
+    status == if failed { 101 } else { 0 }
 }
 
 /// Builds an attempt; where it does not compile, the error is the compiler's message.
@@ -98,6 +111,16 @@ mod tests {
     use host::{cargo::Cargo, workspace};
 
     use crate::exercise::Exercise;
+
+    #[test]
+    fn a_verdict_needs_the_judges_own_exit_status() {
+        let failed = [Verdict::Passed, Verdict::Failed("why".to_owned()), Verdict::NotRun];
+        assert!(are_theirs(0, &[Verdict::Passed, Verdict::NotJudged("why".to_owned())]));
+        assert!(are_theirs(101, &failed));
+        // Killed, and spoken for; or it said no, and something else said yes in its name.
+        assert!(!are_theirs(137, &[Verdict::Passed]) && !are_theirs(101, &[Verdict::Passed]));
+        assert!(!are_theirs(0, &failed));
+    }
 
     #[test]
     fn every_judge_is_a_guest_test() {

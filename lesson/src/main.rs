@@ -360,9 +360,9 @@ impl Check {
         let said = judges.run(&guest, subject, &tests, |ended| {
             let judge = exercise.judges.iter().find(|judge| judge.test == ended.name);
             let Some(judge) = judge else { return };
-            println!("{}", shown(judge, ended));
+            println!("{}", printable(&shown(judge, ended)));
             if let Verdict::Failed(why) = &ended.verdict {
-                fs::write(&log, events_last(why)).ok();
+                fs::write(&log, printable(&events_last(why))).ok();
             }
         })?;
         self.conclude(desk, exercise, &said)
@@ -406,6 +406,11 @@ fn shown(judge: &Judge, ended: &Ended) -> String {
             format!("  ✗ {title}\n{}", failure(&judge.expected, &events_last(why)))
         }
     }
+}
+
+/// What a program has printed may move the cursor, or change the terminal: not here.
+fn printable(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "?")
 }
 
 /// How many lines of a judge's message are shown; the others are in the log.

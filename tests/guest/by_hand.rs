@@ -157,7 +157,8 @@ fn by_hand_counts_returns() -> Result<()> {
     #[cfg(target_arch = "x86_64")]
     let fork = || new_process(libc::SYS_fork);
     let new = if cfg!(target_arch = "aarch64") { None } else { Some("returns in a new") };
-    let calls: [(&str, &dyn Fn(), Option<&str>); _] = [
+    type Call<'c> = (&'c str, &'c dyn Fn(), Option<&'c str>);
+    let calls: [Call; _] = [
         ("clone", &clone, new),
         #[cfg(target_arch = "x86_64")]
         ("fork", &fork, new),

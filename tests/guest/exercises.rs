@@ -6,29 +6,33 @@ use std::{
     fs,
     io::{Read, Write},
     net::{TcpListener, TcpStream},
+    ops::RangeInclusive,
     os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    process::Command,
     sync::mpsc::{Receiver, Sender, channel},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::MapCore;
+use libbpf_rs::{MapCore, MapHandle};
 use rustix::{
     process::Signal,
     thread::{CpuSet, UnshareFlags, gettid, sched_setaffinity, unshare_unsafe},
 };
 
 use crate::{
+    bios::{ONE_PLACE, lines_add_up},
     commands::{instances, loaded, wait_until_unloaded},
-    disks::{self, NullBlk},
-    ftrace::{Ftrace, Hook},
-    maps::{Maps, insert},
-    mixed::{self, Direct, Mixed, Ram, split_out_of_order},
+    disks::{self, NullBlk, ScsiDebug},
+    ftrace::{Event, Ftrace, Hook, TRACEFS},
+    maps::{Maps, Place, insert},
+    mixed::{self, Direct, Long, Mixed, Ram, split_out_of_order},
     pagecache,
     run::{
-        Running, between, compared, count, durations, ensure_none, fio, ms, not_judged, preempts,
-        shell, skipped_some, stage, subject, summary, wait_until,
+        BIO, Running, between, compared, count, durations, ensure_none, fio, ms, not_judged, now,
+        preempts, program, shell, skipped_some, slowest, stage, subject, summary, wait_until,
     },
     table::loads::crypt,
 };
@@ -54,25 +58,74 @@ tests![
 /// The name of a program that takes the place of no stage.
 pub const EXERCISE: &str = "exercise";
 
-/// After Ctrl-C, the attempt exits with 0, and nothing of it is left in the kernel.
+/// What a program may change in the kernel beside what it loads: the text of each file. Some change by
+/// themselves.
+fn settings() -> Result<BTreeMap<String, String>> {
+    let hooks = ["kprobe_events", "uprobe_events", "set_event", "current_tracer", "tracing_on"];
+    let mut files: Vec<_> = hooks.iter().map(|file| Path::new(TRACEFS).join(file)).collect();
+    for directory in ["kernel", "net/core", "vm"] {
+        let entries = fs::read_dir(Path::new("/proc/sys").join(directory))?;
+        files.extend(entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()));
+    }
+    files.retain(|file| {
+        !["ns_last_pid", "stat_refresh", "tainted"].iter().any(|it| file.ends_with(it))
+    });
+    // The kernel itself enables the event of bpf_printk(), for the first program that has it.
+    let read = |file: PathBuf| {
+        let text = fs::read_to_string(&file).ok()?;
+        Some((file.display().to_string(), text.replace("bpf_trace:bpf_trace_printk\n", "")))
+    };
+    Ok(files.into_iter().filter_map(read).collect())
+}
+
+/// The processes that run a program: not the kernel's own.
+fn processes() -> Result<BTreeMap<String, PathBuf>> {
+    let entries = fs::read_dir("/proc")?.flatten().filter_map(|entry| {
+        let program = fs::read_link(entry.path().join("exe")).ok()?;
+        Some((entry.file_name().to_string_lossy().into_owned(), program))
+    });
+    Ok(entries.filter(|(number, _)| number.parse::<u32>().is_ok()).collect())
+}
+
+/// After Ctrl-C, and by itself after --duration, the attempt exits with 0, and nothing of it is left.
 fn exercise_leaves_nothing() -> Result<()> {
     let (subject, _) = subject().context("there is no attempt to judge")?;
-    let before = loaded()?;
+    let (before, processes_before, settings_before) = (loaded()?, processes()?, settings()?);
+    let instances_before = instances();
     // Some exercises need something to filter by: a disk, a file, a process.
     let arguments = [&[][..], &["vda"], &["/proc/self/exe"], &["1"]];
-    let mut tries = arguments.iter().map(|arguments| Running::stage(&subject, arguments));
-    let is_answer = |started: &Result<Running>| match started {
+    let mut tries =
+        arguments.iter().map(|arguments| (arguments, Running::stage(&subject, arguments)));
+    let is_answer = |(_, started): &(_, Result<Running>)| match started {
         Ok(_) => true,
         Err(error) => subject != EXERCISE || error.to_string().contains("verifier"),
     };
-    let running = tries
+    let (arguments, running) = tries
         .find(is_answer)
-        .context("it does not start without an argument, nor with a disk, a file or a process")??;
+        .context("it does not start without an argument, nor with a disk, a file or a process")?;
+    let running = running?;
+    let mut command = Command::new(program(&subject));
+    let mut timed = Running::spawn(command.args(*arguments).args(["--duration", "1s"]))?;
     ensure!(!loaded()?.is_subset(&before), "it says that it traces, and no BPF program is loaded");
+    timed.wait_for(": tracing ")?;
     running.interrupt()?;
+    timed.wait_at_most(Duration::from_secs(30)).context("with --duration 1s")?;
     wait_until_unloaded(&before)?;
-    ensure!(instances().is_empty(), "these tracefs instances are left: {:?}", instances());
-    compared("bpftool lists the same programs, maps and links as before");
+    let mut left = instances();
+    left.retain(|instance| !instances_before.contains(instance));
+    // The next check is of a program that may have nothing to do with it.
+    left.iter().for_each(|it| drop(fs::remove_dir(Path::new(TRACEFS).join("instances").join(it))));
+    ensure!(left.is_empty(), "these tracefs instances are left: {left:?}");
+    for (file, text) in settings()? {
+        let old = settings_before.get(&file);
+        ensure!(old == Some(&text), "{file} had {old:?}, and has {text:?} now");
+    }
+    let left: Vec<_> =
+        processes()?.into_iter().filter(|(id, _)| !processes_before.contains_key(id)).collect();
+    ensure!(left.is_empty(), "these processes are left: {left:?}");
+    compared(
+        "bpftool lists the same programs, maps and links as before, and no setting is another",
+    );
     Ok(())
 }
 
@@ -81,112 +134,185 @@ fn read(disk: &str, count: u64) -> Result<()> {
     shell(&dd).map(|_| ())
 }
 
+/// How many bios a program must be able to have in flight.
+const ROOM: u64 = 16_384;
+
+const PRINTED: Hook = Hook::Tracepoint("bpf_trace/bpf_trace_printk", "");
+
+/// The bio of an event.
+fn address(event: &Event) -> Result<u64> {
+    Ok(u64::from_str_radix(event.argument.trim_start_matches("0x"), 16)?)
+}
+
+/// Fills a map of bios in flight, which has some entries.
+fn fill(starts: &MapHandle, entries: u64) -> Result<()> {
+    let no_room = || format!("your map `starts` has no room for {ROOM} bios");
+    insert(starts, &(entries + 1..=ROOM).collect::<Vec<_>>()).with_context(no_room)
+}
+
 /// Every bio is measured, split, dropped or in flight, and counted once. That an address is taken
-/// happens in earnest where a completion was not seen; here the judge takes it.
+/// happens in earnest where a completion was not seen; here the judge takes it, and fills the map.
 fn exercise_accounts() -> Result<()> {
     let (subject, _) = subject().context("there is no attempt to judge")?;
     // First: to find it, a bio is made that is never submitted.
     let virtio = disks::virtio()?;
-    let mixed = Mixed::new("test")?;
+    let (mixed, long) = (Mixed::new("test")?, Long::new()?);
+    let timer = |name, ns| {
+        let timer = [("irqmode", "2"), ("submit_queues", "2"), ("completion_nsec", ns)];
+        NullBlk::named(name, &timer)
+    };
+    let slow = [timer("slow0", "100000000")?, timer("slow1", "400000000")?];
     let maps = Maps::new();
     let running = Running::stage(&subject, &[])?;
-    let ftrace = mixed::bios()?;
-    let (did, split_up) = (mixed.run_under(&ftrace)?, split_out_of_order(&virtio, &ftrace)?);
+    let (ftrace, printed) = (mixed::bios()?, Ftrace::new(&[PRINTED])?);
+    let long_write = long.write()?;
+    ftrace.events()?;
+    // Each is the slowest one that has ended so far, unless a CPU stood still.
+    let mut places: Vec<Place> = Vec::new();
+    for (cpu, disk) in slow.iter().enumerate() {
+        let (before, name) = (now(), &disk.name);
+        shell(&format!(
+            "taskset -c {cpu} dd if=/dev/{name} of=/dev/null bs=4k count=1 iflag=direct status=none"
+        ))?;
+        let read = ftrace.events()?.into_iter().find(|event| event.name == "submit_bio");
+        let record = maps.arrays()?.records(address(&read.context("no bio")?)?, before..=now());
+        let same = record.iter().find(|place| places.contains(place));
+        ensure!(same.is_none(), "{}{ONE_PLACE}", same.map(Place::to_string).unwrap_or_default());
+        places.extend(record);
+    }
+    let did = mixed.run_under(&ftrace)?;
+    let split_up = split_out_of_order(&virtio, &ftrace)?;
+    ensure!(long_write.end()?.code == Some(0), "fio failed");
+    ftrace.events()?;
     let mut disk = Direct::open(&mixed.disk.name)?;
-    let mut read = || -> Result<u64> {
-        disk.read(4096)?;
+    let mut read_once = || -> Result<u64> {
+        disk.read(4096, 0)?;
         let events = ftrace.events()?;
         let submitted: Vec<_> = events.iter().filter(|event| event.name == "submit_bio").collect();
         ensure!(submitted.len() == 1, "{} bios of a read", submitted.len());
-        Ok(u64::from_str_radix(submitted[0].argument.trim_start_matches("0x"), 16)?)
+        address(submitted[0])
     };
     // The bio of such a read is on the thread's stack, whose start changes by up to 1 KiB.
-    let near = read()?;
+    let near = read_once()?;
     let taken: Vec<u64> = (-64..=64).map(|n: i64| near.wrapping_add_signed(16 * n)).collect();
     maps.ensure_atomic()?;
-    let starts = maps.named("starts")?;
+    let starts = maps.named("starts")?.remove(0);
     let left = starts.keys().count();
     ensure!(left == 0, "all bios have completed, and {left} entries are left in your map `starts`");
-    let inserted = insert(&starts, taken.iter().copied())?;
+    insert(&starts, &taken)?;
     let (mut reads, mut bio) = (1, 0);
     while !taken.contains(&bio) {
         ensure!(reads < 10, "no read has its bio near {near:#x}: the test does not test");
-        bio = read()?;
+        bio = read_once()?;
         reads += 1;
     }
+    fill(&starts, taken.len() as u64 - 1)?;
+    // By another process, whose bio has another address.
+    read(&mixed.disk.name, 1)?;
     let output = running.interrupt()?;
     if skipped_some(&output)? {
         return not_judged("programs were skipped, as they may be on a real-time kernel");
     }
-    let bios = (did.submitted.len() + split_up.submitted.len()) as u64 + reads;
+    let bios = (did.submitted.len() + split_up.submitted.len() + slow.len()) as u64 + reads + 2;
     let of = |what| count(&output, what);
     let (completed, split) = (of("bios completed")?, of("split")?);
     let split_bios = split_up.submitted.len() as u64 + Mixed::SPLIT;
     let what = format!(
-        "ftrace saw {bios} bios (reads, writes, a flush, of a disk and its partition), of which the \
-         block layer split {split_bios}; the address of one was taken"
+        "ftrace saw {bios} bios (reads, writes, a flush, a discard, a failure, of several disks), of \
+         which the block layer split {split_bios}; the address of one was taken, and one found the map full"
     );
     ensure!(
-        completed + split == bios - 1 && (1..=split_bios).contains(&split),
+        completed + split == bios - 2 && (1..=split_bios).contains(&split),
         "{what}: {completed} completed, {split} split: {output}"
     );
-    let lines = durations(&output)?.len() as u64;
-    ensure!(lines == completed, "{lines} durations, {completed} completed: {output}");
-    let (left, parts) = (inserted - 1, did.parts + split_up.parts);
+    let longest = if subject == "stage03" {
+        lines_add_up(&output)?;
+        durations(&output)?.into_iter().max().unwrap_or_default()
+    } else {
+        let lines = printed.events()?.len();
+        ensure!(lines == 0, "your program still writes lines, {lines} of them: {output}");
+        slowest(&output, BIO)?.latency
+    };
+    let least = Long::NS;
+    ensure!(longest >= least, "one bio took {least} ns, your longest {longest} ns: {output}");
+    let info = mixed::bio_info(&long.disk()?, Long::SECTOR)?;
+    let is_there = output.lines().any(|line| line == info);
+    ensure!(is_there || ["stage03", "stage04"].contains(&&*subject), "no line {info:?}: {output}");
+    let parts = did.parts + split_up.parts;
     for (what, expected, why) in [
-        ("dropped", 2, "the address of one bio was taken, and neither is measured".to_owned()),
-        ("in flight", left, format!("the judge left {left} entries in your map")),
-        ("unmatched", parts + 1, format!("{parts} parts, and the bio that was dropped")),
+        (
+            "dropped",
+            3,
+            "the address of one bio was taken, and neither is measured; one found no room",
+        ),
+        ("in flight", ROOM, "the judge left so many entries in your map"),
+        ("unmatched", parts + 3, "parts, the bios that were dropped, and a clone of device mapper"),
     ] {
         let yours = of(what)?;
         ensure!(yours == expected, "{yours} {what}, and has to be {expected} ({why}): {output}");
     }
     ensure_none(&output, &[])?;
-    compared(&format!("{bios} bios: you completed {completed}, split {split}, and dropped one"));
+    compared(&format!("{bios} bios: you completed {completed}, split {split}, and dropped two"));
+    compared(&format!("one took more than {}: yours {}", ms(least), ms(longest)));
     Ok(())
 }
 
 /// Beside the disk there is another one of its driver, and its own partition, which a second run of the
-/// attempt filters by.
+/// attempt filters by. A third run has a disk of device mapper.
 fn exercise_disk() -> Result<()> {
     // Its minor number, 0, is that of the first disk of any driver.
-    let data = disks::data()?;
+    let (data, long) = (disks::data()?, Long::new()?);
     let (this, other) = (Mixed::new("test")?, Mixed::new("other")?);
-    let (disk, partition) = (&this.disk.name, &this.partition);
-    let running =
-        Running::stages([(EXERCISE, vec![disk.as_str()]), (EXERCISE, vec![partition.as_str()])])?;
+    let (disk, partition, upper) = (&this.disk.name, &this.partition, &long.disk()?);
+    let maps = Maps::new();
+    let running = [disk, partition, upper].map(|disk| (EXERCISE, vec![disk.as_str()]));
+    let running = Running::stages(running)?;
+    let long_write = long.write()?;
     let did = this.run()?;
     other.run()?;
     read(&data, 30)?;
+    ensure!(long_write.end()?.code == Some(0), "fio failed");
+    maps.ensure_atomic()?;
+    maps.named("starts")?.iter().try_for_each(|starts| fill(starts, 0))?;
+    read(disk, 1)?;
     let outputs = Running::interrupt_all(running)?;
-    if skipped_some(&outputs[0])? || skipped_some(&outputs[1])? {
-        return not_judged("programs were skipped, as they may be on a real-time kernel");
+    for output in &outputs {
+        if skipped_some(output)? {
+            return not_judged("programs were skipped, as they may be on a real-time kernel");
+        }
     }
     let mut measured = 0;
-    for (output, disk, bios, split, parts) in [
-        (&outputs[0], disk, Mixed::OF_DISK, Mixed::SPLIT, did.parts),
-        (&outputs[1], partition, Mixed::OF_PARTITION, 0, 0),
+    for (output, disk, bios, split, parts, dropped) in [
+        (&outputs[0], disk, Mixed::OF_DISK, Mixed::SPLIT, did.parts, 1),
+        (&outputs[1], partition, Mixed::OF_PARTITION, 0, 0, 0),
+        (&outputs[2], upper, 1, 0, 0, 0),
     ] {
         let output = summary(output);
         let of = |what| count(output, what);
         let (completed, yours) = (of("bios completed")?, of("split")?);
         ensure!(
             completed + yours == bios && yours <= split,
-            "{bios} bios were submitted to {disk}, of which {split} were split; you count {completed} \
-             completed and {yours} split: {output}"
+            "{bios} bios were submitted to {disk} before your map was full, of which {split} were \
+             split; you count {completed} completed and {yours} split: {output}"
         );
-        let unmatched = of("unmatched")?;
-        ensure!(
-            unmatched == parts,
-            "{disk}: {unmatched} unmatched, and has to be {parts}, the parts: {output}"
-        );
-        ensure_none(output, &["in flight", "dropped"]).with_context(|| disk.clone())?;
+        for (what, expected, why) in [
+            ("dropped", dropped, "found the map full"),
+            ("unmatched", parts + dropped, "are parts, or ends of bios that were dropped"),
+            ("in flight", ROOM, "entries the judge put into your map"),
+        ] {
+            let yours = of(what)?;
+            ensure!(yours == expected, "{disk}: {yours} {what}; {expected} {why}: {output}");
+        }
+        ensure_none(output, &[]).with_context(|| disk.clone())?;
         compared(&format!("{bios} bios of {disk}; you completed {completed}, split {yours}"));
         measured += completed;
     }
-    // Each of the two runs sees the lines of both.
-    let lines = durations(&outputs[0])?.len() as u64;
-    ensure!(lines == measured, "{lines} durations of {measured} bios: {}", outputs[0]);
+    // Each of the runs sees the lines of all.
+    let lines = durations(&outputs[0])?;
+    let number = lines.len() as u64;
+    ensure!(number == measured, "{number} durations of {measured} bios: {}", outputs[0]);
+    let (least, longest) = (Long::NS, lines.into_iter().max().unwrap_or_default());
+    ensure!(longest >= least, "a bio of {upper} took {least} ns, your longest {longest} ns");
     Ok(())
 }
 
@@ -212,6 +338,9 @@ fn histograms(output: &str) -> Result<BTreeMap<String, BTreeMap<u64, u64>>> {
             let mut words = rest.split_whitespace();
             let mut number = || words.find_map(|word| word.parse::<u64>().ok());
             let (high, bios) = (number().context("no end")?, number().context("no count")?);
+            if bios == 0 {
+                continue; // an empty row may be there, also one for 0 ns
+            }
             ensure!(low.is_power_of_two() && high == 2 * low - 1, "odd slot: {line}");
             ensure!(slots.insert(low, bios).is_none(), "a slot comes twice: {line}");
         }
@@ -223,10 +352,15 @@ fn exercise_histogram() -> Result<()> {
     const TIMER: u64 = 1_000_000;
     let one = Mixed::new("test")?;
     let slow = [("irqmode", "2"), ("completion_nsec", "100000000"), ("submit_queues", "2")];
-    let slow = NullBlk::named("slow", &slow)?;
+    let (slow, long) = (NullBlk::named("slow", &slow)?, Long::new()?);
+    let maps = Maps::new();
     let running = Running::stage(EXERCISE, &[])?;
+    let long_write = long.write()?;
     let did = one.run()?;
     read(&slow.name, 20)?;
+    ensure!(long_write.end()?.code == Some(0), "fio failed");
+    fill(&maps.named("starts")?[0], 0)?;
+    read(&slow.name, 1)?;
     let output = running.interrupt()?;
     if skipped_some(&output)? {
         return not_judged("programs were skipped, as they may be on a real-time kernel");
@@ -253,9 +387,15 @@ fn exercise_histogram() -> Result<()> {
     }
     let right = disks[&slow.name].get(&(1 << 26)).copied().unwrap_or_default();
     ensure!(right >= 15, "20 reads took 100 ms each, {right} are in the slot of that: {output}");
-    let unmatched = count(&output, "unmatched")?;
-    ensure!(unmatched == did.parts, "{unmatched} unmatched, {} parts: {output}", did.parts);
-    ensure_none(&output, &["in flight", "dropped"])
+    let upper = &long.disk()?;
+    let right = disks.get(upper).and_then(|slots| slots.get(&(1 << 32))).copied();
+    ensure!(right == Some(1), "{right:?} bios of {upper} in the slot of {} ns: {output}", Long::NS);
+    // One found the map full, and one is device mapper's clone.
+    for (what, expected) in [("dropped", 1), ("in flight", ROOM), ("unmatched", did.parts + 2)] {
+        let yours = count(&output, what)?;
+        ensure!(yours == expected, "{yours} {what}, and has to be {expected}: {output}");
+    }
+    ensure_none(&output, &[])
 }
 
 /// Two CPUs add to the same slots at once.
@@ -281,6 +421,7 @@ fn exercise_bytes() -> Result<()> {
     let ram = Ram::new()?;
     // A discard has a length, and transfers nothing.
     let null = NullBlk::new(&[("memory_backed", "1"), ("discard", "1")])?;
+    let large = NullBlk::named("large", &[("size", "8192")])?;
     let maps = Maps::new();
     let running = Running::stage(EXERCISE, &[])?;
     maps.ensure_atomic()?;
@@ -305,6 +446,12 @@ fn exercise_bytes() -> Result<()> {
         ),
     )?;
     run("blkdiscard", 0, format!("--force --length 4MiB /dev/{}", null.name))?;
+    // Some disks write zeroes by themselves, others have them sent: more than 2^32 bytes of them.
+    let zeroes = format!("/sys/block/{disk}/queue/write_zeroes_max_bytes");
+    let sent = if fs::read_to_string(zeroes)?.trim() == "0" { 64 << 10 } else { 0 };
+    run("blkdiscard", sent, format!("--force --zeroout --length 64KiB /dev/{disk}"))?;
+    let all = (4 << 30) + (64 << 10);
+    run("blkdiscard", all, format!("--force --zeroout --length {all} /dev/{}", large.name))?;
     // Two threads of this process collide.
     let me = fs::read_to_string("/proc/self/comm")?;
     let reads = ram.race(RACE)?;
@@ -346,11 +493,13 @@ fn exercise_bytes() -> Result<()> {
 
 /// The rows `  12        3  submit_bio_wait(bio)`: calls, and those that have not returned.
 fn inside(output: &str) -> Result<BTreeMap<String, (u64, u64)>> {
-    let mut rows = BTreeMap::new();
+    let (mut rows, mut before) = (BTreeMap::new(), u64::MAX);
     for line in output.lines().filter(|line| line.contains('(')) {
         let words: Vec<&str> = line.split_whitespace().take(3).collect();
         let [calls, inside, function] = words[..] else { continue };
         let (Ok(calls), Ok(inside)) = (calls.parse(), inside.parse()) else { continue };
+        ensure!(calls <= before, "{calls} calls below {before}: not sorted by calls: {output}");
+        before = calls;
         let name = function.split('(').next().unwrap_or_default();
         rows.insert(name.to_owned(), (calls, inside));
     }
@@ -425,62 +574,122 @@ fn exercise_returns() -> Result<()> {
     Ok(())
 }
 
-/// The times from the allocation of a request to the driver, beside ftrace's.
+/// How long each request of these events can have been queued, at least and at most, by its address. The
+/// program's own look at the clock lies between ftrace's probe, which is called before its, and block_rq_issue
+/// in that function; and the allocation between the bio (for a disk that gets a batch, its first one) and
+/// block_getrq. So the bounds hold however long a CPU stands still.
+fn queued(events: &[Event], batch: &str) -> Result<BTreeMap<String, Vec<RangeInclusive<u64>>>> {
+    let (mut bios, mut allocated) = (BTreeMap::new(), BTreeMap::new());
+    let (mut starts, mut queued) = (BTreeMap::new(), BTreeMap::<String, Vec<_>>::new());
+    for event in events {
+        if event.name == "blk_mq_start_request" {
+            starts.insert(event.cpu, event);
+            continue;
+        }
+        let disk = event.text.trim_start().split(' ').next().unwrap_or_default();
+        let io = (disk, event.sector()?);
+        match event.name.as_str() {
+            "block_bio_queue" if disk == batch => *bios.entry((disk, 0)).or_insert(event.time),
+            "block_bio_queue" => *bios.entry(io).or_insert(event.time),
+            "block_getrq" => *allocated.entry(io).or_insert(event.time),
+            _ => {
+                let (Some(latest), Some(start)) = (allocated.remove(&io), starts.get(&event.cpu))
+                else {
+                    continue; // started again
+                };
+                let first =
+                    if disk == batch { bios.get(&(disk, 0)).copied() } else { bios.remove(&io) };
+                let bounds = start.time - latest..=event.time - first.context("no bio")?;
+                queued.entry(start.argument.clone()).or_default().push(bounds);
+                0
+            }
+        };
+    }
+    Ok(queued)
+}
+
+/// The times from the allocation of a request to the driver: in a scheduler, more than 2^32 ns; in a plug,
+/// of a disk without one; before the first of two tries.
 fn exercise_queue() -> Result<()> {
-    const NEAR: u64 = 2_000_000;
-    let one_tag = [("hw_queue_depth", "1"), ("submit_queues", "1"), ("irqmode", "2")];
-    // So long that four dd overlap, also where a busy machine starts one after the other.
-    let timer = [("completion_nsec", "100000000")];
-    let slow = NullBlk::named("slow", &[&one_tag[..], &timer].concat())?;
-    fs::write(format!("/sys/block/{}/queue/scheduler", slow.name), "mq-deadline")?;
-    let silent = NullBlk::named("silent", &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
-    fs::write(format!("/sys/block/{}/queue/scheduler", silent.name), "none")?;
+    // ftrace counts in µs; and another hook may look at the clock a moment before it.
+    const NEAR: u64 = 100_000;
+    let one_queue = [("submit_queues", "1"), ("hw_queue_depth", "64")];
+    let slow = [("submit_queues", "1"), ("hw_queue_depth", "1"), ("irqmode", "2")];
+    let slow = NullBlk::named("slow", &[&slow[..], &[("completion_nsec", "100000000")]].concat())?;
+    let (plugged, silent) =
+        (NullBlk::named("plugged", &one_queue)?, NullBlk::named("silent", &one_queue)?);
+    let retried = ScsiDebug::new("opts=0x10 dev_size_mb=64")?;
     read(&silent.name, 30)?; // on 7.2, a request without a time keeps that of an earlier one
-    fs::write(format!("/sys/block/{}/queue/iostats", silent.name), "0")?;
+    shell(&format!(
+        "cd /sys/block; echo mq-deadline >{}/queue/scheduler; echo 64 >{0}/queue/nr_requests
+         for disk in {} {}; do echo none >$disk/queue/scheduler; done; echo 0 >{2}/queue/iostats
+         echo 3 >/sys/bus/pseudo/drivers/scsi_debug/every_nth",
+        slow.name, plugged.name, silent.name
+    ))?;
     let running = Running::stage(EXERCISE, &[])?;
     let ftrace = Ftrace::new(&[
+        Hook::Function("blk_mq_start_request"),
         Hook::Tracepoint("block/block_getrq", ""),
         Hook::Tracepoint("block/block_rq_issue", ""),
+        Hook::Tracepoint("block/block_bio_queue", ""),
     ])?;
-    let dd = |n: u32| {
-        let (device, at) = (format!("/dev/{}", slow.name), n * 100);
-        let files = match n % 2 {
-            0 => format!("if={device} of=/dev/null iflag=direct skip={at}"),
-            _ => format!("if=/dev/zero of={device} oflag=direct seek={at}"),
-        };
-        Running::bash(&format!("exec dd {files} bs=4k count=6 status=none"))
-    };
-    for dd in (0..4).map(dd).collect::<Result<Vec<_>>>()? {
-        ensure!(dd.end()?.code == Some(0), "dd failed");
-    }
-    let events = ftrace.events()?;
+    let disks = [&slow.name, &plugged.name, &retried.name];
+    let done = || disks.iter().map(|disk| disks::requests(disk)).sum::<Result<u64>>();
+    let before = done()?;
+    let fio = "exec fio --name=t --thread --direct=1 --ioengine=libaio --bs=4k --size=16M";
+    let load = Running::bash(&format!(
+        "{fio} --filename=/dev/{} --rw=randrw --rwmixread=90 --iodepth=56 --number_ios=56 --output-format=terse",
+        slow.name
+    ))?;
+    shell(&format!(
+        "{fio} --filename=/dev/{} --rw=randread --iodepth=32 --iodepth_batch=32 --number_ios=32 \
+           --output-format=terse >/dev/null",
+        plugged.name
+    ))?;
+    read(&retried.name, 10)?;
+    ensure!(load.end()?.code == Some(0), "fio failed");
+    let (requests, events) = (done()? - before, ftrace.events()?);
     read(&silent.name, 30)?;
     let output = running.interrupt()?;
-    let (mut allocated, mut judged) = (BTreeMap::new(), Vec::new());
-    let disk = disks::numbers(&slow.name)?.replace(':', ",") + " ";
-    for event in events.iter().filter(|event| event.text.trim_start().starts_with(&disk)) {
-        if event.name.ends_with("block_getrq") {
-            allocated.insert(event.sector()?, event.time);
-        } else if let Some(time) = allocated.remove(&event.sector()?) {
-            judged.push(event.time - time);
+    let judged = queued(&events, &disks::numbers(&plugged.name)?.replace(':', ","))?;
+    let number: usize = judged.values().map(Vec::len).sum();
+    let longest = judged.values().flatten().map(|bounds| *bounds.start()).max().unwrap_or_default();
+    ensure!(
+        requests >= 98 && number as u64 == requests && longest > 1 << 32,
+        "{requests} requests, of which ftrace saw {number}; one waited for {longest} ns"
+    );
+    let (mut lines, mut sum) = (BTreeMap::<&str, Vec<u64>>::new(), 0);
+    for line in output.lines().filter(|line| line.contains(" queued: ")) {
+        let time = between(line, " queued: ", " ns")?.parse::<u64>()?;
+        lines.entry(between(line, "(rq=", ")")?).or_default().push(time);
+        sum += time;
+    }
+    let printed: usize = lines.values().map(Vec::len).sum();
+    ensure!(
+        printed == number,
+        "{number} requests with a time were started, {printed} lines: {output}"
+    );
+    for (request, bounds) in &judged {
+        let yours = lines.get(request.as_str()).map_or(&[][..], Vec::as_slice);
+        ensure!(yours.len() == bounds.len(), "{request}: {yours:?}, ftrace {bounds:?}: {output}");
+        for (yours, bounds) in yours.iter().zip(bounds) {
+            let (least, most) = (bounds.start().saturating_sub(NEAR), bounds.end() + NEAR);
+            ensure!(
+                (least..=most).contains(yours),
+                "{request}: {yours} ns; by ftrace it was queued {bounds:?} ns: {output}"
+            );
         }
     }
-    let mut printed = Vec::new();
-    for line in output.lines().filter(|line| line.contains(" queued: ")) {
-        printed.push(between(line, " queued: ", " ns")?.parse::<u64>()?);
-    }
-    let (sum, mut in_order) = (printed.iter().sum::<u64>(), printed.clone());
-    judged.sort_unstable();
-    in_order.sort_unstable();
-    ensure!(judged.len() == 24 && judged[18] > 10_000_000, "ftrace saw {judged:?}");
-    ensure!(in_order.len() == 24, "24 requests were started, {} lines: {output}", in_order.len());
-    // Between its hook and ours, a task may lose its CPU.
-    let far = judged.iter().zip(&in_order).filter(|(theirs, ours)| theirs.abs_diff(**ours) > NEAR);
-    ensure!(far.count() <= 2, "queued, sorted: ftrace {judged:?}, yours {in_order:?}");
     ensure!(count(&output, "ns queued")? == sum, "{sum} ns in your lines: {output}");
-    ensure!(output.contains("ns queued (of 24 requests)"), "24 requests: {output}");
+    let of_all = format!("ns queued (of {number} requests)");
+    ensure!(output.contains(&of_all), "{number} requests have lines: {output}");
     ensure!(count(&output, "without a time")? == 30, "30 requests have no time: {output}");
-    compared(&format!("ftrace's longest wait is {}; yours {}", ms(judged[23]), ms(in_order[23])));
+    let completed = count(&output, "requests completed")?;
+    ensure!(completed == requests + 30, "{completed} completed of {requests} + 30: {output}");
+    compared(&format!(
+        "{number} times lie between those of two of ftrace's events; the longest is {}",
+        ms(longest)
+    ));
     Ok(())
 }
 
@@ -502,6 +711,7 @@ struct Waited {
 }
 
 const COMPUTES: &str = "only computes";
+const HUNGRY: &str = "computes, with the lowest priority, for longer";
 const SLEEPS: &str = "sleeps and wakes up";
 const ENDS: &str = "ends soon";
 
@@ -535,6 +745,10 @@ fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited
     let (start, tid, (_keep, nothing)) = (Instant::now(), gettid(), channel());
     match kind {
         COMPUTES => while start.elapsed() < load {},
+        HUNGRY => {
+            rustix::process::setpriority_process(Some(tid), 19)?;
+            while start.elapsed() < load + Duration::from_millis(2700) {}
+        }
         SLEEPS => {
             rustix::process::setpriority_process(Some(tid), 19)?;
             sleep(&nothing, load / 2); // no wait, and longer than what the comparison allows
@@ -581,7 +795,7 @@ fn reads_that_preempt(time: Duration) -> Result<u64> {
             if takes_the_cpu {
                 thread::sleep(Duration::from_micros(200));
             }
-            disk.read(512)?;
+            disk.read(512, 0)?;
             reads += 1;
         }
         Ok(reads)
@@ -651,7 +865,7 @@ fn exercise_runqueue() -> Result<()> {
         let tell = tell.clone();
         thread::spawn(move || tell.send(wait_for_cpu(kind, cpu, LOAD)).ok());
     };
-    for (kind, cpu) in [(COMPUTES, 0), (COMPUTES, 1), (SLEEPS, 0), (SLEEPS, 1)] {
+    for (kind, cpu) in [(COMPUTES, 0), (COMPUTES, 1), (SLEEPS, 0), (SLEEPS, 1), (HUNGRY, 0)] {
         begin(kind, cpu);
     }
     for cpu in 0..2 {
@@ -663,7 +877,7 @@ fn exercise_runqueue() -> Result<()> {
         });
     }
     let mut waited = Vec::new();
-    while waited.len() < SHORT + 4 {
+    while waited.len() < SHORT + 5 {
         waited.push(told.recv_timeout(LIMIT).context("a thread of the load hangs")??);
     }
     let others = others.into_iter().map(|other| -> Result<String> {
@@ -688,7 +902,8 @@ fn exercise_runqueue() -> Result<()> {
     let yours = |tid: u32| lines.get(tid.to_string().as_str()).copied();
     let (short, long): (Vec<_>, Vec<_>) = waited.iter().partition(|thread| thread.kind == ENDS);
     for &&Waited { kind, tid, all: theirs, .. } in &long {
-        ensure!(theirs > 100_000_000, "it waited for {}: the test does not test", ms(theirs));
+        let least = if kind == HUNGRY { 1 << 32 } else { 100_000_000 };
+        ensure!(theirs > least, "{kind}, and waited {}: the test does not test", ms(theirs));
         let yours = yours(tid).unwrap_or_default();
         ensure!(
             near(yours, theirs),
@@ -723,14 +938,22 @@ fn exercise_runqueue() -> Result<()> {
     Ok(())
 }
 
-/// Lets a socket receive nothing, or everything again.
-fn deaf(socket: &TcpStream, deaf: bool) -> Result<()> {
-    // BPF_RET | BPF_K: keep so many bytes of a segment.
-    let mut nothing = libc::sock_filter { code: 6, jt: 0, jf: 0, k: 0 };
-    let filter = libc::sock_fprog { len: 1, filter: &raw mut nothing };
-    let option = if deaf { libc::SO_ATTACH_FILTER } else { libc::SO_DETACH_FILTER };
+/// What a socket receives: filters of classic BPF. `ret 0` keeps no byte of a segment.
+const NOTHING: &[[u32; 2]] = &[[0x06, 0]];
+/// Only who wants to connect: `ldb [13]; jset #2, 0, 1; ret #-1; ret #0`.
+const SYNS: &[[u32; 2]] = &[[0x30, 13], [0x0100_0045, 2], [0x06, u32::MAX], [0x06, 0]];
+
+/// Lets a socket receive only that, or everything again.
+fn receive(socket: &impl AsRawFd, only: Option<&[[u32; 2]]>) -> Result<()> {
+    let option = if only.is_some() { libc::SO_ATTACH_FILTER } else { libc::SO_DETACH_FILTER };
+    let code = |[code, k]: &[u32; 2]| {
+        let [a, b, jt, jf] = code.to_le_bytes();
+        libc::sock_filter { code: u16::from_le_bytes([a, b]), jt, jf, k: *k }
+    };
+    let mut code: Vec<_> = only.unwrap_or(NOTHING).iter().map(code).collect();
+    let filter = libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
     let size = size_of_val(&filter) as libc::socklen_t;
-    // SAFETY: the kernel reads `size` bytes, and the one instruction that they point to.
+    // SAFETY: the kernel reads `size` bytes, and the instructions that they point to.
     let result = unsafe {
         let filter = (&raw const filter).cast();
         libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, filter, size)
@@ -779,10 +1002,21 @@ fn lose_segments() -> Result<Lost> {
     unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
     // Segments as small as on a wire: a buffer of the kernel then holds many.
     shell("busybox ifconfig lo mtu 1500 up")?;
-    let connect = |address| -> Result<[TcpStream; 2]> {
+    // The two ends have different addresses, where there are two.
+    let connect = |(address, loses)| -> Result<[TcpStream; 2]> {
         let listener = TcpListener::bind(address)?;
-        let connected = TcpStream::connect(listener.local_addr()?)?;
+        if loses {
+            receive(&listener, Some(SYNS))?;
+        }
+        let mut connected = TcpStream::connect(listener.local_addr()?)?;
+        if loses {
+            let before = segments_sent_again()?;
+            wait_until("the answer is sent again", || Ok(segments_sent_again()? > before))?;
+            receive(&listener, None)?;
+        }
+        connected.write_all(&[0])?;
         let pair = [connected, listener.accept()?.0];
+        (&pair[1]).read_exact(&mut [0])?;
         for socket in &pair {
             socket.set_read_timeout(Some(Duration::from_secs(30)))?;
             socket.set_write_timeout(Some(Duration::from_secs(30)))?;
@@ -790,7 +1024,7 @@ fn lose_segments() -> Result<Lost> {
         Ok(pair)
     };
     // The last one loses nothing.
-    let pairs = ["127.0.0.1:0", "[::1]:0", "127.0.0.1:0"]
+    let pairs = [("127.0.0.2:0", true), ("[::1]:0", true), ("127.0.0.1:0", false)]
         .map(connect)
         .into_iter()
         .collect::<Result<Vec<_>>>()?;
@@ -810,7 +1044,7 @@ fn lose_segments() -> Result<Lost> {
     wait_until("all is acknowledged", || acknowledged(&pairs))?;
     let lossy = &pairs[..2];
     for socket in lossy.iter().flatten() {
-        deaf(socket, true)?;
+        receive(socket, Some(NOTHING))?;
     }
     // The other direction sends half as much, so that nobody confuses both.
     for [one, other] in lossy {
@@ -834,7 +1068,7 @@ fn lose_segments() -> Result<Lost> {
     ensure!(failed, "nothing failed without a network: the test does not test");
     shell("busybox ifconfig lo up")?;
     for socket in lossy.iter().flatten() {
-        deaf(socket, false)?;
+        receive(socket, None)?;
     }
     wait_until("all is acknowledged", || acknowledged(&pairs))?;
     let mut directions = Vec::new();

@@ -282,7 +282,7 @@ fn of_the_kernel(process: u32) -> Result<Option<u64>> {
             missed = Some(missed.unwrap_or(0) + number.trim().parse::<u64>()?);
         }
     }
-    Ok(missed.map(|missed| Ok::<u64, anyhow::Error>(missed + skipped()?)).transpose()?)
+    missed.map(|missed| Ok(missed + skipped()?)).transpose()
 }
 
 /// Clients that send too little, too much, nothing, or nonsense, and many of them: somebody who asks

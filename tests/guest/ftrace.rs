@@ -39,6 +39,9 @@ pub enum Hook {
 pub struct Event {
     /// The function or the tracepoint.
     pub name: String,
+    pub cpu: u32,
+    /// `.` in a task, `s` in a softirq, `h` in a hardirq, `H` in one that interrupts a softirq.
+    pub interrupt: char,
     /// ns, on the clock of bpf_ktime_get_ns(), rounded down to microseconds.
     pub time: u64,
     /// The first argument of a function: `0xffff888003a1c000`.
@@ -182,12 +185,20 @@ fn parse(text: &str) -> Result<Vec<Event>> {
             continue;
         }
         let (name, text) = event.split_once(": ").with_context(|| format!("odd: {line}"))?;
+        let cpu = head.split(']').next().unwrap_or_default();
         let time = head.split_whitespace().last().unwrap_or_default().replace('.', "");
         let time = time.parse::<u64>().with_context(|| format!("odd: {line}"))? * 1000;
         let argument = text.split_once(" argument=").map_or("", |(_, argument)| argument);
         of_task.insert(task.trim().to_owned(), events.len());
         events.push(Event {
             name: name.trim().to_owned(),
+            cpu: cpu.parse().with_context(|| format!("odd: {line}"))?,
+            // `000] d.h1. 39.948507`
+            interrupt: head
+                .split_whitespace()
+                .nth(1)
+                .and_then(|flags| flags.chars().nth(2))
+                .unwrap_or('.'),
             time,
             argument: argument.trim().to_owned(),
             text: text.to_owned(),

@@ -12,16 +12,18 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    disks::{self, NullBlk},
+    disks::{self, Mapped, NullBlk},
     ftrace::{Event, Ftrace, Hook},
-    run::shell,
+    run::{Running, shell, wait_until},
 };
 
-/// A disk that takes 1 ms for a request of at most 32 KiB, and has one partition.
+/// A disk that takes 1 ms for a request of at most 32 KiB, fails at one place, and has one partition.
 pub struct Mixed {
     pub disk: NullBlk,
     /// `nullb0p1`, or `test1`.
     pub partition: String,
+    /// Another disk, which is read once. Found beforehand: who asks for a serial number sends a bio.
+    other: String,
 }
 
 /// What a load has done.
@@ -38,8 +40,9 @@ pub fn bios() -> Result<Ftrace> {
 }
 
 impl Mixed {
-    /// Bios of the whole disk, and how many of them the block layer splits.
-    pub const OF_DISK: u64 = 25;
+    /// Bios of the whole disk, a discard and a read that fails among them, and how many of them the block
+    /// layer splits.
+    pub const OF_DISK: u64 = 27;
     pub const SPLIT: u64 = 5;
     /// Bios of the partition, with a flush.
     pub const OF_PARTITION: u64 = 22;
@@ -51,6 +54,8 @@ impl Mixed {
             &[
                 ("size", "64"),
                 ("memory_backed", "1"),
+                ("discard", "1"),
+                ("badblocks", "+100000-100007"),
                 ("irqmode", "2"),
                 ("completion_nsec", "1000000"),
                 ("submit_queues", "2"),
@@ -64,11 +69,12 @@ impl Mixed {
         ))?;
         let partition = disks::partition(name);
         ensure!(Path::new("/dev").join(&partition).exists(), "{name} has no partition");
-        Ok(Mixed { disk, partition })
+        Ok(Mixed { disk, partition, other: disks::data()? })
     }
 
-    /// Reads of the disk on one CPU, and writes to the partition on the other one; reads that the
-    /// block layer splits in three; at last, with nothing beside it, a write and a flush.
+    /// Reads of the disk on one CPU, and writes to the partition on the other one; a read that fails, a
+    /// discard, and one of another disk by a thread that is not its process's first; reads that the block
+    /// layer splits in three; at last, with nothing beside it, a write and a flush.
     pub fn run(&self) -> Result<Did> {
         self.run_under(&bios()?)
     }
@@ -83,21 +89,67 @@ impl Mixed {
              taskset -c 1 dd if=/dev/zero of=/dev/{partition} bs=4k count=20 oflag=direct \
                conv=notrunc status=none
              wait $!
+             if dd if=/dev/{disk} of=/dev/null bs=4k count=1 skip=12500 $direct 2>&1; then exit 1; fi
+             blkdiscard --force --offset 40MiB --length 1MiB /dev/{disk}
              dd if=/dev/{disk} of=/dev/null bs=96k count={} $direct
              dd if=/dev/zero of=/dev/{partition} bs=4k count=1 oflag=direct conv=notrunc,fsync \
                status=none",
             Self::SPLIT
         ))?;
+        let mut other = Direct::open(&self.other)?;
+        thread::scope(|scope| scope.spawn(|| other.read(4096, 0)).join().expect("a reader"))?;
         let done = disks::bios(disk)? - before;
         let events = ftrace.events()?.into_iter();
         let submitted: Vec<Event> = events.filter(|event| event.name == "submit_bio").collect();
         let bios = submitted.len() as u64;
-        ensure!(bios == Self::OF_DISK + Self::OF_PARTITION, "the load did {bios} bios");
-        // The disk has no cache: the flush does not reach it.
-        let parts = (done + 1).checked_sub(bios).context("fewer requests than bios")?;
+        ensure!(bios == Self::OF_DISK + Self::OF_PARTITION + 1, "the load did {bios} bios");
+        // The disk has no cache: the flush does not reach it. Its counters have no discards.
+        let parts = (done + 3).checked_sub(bios).context("fewer requests than bios")?;
         ensure!(parts == 2 * Self::SPLIT, "{parts} parts: nothing was split in three");
         Ok(Did { submitted, parts })
     }
+}
+
+/// A disk of 3 TiB, of device mapper, that takes more than 2^32 ns for each bio.
+pub struct Long {
+    mapped: Mapped,
+    _below: NullBlk,
+}
+
+impl Long {
+    /// What it takes at least: dm-delay counts coarse ticks.
+    pub const NS: u64 = 4_350_000_000;
+    /// What is written.
+    pub const SECTOR: u64 = (1 << 32) + 8000;
+
+    pub fn new() -> Result<Long> {
+        let below = NullBlk::named("long", &[("size", "3145728")])?;
+        let table = format!("0 {0} delay /dev/{1} 0 4400 /dev/{1} 0 4400", 3_u64 << 31, below.name);
+        Ok(Long { mapped: Mapped::new("long", &table)?, _below: below })
+    }
+
+    /// `dm-0`.
+    pub fn disk(&self) -> Result<String> {
+        self.mapped.disk()
+    }
+
+    /// Writes once, to stay (REQ_FUA), beside what comes next.
+    pub fn write(&self) -> Result<Running> {
+        let disk = self.disk()?;
+        let fio = Running::bash(&format!(
+            "exec fio --name=t --filename=/dev/{disk} --ioengine=libaio --direct=1 --sync=dsync --thread \
+             --rw=write --bs=4k --number_ios=1 --size=1M --offset={} --output-format=terse",
+            Self::SECTOR * 512
+        ))?;
+        // Reads, writes and flushes on their way.
+        wait_until("the long write", || Ok(shell("dmsetup status long")?.contains("delay 0 1 0")))?;
+        Ok(fio)
+    }
+}
+
+/// The line about such a bio, in the form of stage 05.
+pub fn bio_info(disk: &str, sector: u64) -> Result<String> {
+    Ok(format!("Bio Info : Sector ({sector}) of {disk} ({})", disks::numbers(disk)?))
 }
 
 /// Reads of 512 KiB that the block layer splits in 64, until the last part of one was not the last to
@@ -121,7 +173,7 @@ fn until_out_of_order(disk: &str, ftrace: &Ftrace) -> Result<Did> {
         ensure!(submitted.len() < 400, "{disk} completes in order: the test does not test");
         // ftrace's buffers take longer than the reads.
         for _ in 0..8 {
-            direct.read(512 << 10)?;
+            direct.read(512 << 10, 0)?;
         }
         let mut last: Option<(Event, String)> = None;
         let mut ended = |read: Option<(Event, String)>| {
@@ -134,7 +186,8 @@ fn until_out_of_order(disk: &str, ftrace: &Ftrace) -> Result<Did> {
             if event.name == "submit_bio" {
                 ended(last.take());
                 last = Some((event, String::new()));
-            } else if let Some((_, end)) = &mut last {
+            } else if let Some((_, end)) = last.as_mut().filter(|_| event.interrupt != '.') {
+                // What ends in a task is another bio, of device mapper.
                 *end = event.argument;
             }
         }
@@ -211,9 +264,9 @@ impl Direct {
         Ok(Direct { file: file.context(path)?, buffer: vec![0; 4096 + (512 << 10)] })
     }
 
-    pub fn read(&mut self, bytes: usize) -> Result<()> {
+    pub fn read(&mut self, bytes: usize, offset: u64) -> Result<()> {
         let start = self.buffer.as_ptr().align_offset(4096);
-        self.file.read_exact_at(&mut self.buffer[start..start + bytes], 0).context("read")
+        self.file.read_exact_at(&mut self.buffer[start..start + bytes], offset).context("read")
     }
 }
 
@@ -240,7 +293,7 @@ impl Ram {
             let mut reads = 0;
             while Instant::now() < end {
                 for _ in 0..100 {
-                    disk.read(512)?;
+                    disk.read(512, 0)?;
                 }
                 reads += 100;
             }

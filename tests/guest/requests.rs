@@ -1,20 +1,24 @@
-//! Stages 00 and 07: how long requests take. The judges: fio, the block layer's counters, timers.
+//! Stages 00 and 07: how long requests take. The judges: fio, the block layer's counters, ftrace.
+
+use std::{fs, ops::Range};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::{
+    bios::check_stack,
     disks::{self, NullBlk, ScsiDebug},
+    ftrace::{Event, Ftrace, Hook},
+    mixed::{Long, bio_info},
     run::{
         REQUEST, Running, compared, count, ensure_none, entries_left, fio_command, fio_report, ms,
-        shell, slowest, summary,
+        shell, slowest,
     },
 };
 
-tests![
-    stage00_counts_every_request_in_its_column,
-    stage07_waits_for_the_last_part,
-    stage07_has_the_time_of_the_disk,
-];
+tests![stage00_counts_every_request_in_its_column, stage07_has_the_time_of_the_disk,];
+
+const ISSUE: Hook = Hook::Tracepoint("block/block_rq_issue", "");
+const COMPLETE: Hook = Hook::Tracepoint("block/block_rq_complete", "");
 
 /// Of 400 requests, 20 take 200 ms or more, all of them on the second CPU, and the others 10 ms: nothing stands
 /// left of the column that begins there, and each percentile is between its timer and fio's slowest read.
@@ -74,54 +78,100 @@ fn figure(output: &str, name: &str) -> Result<u64> {
     words.and_then(|words| words.get(1)?.parse().ok()).with_context(|| format!("{name}: {output}"))
 }
 
-/// scsi_debug, at every tenth command, transfers a part and leaves the rest to another one. The time that it
-/// takes for a command is longer than an emulated CPU stands still.
-fn stage07_waits_for_the_last_part() -> Result<()> {
-    const COMMAND: u64 = 100_000_000;
-    let disk = format!("ndelay={COMMAND} opts=0x100 every_nth=10 dev_size_mb=64");
-    let disk = ScsiDebug::new(&disk)?;
-    let running = Running::stage("stage07", &[])?;
-    let before = disks::requests(&disk.name)?;
-    shell(&format!(
-        "dd if=/dev/{} of=/dev/null bs=64k count=20 iflag=direct status=none",
-        disk.name
-    ))?;
-    let requests = disks::requests(&disk.name)? - before;
-    let entries = entries_left()?;
-    let output = running.interrupt()?;
-    let completed = count(&output, "requests completed")?;
-    ensure!(completed == requests, "{requests} requests: {output}");
-    let latency = slowest(&output, REQUEST)?.latency;
-    ensure!(latency >= 2 * COMMAND, "shorter than two commands: {output}");
-    ensure_none(&output, &["in flight", "dropped", "unmatched"])?;
-    ensure!(entries == 0, "{entries} entries are left in the map: {}", summary(&output));
-    let (command, latency) = (ms(COMMAND), ms(latency));
-    compared(&format!("some requests take two commands of {command}; you printed {latency}"));
-    Ok(())
-}
-
-/// One request at a time: what waits for it is no part of its time.
+/// The time of a request begins with the driver, not in the queue before it, and ends with its last part:
+/// scsi_debug, at every third command, transfers a part and leaves the rest to another one. That is the
+/// slowest request, and not the last one. A second run sees a longer one, of a loop device.
 fn stage07_has_the_time_of_the_disk() -> Result<()> {
     const TIMER: u64 = 200_000_000;
-    let disk = NullBlk::one_tag("test", 200)?;
-    let running = Running::stage("stage07", &[])?;
-    let before = disks::requests(&disk.name)?;
-    let path = format!("/dev/{}", disk.name);
+    const COMMAND: u64 = 400_000_000;
+    let queued = NullBlk::new(&[
+        ("irqmode", "2"),
+        ("hw_queue_depth", "1"),
+        ("submit_queues", "1"),
+        ("completion_nsec", &TIMER.to_string()),
+        ("memory_backed", "1"),
+        ("discard", "1"),
+        ("badblocks", "+100000-100007"),
+    ])?;
+    let (path, settings) =
+        (format!("/dev/{}", queued.name), format!("/sys/block/{}/queue", queued.name));
+    fs::write(format!("{settings}/scheduler"), "mq-deadline")?;
+    fs::write(format!("{settings}/nr_requests"), "64")?;
+    let partly = ScsiDebug::new("opts=0x100 dev_size_mb=64")?;
+    let long = Long::new()?;
+    shell("modprobe loop")?;
+    let upper = shell(&format!("losetup --show --find /dev/{}", long.disk()?))?;
+    let upper = upper.trim().trim_start_matches("/dev/");
+    let driver = "/sys/bus/pseudo/drivers/scsi_debug";
+    shell(&format!("echo {COMMAND} >{driver}/ndelay; echo 3 >{driver}/every_nth"))?;
+    let result = slowest_requests(&queued, &path, &partly, upper, 2 * COMMAND..8 * TIMER);
+    shell(&format!("losetup --detach /dev/{upper}"))?;
+    result
+}
+
+fn slowest_requests(
+    queued: &NullBlk,
+    path: &str,
+    partly: &ScsiDebug,
+    upper: &str,
+    time: Range<u64>,
+) -> Result<()> {
+    let quick = disks::virtio()?;
+    let mut running = Running::stages([("stage07", vec![]), ("stage07", vec![])])?;
+    let done = || -> Result<u64> {
+        Ok(disks::requests(&queued.name)?
+            + disks::requests(&partly.name)?
+            + disks::requests(&quick)?)
+    };
+    let stacks = Ftrace::new(&[Hook::Stack("blk_mq_start_request")])?;
+    let (before, ftrace) = (done()?, Ftrace::new(&[ISSUE, COMPLETE])?);
     shell(&format!(
-        "for i in 1 2; do
-           dd if={path} of=/dev/null bs=4k count=2 iflag=direct status=none &
-           dd if=/dev/zero of={path} bs=4k count=2 oflag=direct conv=notrunc status=none &
-         done; wait"
+        "dd if=/dev/{} of=/dev/null bs=64k count=4 iflag=direct status=none &
+         fio --name=t --filename={path} --rw=randrw --size=16M --bs=4k --direct=1 --ioengine=libaio \
+           --iodepth=10 --number_ios=10 --output-format=terse >/dev/null
+         if dd if={path} of=/dev/null bs=4k count=1 skip=12500 iflag=direct 2>&1; then exit 1; fi
+         blkdiscard --force --offset 32MiB --length 1MiB {path}
+         wait
+         dd if=/dev/{quick} of=/dev/null bs=4k count=1 iflag=direct status=none",
+        partly.name
     ))?;
-    let requests = disks::requests(&disk.name)? - before;
-    let output = running.interrupt()?;
+    let (requests, entries) = (done()? - before, entries_left()?);
+    let events = ftrace.events()?;
+    let output = running.remove(0).interrupt()?;
     let completed = count(&output, "requests completed")?;
-    ensure!(requests == 8 && completed == requests, "{requests} requests: {output}");
-    let latency = slowest(&output, REQUEST)?.latency;
+    ensure!(requests >= 17 && completed == requests, "{requests} requests: {output}");
+    ensure!(entries == 0, "{entries} entries are left in the map: {output}");
+    ensure_none(&output, &["in flight", "dropped", "unmatched"])?;
+    // The first sector of what was transferred in parts.
+    let numbers = disks::numbers(&partly.name)?;
+    let is_part = |event: &&Event| {
+        let text = event.text.trim_start().replace(',', ":");
+        event.name == "block_rq_complete" && text.starts_with(&numbers) && !text.contains(" + 128 ")
+    };
+    let parts = events.iter().filter(is_part).map(Event::sector).collect::<Result<Vec<_>>>()?;
+    let infos = parts.iter().map(|sector| bio_info(&partly.name, *sector));
+    let infos = infos.collect::<Result<Vec<_>>>()?;
+    ensure!(!infos.is_empty(), "nothing was transferred in parts: the test does not test");
+    let longest = slowest(&output, REQUEST)?.latency;
     ensure!(
-        (TIMER..3 * TIMER).contains(&latency),
-        "the disk takes {TIMER} ns for each, one after the other: {output}"
+        time.contains(&longest) && output.lines().any(|line| infos.iter().any(|info| line == info)),
+        "the slowest request takes two commands, {} ns in all, and is one of {infos:?}: {output}",
+        time.start
     );
-    compared(&format!("the disk takes {}; you printed {}", ms(TIMER), ms(latency)));
+    compared(&format!("one request takes two commands, {}; yours {}", ms(time.start), ms(longest)));
+    shell(&format!(
+        "dd if=/dev/{upper} of=/dev/null bs=4k count=1 skip={} status=none
+         dd if=/dev/{quick} of=/dev/null bs=4k count=1 iflag=direct status=none",
+        Long::SECTOR / 8
+    ))?;
+    let output = running.remove(0).interrupt()?;
+    let (longest, info) = (slowest(&output, REQUEST)?.latency, bio_info(upper, Long::SECTOR)?);
+    ensure!(
+        longest >= Long::NS && output.lines().any(|line| line == info),
+        "one request took more than {} ns, {info:?}: {output}",
+        Long::NS
+    );
+    check_stack(&output, REQUEST, &stacks.events()?)?;
+    compared(&format!("another one takes {}; yours {}", ms(Long::NS), ms(longest)));
     Ok(())
 }

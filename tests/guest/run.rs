@@ -269,6 +269,22 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).context("kill")
     }
 
+    /// Waits for a good end of something that takes long; a time-out is a failure.
+    pub fn wait_at_most(&mut self, limit: Duration) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                ensure!(status.success(), "{}: {status}", self.name);
+                return Ok(());
+            }
+            if start.elapsed() > limit {
+                kill(&self.child);
+                bail!("{}: not done after {limit:?}", self.name);
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     /// Waits for the end; a time-out is a failure.
     pub fn end(mut self) -> Result<Ended> {
         let status = wait(&mut self.child).with_context(|| self.name.clone())?;

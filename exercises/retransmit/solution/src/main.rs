@@ -22,7 +22,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let skel = session.load(open)?;
-    session.attach([&skel.progs.sends_again])?;
+    session.attach([&skel.progs.sends_again, &skel.progs.answers_again])?;
     session.wait()?;
     session.detach()?;
     let mut lines = Vec::new();

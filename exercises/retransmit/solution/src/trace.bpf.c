@@ -22,10 +22,8 @@ struct {
 	__type(value, u64); /* segments sent again */
 } connections SEC(".maps");
 
-SEC("tp_btf/tcp_retransmit_skb")
-int BPF_PROG(sends_again, struct sock *sk, struct sk_buff *skb)
+static __always_inline int count(struct sock_common *common, u64 number)
 {
-	struct sock_common *common = &sk->__sk_common;
 	struct connection key = {
 		.from_port = common->skc_num,
 		.to_port = bpf_ntohs(common->skc_dport),
@@ -33,9 +31,6 @@ int BPF_PROG(sends_again, struct sock *sk, struct sk_buff *skb)
 	};
 	u64 none = 0, *segments;
 
-	/* Up to 6.16, the kernel calls this only for what it has sent, and there is no third argument. */
-	if (bpf_core_field_exists(struct trace_event_raw_tcp_retransmit_skb, err) && (int)ctx[2])
-		return 0;
 	if (key.is_ipv4) {
 		*(u32 *)key.from = common->skc_rcv_saddr;
 		*(u32 *)key.to = common->skc_daddr;
@@ -46,10 +41,26 @@ int BPF_PROG(sends_again, struct sock *sk, struct sk_buff *skb)
 	bpf_map_update_elem(&connections, &key, &none, BPF_NOEXIST);
 	segments = bpf_map_lookup_elem(&connections, &key);
 	if (segments)
-		__sync_fetch_and_add(segments, ((struct tcp_skb_cb *)skb->cb)->tcp_gso_segs);
+		__sync_fetch_and_add(segments, number);
 	else
 		__sync_fetch_and_add(&dropped, 1);
 	return 0;
+}
+
+SEC("tp_btf/tcp_retransmit_skb")
+int BPF_PROG(sends_again, struct sock *sk, struct sk_buff *skb)
+{
+	/* Up to 6.16, the kernel calls this only for what it has sent, and there is no third argument. */
+	if (bpf_core_field_exists(struct trace_event_raw_tcp_retransmit_skb, err) && (int)ctx[2])
+		return 0;
+	return count(&sk->__sk_common, ((struct tcp_skb_cb *)skb->cb)->tcp_gso_segs);
+}
+
+/* The answer to who wants to connect: the connection is none yet, and has no buffers. */
+SEC("tp_btf/tcp_retransmit_synack")
+int BPF_PROG(answers_again, struct sock *listener, struct request_sock *request)
+{
+	return count(&request->__req_common, 1);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
