@@ -1,15 +1,15 @@
 //! Stage 13: every slow bio, as it completes, and where its time went.
 
-use std::{mem::MaybeUninit, process::ExitCode, thread, time::Duration};
+use std::{io, mem::MaybeUninit, process::ExitCode, thread, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use common::{Device, Session};
 use libbpf_rs::{MapCore, RingBufferBuilder, skel::Skel};
 
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
-use trace::{TraceSkelBuilder, types::io};
+use trace::{TraceSkelBuilder, types::start};
 
 /// What only this program has.
 #[derive(clap::Args, Debug)]
@@ -21,7 +21,7 @@ struct Options {
 type Cli = common::Cli<Options>;
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
-unsafe impl plain::Plain for io {}
+unsafe impl plain::Plain for start {}
 
 fn main() -> ExitCode {
     common::main(common::program!(), run)
@@ -31,8 +31,8 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.min = cli.own.min.as_nanos() as u64;
     constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
+    constants.min = cli.own.min.as_nanos() as i64;
     let skel = session.load(open)?;
     let (mut slow, mut not_divided) = (0, 0);
     let mut ring = RingBufferBuilder::new();
@@ -46,13 +46,15 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         "{:>9} {:>9} {:>9} {:>9} {:>9} ms  {:>4} KiB",
         "TOTAL", "WAIT", "QUEUE", "DEVICE", "END", ""
     );
-    // The completions first: then no I/O is seen to start whose completion is not hooked yet.
-    session.attach([&skel.progs.bio_end, &skel.progs.rq_end])?;
-    session.attach([&skel.progs.rq_start, &skel.progs.bio_start])?;
+    // The completion first: then no I/O is seen to start whose completion is not hooked yet.
+    session.attach([&skel.progs.io_end, &skel.progs.rq_end])?;
+    session.attach([&skel.progs.rq_start, &skel.progs.io_start])?;
     session.begin()?;
     while !session.is_over() {
         // Not all at once: a busy disk may fill the buffer as quickly as it is read.
-        if ring.consume_raw_n(1000) == 0 {
+        let read = ring.consume_raw_n(1000);
+        ensure!(read >= 0, "the ring buffer: {}", io::Error::from_raw_os_error(-read));
+        if read == 0 {
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -63,7 +65,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     common::print_total(counts.completed, "bios completed");
     println!("{slow:>8} slow, {not_divided} of them not divided (no request seen)");
     println!("{:>8} lost (the buffer was full)", counts.lost);
-    println!("{:>8} in flight", skel.maps.ios.keys().count());
+    println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
     common::print_skipped(skel.object())
@@ -71,23 +73,23 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
 
 /// Prints the line of a bio; whether its time could be divided.
 fn print(bytes: &[u8]) -> bool {
-    let mut io = io::default();
-    if plain::copy_from_bytes(&mut io, bytes).is_err() {
-        return false; // the kernel writes whole events only
+    let mut bio = start::default();
+    if plain::copy_from_bytes(&mut bio, bytes).is_err() {
+        return false; // the kernel writes whole records only
     }
     let ms = |from: u64, to: u64| format!("{:.3}", to.saturating_sub(from) as f64 / 1e6);
-    let mut columns = vec![ms(io.submitted, io.ended)];
-    let request = [io.request.allocated, io.request.issued, io.request.done];
+    let mut columns = vec![ms(bio.time, bio.end)];
+    let request = [bio.request.allocated, bio.request.issued, bio.request.completed];
     let is_divided = !request.contains(&0);
-    let mut from = io.submitted;
-    for to in request.into_iter().chain([io.ended]) {
-        // A bio may join a request that is older than it: what was before the bio is no part of its time.
-        let to = to.clamp(from, io.ended.max(from));
+    let mut from = bio.time;
+    for to in request.into_iter().chain([bio.end]) {
+        // A bio may join an older request: what was before the bio is no part of its time.
+        let to = to.clamp(from, bio.end.max(from));
         columns.push(if is_divided { ms(from, to) } else { "-".into() });
         from = to;
     }
     let columns: String = columns.iter().map(|column| format!("{column:>9} ")).collect();
-    let (sector, name) = (Device(io.dev).sector(io.sector), common::text(&io.comm));
-    println!("{columns}ms  {:>4} KiB  {sector} by {name}", io.bytes / 1024);
+    let (sector, name) = (Device(bio.dev as u32).sector(bio.sector), common::text(&bio.comm));
+    println!("{columns}ms  {:>4} KiB  {sector} by {name}", bio.bytes / 1024);
     is_divided
 }

@@ -48,6 +48,7 @@ const LESSONS: &[Lesson] = &[
 const STARTS: &[(&str, &str)] = &[
     ("stage08_pagecache", "exercises/08_pagecache/start"),
     ("stage12_functions", "exercises/12_functions/start"),
+    ("stage13_slow_io", "stage10_parts"),
 ];
 
 /// Headers that a stage uses before the README of a later one explains them.
@@ -245,6 +246,7 @@ fn readmes_show_every_line_that_changed() {
             }
             None => true,
         });
+        missing.retain(|line| after.is_none() || line.starts_with('+'));
         assert!(
             missing.is_empty() && invented.is_empty(),
             "{stage}/README.md does not show:\n{}\nand shows what does not change:\n{}",
