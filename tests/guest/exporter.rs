@@ -140,7 +140,10 @@ fn exporter_counts_what_the_disks_count() -> Result<()> {
     counts_operations()?;
     says_what_is_in_no_part(&silent.name)?;
     // Before a virtio disk is looked for: to read its serial number, the driver makes a bio that nobody submits.
-    Scrape::now()?.is_complete()?;
+    let scrape = Scrape::now()?;
+    scrape.is_complete()?;
+    let hits = scrape.get("storage_page_cache_pages_total{result=\"hit\"}");
+    ensure!(hits > 0.0, "fio was started, and {hits} pages were hit: {:?}", scrape.0);
     counts_what_it_was_skipped_for(running.id())?;
     running.interrupt().map(drop)
 }
