@@ -157,8 +157,8 @@ fn by_hand_counts_returns() -> Result<()> {
     #[cfg(target_arch = "x86_64")]
     let fork = || new_process(libc::SYS_fork);
     let new = if cfg!(target_arch = "aarch64") { None } else { Some("returns in a new") };
-    type Call<'c> = (&'c str, &'c dyn Fn(), Option<&'c str>);
-    let calls: [Call; _] = [
+    type Call<'a> = (&'a str, &'a dyn Fn(), Option<&'a str>);
+    let calls: &[Call] = &[
         ("clone", &clone, new),
         #[cfg(target_arch = "x86_64")]
         ("fork", &fork, new),
@@ -166,7 +166,7 @@ fn by_hand_counts_returns() -> Result<()> {
         ("exit", &end_thread, Some("without a return")),
         ("exit_group", &clone, Some("without a return")),
     ];
-    for (name, call, counted) in calls {
+    for &(name, call, counted) in calls {
         let running = Running::stage("syscall_profiler", &[name])?;
         (0..CALLS).for_each(|_| call());
         let output = running.interrupt()?;
