@@ -22,6 +22,7 @@ tests![
     slow_io_shows_what_is_wanted,
     slow_io_records_what_came_before,
     stage13_counts_what_is_lost,
+    stage13_divides_a_bios_time,
 ];
 
 /// What finds no room in the buffer is lost, and each bio has a line or is counted.
@@ -119,14 +120,50 @@ fn fs_numbers(disk: &str) -> Result<String> {
     Ok(format!("{} ", disks::numbers(disk)?.replace(':', ",")))
 }
 
+/// Disks that are slow in one way each: the medium, twice; one tag for eight threads, so that seven of them
+/// wait; the same with a scheduler, where they have a request, which waits; one without statistics.
+fn to_divide() -> Result<[NullBlk; 5]> {
+    let (slow, bulk) = (NullBlk::timer("timer", 60, &[])?, NullBlk::timer("bulk", 60, &[])?);
+    let (one_tag, queued) = (NullBlk::one_tag("one_tag", 20)?, NullBlk::one_tag("queued", 20)?);
+    let mute = NullBlk::timer("mute", 20, &[])?;
+    fs::write(one_tag.queue("scheduler"), "none")?;
+    queued.queues()?;
+    fs::write(bulk.queue("nomerges"), "0")?;
+    fs::write(mute.queue("iostats"), "0")?;
+    Ok([slow, bulk, one_tag, queued, mute])
+}
+
+fn read_to_divide([slow, bulk, one_tag, queued, mute]: &[NullBlk; 5]) -> Result<()> {
+    let read = |disk: &NullBlk, options: &str| {
+        let path = format!("/dev/{}", disk.name);
+        fio(&format!("--filename={path} --rw=randread --bs=4k --direct=1 --size=8M {options}"))
+    };
+    read(one_tag, "--ioengine=psync --numjobs=8 --thread --number_ios=5")?;
+    read(queued, "--ioengine=libaio --iodepth=8 --number_ios=30")?;
+    shell(&[slow, mute].map(|disk| reads(&format!("/dev/{}", disk.name), 10)).join("; "))?;
+    // 16 bios that are merged, and one that is split.
+    let dd = "dd status=none";
+    shell(&format!(
+        "cd /dev; {dd} if=zero of={0} bs=64k count=1 conv=fsync; \
+         {dd} if={0} of=null bs=4M count=1 iflag=direct",
+        bulk.name
+    ))?;
+    Ok(())
+}
+
+fn stage13_divides_a_bios_time() -> Result<()> {
+    let (all, quick) = (to_divide()?, NullBlk::named("quick", &[])?);
+    let running = Running::stage("stage13", &[])?;
+    read_to_divide(&all)?;
+    shell(&reads(&format!("/dev/{}", quick.name), 36))?;
+    divides(&all, &quick, &running.interrupt()?)
+}
+
 /// A delay in one place is blamed on that part, and on no other one; what nobody knows is null; operations are
 /// blktrace's; and tables, causes and the README say the same as the lines. The lesson, stage 13, sees the same.
 fn slow_io_blames_the_right_part() -> Result<()> {
-    let (slow, bulk) = (NullBlk::timer("timer", 60, &[])?, NullBlk::timer("bulk", 60, &[])?);
-    // One tag for eight threads: seven of them wait. With a scheduler, they have a request, which waits.
-    let (one_tag, queued) = (NullBlk::one_tag("one_tag", 20)?, NullBlk::one_tag("queued", 20)?);
-    fs::write(one_tag.queue("scheduler"), "none")?;
-    queued.queues()?;
+    let all = &to_divide()?;
+    let [slow, _, one_tag, queued, mute] = all;
     // A cgroup that may do 20 reads a second, and device mapper on the same disk.
     let plain = NullBlk::named("plain", &[])?;
     let cgroup = throttle(&plain.name)?;
@@ -136,38 +173,20 @@ fn slow_io_blames_the_right_part() -> Result<()> {
     let (cached, has_flush_after) = cached(FLUSH)?;
     // Without statistics nobody notes when a request is allocated, and on 7.2 it keeps an earlier time.
     let silent = NullBlk::named("silent", &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
-    let mute = NullBlk::timer("mute", 20, &[])?;
     fs::write(silent.queue("scheduler"), "none")?;
-    fs::write(mute.queue("iostats"), "0")?;
     let virtio = disks::virtio()?;
     let judge = Ftrace::new(&[Hook::Tracepoint("block/block_bio_queue", "")])?;
     let (mut events, mut lesson) = (Vec::new(), String::new());
 
     let output = traced(&["--who"], || {
         let running = Running::stage("stage13", &[])?;
-        let read = |disk: &NullBlk, options: &str| {
-            let path = format!("/dev/{}", disk.name);
-            let rw = "--rw=randread --bs=4k --direct=1 --size=8M";
-            fio(&format!("--filename={path} {rw} {options}"))
-        };
-        read(&one_tag, "--ioengine=psync --numjobs=8 --thread --number_ios=5")?;
-        read(&queued, "--ioengine=libaio --iodepth=8 --number_ios=30")?;
+        read_to_divide(all)?;
         read_throttled(&cgroup, &plain.name, 30)?;
-        let disks = [&slow, &mute].map(|disk| reads(&format!("/dev/{}", disk.name), 10));
-        let mapped = [&delay, &twice].map(|mapped| reads(&mapped.path(), 10));
-        shell(&[disks, mapped].concat().join("; "))?;
+        shell(&[&delay, &twice].map(|mapped| reads(&mapped.path(), 10)).join("; "))?;
         for (on, skip) in [("1", 0), ("0", 1000), ("1", 2000)] {
             fs::write(silent.queue("iostats"), on)?;
             shell(&format!("{} skip={skip}", reads(&format!("/dev/{}", silent.name), 12)))?;
         }
-        // 16 bios that are merged, and one that is split.
-        fs::write(bulk.queue("nomerges"), "0")?;
-        let dd = "dd status=none";
-        shell(&format!(
-            "cd /dev; {dd} if=zero of={0} bs=64k count=1 conv=fsync; \
-             {dd} if={0} of=null bs=4M count=1 iflag=direct",
-            bulk.name
-        ))?;
         lesson = running.interrupt()?;
 
         shell(&format!(
@@ -187,7 +206,7 @@ fn slow_io_blames_the_right_part() -> Result<()> {
     shell(&format!("rmdir {cgroup}"))?;
     let output = output?;
     let lines = objects(&output, "bio")?;
-    divides([&slow, &bulk, &one_tag, &queued, &mute, &silent], &lesson)?;
+    divides(all, &silent, &lesson)?;
 
     // At least 95 % of each bio's time. Of one in ten it may be less, for a busy host may stop the guest's
     // CPU anywhere.
@@ -247,7 +266,8 @@ fn slow_io_blames_the_right_part() -> Result<()> {
 /// The lesson: a delay in one place stands in that column; the columns are the total; where nobody notes when
 /// a request is allocated, the time is not divided.
 fn divides(
-    [device, bulk, one_tag, queued, mute, silent]: [&NullBlk; 6],
+    [device, bulk, one_tag, queued, mute]: &[NullBlk; 5],
+    silent: &NullBlk,
     output: &str,
 ) -> Result<()> {
     // Of each line the total and the parts, in ms; NaN for what is not known.

@@ -31,7 +31,7 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let (functions, left_out) = functions_taking(name, &vmlinux)?;
     let (can, cannot) = (functions.len(), left_out.len());
     if cli.own.list {
-        functions.iter().for_each(|(_, shown)| println!("{shown}"));
+        functions.iter().for_each(|[_, shown]| println!("{shown}"));
         println!("\nLeft out:\n{}\n", left_out.join("\n"));
         println!("{can:>8} functions can be hooked, {cannot} are left out");
         return Ok(());
@@ -53,7 +53,7 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let skel = session.load(open)?;
     let (program, mut links) = (&skel.progs.function_entry, Vec::new());
     if has_multi {
-        let symbols = functions.iter().map(|(name, _)| name.clone()).collect();
+        let symbols = functions.iter().map(|[name, _]| name.clone()).collect();
         let cookies = (0..can as u64).collect();
         let options = KprobeMultiOpts { symbols, cookies, ..Default::default() };
         links.push(program.attach_kprobe_multi_with_opts(options)?);
@@ -66,14 +66,14 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let before = counts()?;
     session.wait()?;
     let after = counts()?;
-    print_table((0..can).map(|n| (after[n] - before[n], &*functions[n].1)));
+    print_table((0..can).map(|n| (after[n] - before[n], &*functions[n][1])));
     println!("{can:>8} functions hooked that take a struct {name} *, {cannot} not (see --list)");
     common::print_skipped(skel.object())
 }
 
 /// Searches the BTF of the kernel and of each module. Returns the name of each function that can be hooked,
 /// and how it is shown: `submit_bio(bio)`; of the others, how they are shown, and why they cannot.
-fn functions_taking(name: &str, vmlinux: &Btf) -> Result<(Vec<(String, String)>, Vec<String>)> {
+fn functions_taking(name: &str, vmlinux: &Btf) -> Result<(Vec<[String; 2]>, Vec<String>)> {
     let mut taking = BTreeMap::new();
     for module in [None].into_iter().chain(modules()?.into_iter().map(Some)) {
         let own = module.as_ref().map(|name| Btf::read(name, Some(vmlinux))).transpose()?;
@@ -93,7 +93,7 @@ fn functions_taking(name: &str, vmlinux: &Btf) -> Result<(Vec<(String, String)>,
     for ((name, module), shown) in taking {
         match kernel.refuses(&name, module.as_deref()) {
             Some(why) => left_out.push(format!("{shown}: {why}")),
-            None => functions.push((name, shown)),
+            None => functions.push([name, shown]),
         }
     }
     Ok((functions, left_out))
