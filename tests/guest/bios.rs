@@ -40,8 +40,10 @@ fn stage01_has_a_line_for_every_bio() -> Result<()> {
     let start = now();
     let running = Running::stage("stage01", &[])?;
     let did = mixed.run()?;
+    let clocks = shell("cat /sys/kernel/tracing/instances/*/trace_clock")?;
     let output = running.interrupt()?;
     let end = now();
+    ensure!(!clocks.contains("[local]"), "not the clock of bpf_ktime_get_ns(): {clocks}");
     same_calls(&output, "submit_bio(", &did.submitted)?;
     let strange = times(&output)?.into_iter().find(|time| !(start..=end).contains(time));
     ensure!(strange.is_none(), "{strange:?} is not from {start} to {end}: {output}");

@@ -44,6 +44,9 @@ pub fn with(capabilities: &[&str]) -> String {
 /// of its own, after a command of the shell.
 fn refusals_say_why() -> Result<()> {
     let untraced = "umount -R /sys/kernel/tracing; umount -R /sys/kernel/debug;".to_owned();
+    let locked = "mount -t tmpfs none /sys/kernel/security; \
+                  echo 'none integrity [confidentiality]' >/sys/kernel/security/lockdown;"
+        .to_owned();
     let helpless = "setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all".to_owned();
     let as_if = |file: &str, value: &str| {
         let name = file.rsplit('/').next().unwrap_or_default();
@@ -61,6 +64,8 @@ fn refusals_say_why() -> Result<()> {
             3,
             "/kernel/btf/vmlinux",
         ),
+        ("stage06", "mount -t tmpfs none /sys;".to_owned(), "", 3, "mount -t sysfs"),
+        ("stage06", locked, "", 3, "lockdown=confidentiality"),
         ("stage06", untraced.clone(), "", 3, "mount -t tracefs"),
         ("stage06", helpless.clone(), "", 3, "CAP_BPF and CAP_PERFMON"),
         ("stage06", as_if("/proc/sys/kernel/perf_event_max_stack", "16"), "", 3, "max_stack is 16"),
