@@ -55,6 +55,7 @@ const WORDS: &[&str] = &[
     "trace_bp",
     "umount",
     "vda",
+    "xlated",
 ];
 
 /// The tools whose READMEs show what they print.
