@@ -115,9 +115,10 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_without_an_exercise_is_read_before_the_next() {
+    fn a_stage_leads_to_the_next_and_to_what_fits_beside_it() {
         let text = after_id("12", &["11"]);
-        assert!(text.contains("Then read stage 13: stage13_slow_io/README.md.\n"), "{text}");
+        let next = "Then read stage 13: stage13_slow_io/README.md. It has an exercise: ";
+        assert!(text.contains(next), "{text}");
         assert!(text.contains("Beside the stages: `cargo lesson start returns`, "), "{text}");
         assert!(!after_id("12", &["returns"]).contains("start returns"));
         let text = after_id("07", &["06"]);
