@@ -26,7 +26,7 @@ pub fn print_total(count: u64, what: &str) {
 
 /// Prints how often a program of the object was skipped, and which one.
 pub fn print_skipped(object: &Object) -> Result<()> {
-    print_skips(&skipped(object)?, &not_counted(object)?);
+    print_skips(object, &skipped(object)?, &not_counted(object)?);
     Ok(())
 }
 
@@ -58,12 +58,14 @@ pub fn print_skipped_by_pairs(object: &Object, pairs: &[([&ProgramMut; 2], u64)]
         skips.retain(|(name, _)| !names.contains(name));
         skips.extend((least > 0).then(|| (names.join("() and "), least)));
     }
-    print_skips(&skips, &not_counted);
+    print_skips(object, &skips, &not_counted);
     Ok(())
 }
 
-fn print_skips(skips: &[(String, u64)], not_counted: &[String]) {
-    if skips.is_empty() {
+fn print_skips(object: &Object, skips: &[(String, u64)], not_counted: &[String]) {
+    // Where none is counted, nobody knows whether it is 0.
+    let counts = object.progs().filter(|program| program.autoload()).count() > not_counted.len();
+    if skips.is_empty() && counts {
         println!("{:>8} skipped (program already running on this CPU)", 0);
     }
     for (program, times) in skips {

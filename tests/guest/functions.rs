@@ -97,6 +97,7 @@ fn beside_ftrace(load: impl FnOnce() -> Result<()>) -> Result<String> {
     load()?;
     let output = running.interrupt()?;
     let (theirs, ours) = (ftrace.count()?, table(&output)?);
+    ensure!(counts_skips(&output) || !output.contains(" 0 skipped"), "not known: {output}");
     let skipped = if counts_skips(&output) { count(&output, "skipped")? } else { 0 };
     ensure!(ours.keys().all(|name| theirs.contains_key(name)), "{theirs:?}: {output}");
     let mut missed = 0;
