@@ -16,9 +16,7 @@ use serde_json::Value;
 use crate::{
     commands,
     disks::{self, Mapped, NullBlk},
-    run::{
-        Running, Setting, fio, judged_weakly, not_judged, program, shell, wait_until, workspace,
-    },
+    run::{Running, Setting, fio, judged_weakly, needs, program, shell, wait_until, workspace},
     slow_io::reads,
     truth::skipped,
 };
@@ -361,14 +359,6 @@ fn exporter_survives_hostile_clients() -> Result<()> {
     ensure!(ended.code == Some(0) && !ended.stderr.contains("error"), "{ended:?}");
     drop(silent);
     commands::wait_until_unloaded(&before)
-}
-
-/// Ends a test that cannot judge without this command.
-fn needs(command: &str) -> Result<()> {
-    match shell(&format!("command -v {command}")) {
-        Ok(_) => Ok(()),
-        Err(_) => not_judged(format!("the root has no {command}")),
-    }
 }
 
 const PROMETHEUS: u16 = 9090;

@@ -537,6 +537,14 @@ pub fn shell(command: &str) -> Result<String> {
     Ok(ended.stdout)
 }
 
+/// Ends a test that cannot judge without this command.
+pub fn needs(command: &str) -> Result<()> {
+    match shell(&format!("command -v {command}")) {
+        Ok(_) => Ok(()),
+        Err(_) => not_judged(format!("the root has no {command}")),
+    }
+}
+
 /// Runs fio with these options, and returns the one job (or the group) of its report.
 pub fn fio(options: &str) -> Result<Value> {
     fio_report(&shell(&fio_command(options))?)

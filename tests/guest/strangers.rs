@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     disks::{self, Mapped, NullBlk, ScsiDebug},
     exporter::{self, Scrape},
-    run::{Running, count, fio, judged_weakly, shell},
+    run::{Running, count, fio, judged_weakly, needs, shell},
     slow_io::{objects, of_disk, part, reads, traced},
 };
 
@@ -92,6 +92,7 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
 /// Two parts of a bio that complete at one instant on two CPUs. A program of bpftrace's makes that instant longer:
 /// it takes stacks at the same function, after ours have run. Few tags let the parts wait, and wake on any CPU.
 fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
+    needs("bpftrace")?;
     let disk = NullBlk::new(&[
         ("irqmode", "2"),
         ("completion_nsec", "200000"),
