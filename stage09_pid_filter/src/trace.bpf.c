@@ -41,15 +41,15 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 }
 
 SEC("tp/filemap/mm_filemap_add_to_page_cache")
-int page_added(struct trace_event_raw_mm_filemap_op_page_cache *folio)
+int page_added(struct trace_event_raw_mm_filemap_op_page_cache *record)
 {
 	u64 thread = bpf_get_current_pid_tgid(), added = 0;
 	struct read *read = bpf_map_lookup_elem(&reads, &thread);
 
-	if (!read || folio->i_ino != read->inode || folio->s_dev != read->dev)
+	if (!read || record->i_ino != read->inode || record->s_dev != read->dev)
 		return 0;
 	/* Two ranges of pages, each up to and without the second number: what they have in common. */
-	u64 from = folio->index, pages = 1 << folio->order, to = from + pages;
+	u64 from = record->index, pages = 1 << record->order, to = from + pages;
 	u64 first = read->offset >> page_shift, end = ((read->offset + read->bytes - 1) >> page_shift) + 1;
 	if (from < end && first < to)
 		added = (to < end ? to : end) - (from > first ? from : first);
@@ -62,7 +62,7 @@ SEC("fexit/filemap_read")
 int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
 {
 	u64 thread = bpf_get_current_pid_tgid(), pages = 0, missed;
-	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* that were read */
+	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what this call read */
 	struct read *read = bpf_map_lookup_elem(&reads, &thread);
 
 	if (!read && filtered_out())
