@@ -7,8 +7,8 @@
 /* 64 slots for 0 to 63 ns, then 32 for every doubling: a slot is at most 3.1 % wide. */
 #define SLOTS (64 + 58 * 32)
 
-/* How many requests fell into each slot. A global variable, which user space reads in place: on
- * preemptible kernels, kprobe programs are skipped while a process reads a map by a system call. */
+/* How many requests fell into each slot. A global variable, which user space reads in place: a kprobe
+ * program that interrupts a system call which reads a map is skipped. */
 u64 slots[SLOTS];
 
 struct start {

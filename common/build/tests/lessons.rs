@@ -48,7 +48,7 @@ const LESSONS: &[Lesson] = &[
 const STARTS: &[(&str, &str)] = &[
     ("stage08_pagecache", "exercises/08_pagecache/start"),
     ("stage12_functions", "exercises/12_functions/start"),
-    ("stage13_slow_io", "stage10_parts"),
+    ("stage13_slow_io", "exercises/13_slow_io/start"),
 ];
 
 /// Headers that a stage uses before the README of a later one explains them.

@@ -13,7 +13,7 @@ struct times { /* of a request, in ns; 0: not yet, or not known */
 	u64 allocated, issued, completed;
 };
 
-struct start { /* a bio */
+struct start { /* a bio; the record that user space gets, too */
 	u64 time, end; /* ns */
 	u64 sector; /* of dev; 512 bytes each */
 	u64 dev; /* the disk or partition */
