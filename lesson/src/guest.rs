@@ -12,7 +12,7 @@ use vm::{
         setup,
         test::DISKS,
     },
-    run::Run,
+    run::{For, Run},
     session::{host::listen, wire::Stream},
 };
 
@@ -70,7 +70,7 @@ impl<'r> Guest<'r> {
         }
         self.kept.stop()?;
         // Here, where it can ask for a password: the guest's launcher has no terminal.
-        run.need_packages(true)?;
+        run.need_packages(if self.stays { For::Judge } else { For::Test })?;
         setup::prepare(run, std::slice::from_ref(&kernel))?;
         let arch = match run.arch.is_foreign() {
             true => format!(" --arch {}", run.arch.name()),

@@ -11,7 +11,7 @@ use host::{
     say,
 };
 
-use vm::run::Run;
+use vm::run::{For, Run};
 
 use crate::{desk::STATE, explain, guest::Guest};
 
@@ -26,7 +26,7 @@ pub struct Judges {
 impl Judges {
     /// Builds the guest tests and these packages, whose programs some tests run beside the attempt.
     pub fn build<'a>(run: &Run, packages: impl IntoIterator<Item = &'a str>) -> Result<Judges> {
-        run.need_packages(false)?;
+        run.need_packages(For::Run)?;
         let mut cargo = run.guests()?.clone();
         // Quiet but for the first time, or every check begins with three lines about nothing to do.
         cargo.quiet = run.workspace().join(STATE).join("log").exists();

@@ -22,7 +22,7 @@ use vm::cargo::follow::{at_once, follow, workers};
 use vm::cargo::{GUEST, build, build_all};
 use vm::commands::test::in_guest;
 use vm::fetch::rootfs::{self, Rootfs};
-use vm::run::{Run, named};
+use vm::run::{For, Run, named};
 
 /// What is written.
 const MARKDOWN: &str = "bench/TRUTH.md";
@@ -104,7 +104,7 @@ fn compare(options: &Options) -> Result<i32> {
         // The page has a place for these lines only.
         kernels.iter().try_for_each(|kernel| run.table.line(kernel).map(|_| ()))?;
     }
-    run.need_packages(true)?;
+    run.need_packages(For::Test)?;
     // Built as `cargo vm test` does: what it has built is not built again.
     let guest = build(&run.cargo, &["test", "--workspace", "--no-run"], GUEST)?;
     build_all(&run.cargo)?;

@@ -16,6 +16,7 @@ use crate::fetch::apt::Source;
 use crate::fetch::cache::Cache;
 use crate::fetch::kernel::Kernel;
 use crate::fetch::packages;
+pub use crate::fetch::packages::For;
 use crate::fetch::rootfs::{self, Rootfs};
 use crate::fetch::table::{self, Table};
 use crate::machine::kvm;
@@ -78,8 +79,8 @@ impl Run {
     }
 
     /// Installs the packages that are missing, saying so first.
-    pub fn need_packages(&self, for_tests: bool) -> Result<()> {
-        packages::need(self.arch, &self.source, for_tests)
+    pub fn need_packages(&self, purpose: For) -> Result<()> {
+        packages::need(self.arch, &self.source, purpose)
     }
 
     /// The names of the kernels that `--kernel` means.

@@ -20,7 +20,7 @@ use host::say;
 
 use crate::cargo::artifacts;
 use crate::cargo::follow::follow;
-use crate::run::{Run, named};
+use crate::run::{For, Run, named};
 use crate::session::cleanup::OWN_FILE;
 
 /// A picture of them.
@@ -71,7 +71,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
             "only root may load BPF programs and null_blk: start cargo vm bench with sudo";
         return Err(fail(MACHINE, message));
     }
-    run.need_packages(true)?;
+    run.need_packages(For::Test)?;
     let workspace = run.workspace();
     let has_budgets = run.arch.has_budgets();
     if !has_budgets && !options.native {

@@ -9,7 +9,7 @@ use host::fail::{USAGE, fail};
 use host::say;
 
 use crate::fetch::cache::{self, Cache};
-use crate::run::Run;
+use crate::run::{For, Run};
 
 /// Free megabytes that the crates take while they are collected.
 const CRATES_MB: u64 = 1000;
@@ -33,7 +33,7 @@ offline = true
 /// cargo needs and is unpacked into the workspace by hand, because without it cargo cannot build this
 /// program; below `kernels` and `roots`, what [`install`] puts into the cache.
 pub fn write(run: &Run, file: &Path, kernel: Option<&str>) -> Result<()> {
-    run.need_packages(true)?;
+    run.need_packages(For::Test)?;
     let cache = &run.cache;
     let mut places = Vec::new();
     for name in run.kernel_names(kernel)? {

@@ -11,7 +11,7 @@ use crate::fetch::cache::find_tool;
 use crate::fetch::packages;
 use crate::fetch::rootfs::Rootfs;
 use crate::machine::kvm;
-use crate::run::{GuestOptions, Run};
+use crate::run::{For, GuestOptions, Run};
 
 /// Looks, boots once per kernel, and prints what it found. Returns the exit code.
 pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
@@ -23,8 +23,8 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
 
     let Run { cache, arch, table, source, .. } = run;
     let names = run.kernel_names(options.kernel())?;
-    let missing = packages::missing(*arch, source, false)?;
-    let for_tests = packages::missing(*arch, source, true)?;
+    let missing = packages::missing(*arch, source, For::Run)?;
+    let for_tests = packages::missing(*arch, source, For::Test)?;
     if for_tests.is_empty() {
         report("packages", "all here".into());
     } else {

@@ -15,7 +15,7 @@ use crate::cargo::{build_all, build_guest_tests, is_built};
 use crate::commands::launch::{self, Program};
 use crate::commands::test::DISKS;
 use crate::machine::qemu::Guest;
-use crate::run::{GuestOptions, Run, duration};
+use crate::run::{For, GuestOptions, Run, duration};
 
 /// What to run, and how.
 #[derive(Args)]
@@ -64,7 +64,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     };
     // As with cargo, `run stage06 -- --quiet` is `run stage06 --quiet`.
     let args = args.strip_prefix(&[OsString::from("--")]).unwrap_or(args).to_vec();
-    run.need_packages(false)?;
+    run.need_packages(For::Run)?;
     if launch::asks_for_help(&args) {
         // Printed here, by a program for this machine.
         return here(&program.build(&run.cargo)?, &args);
@@ -80,7 +80,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
 
 /// Runs a command of the guest, beside which the workload runs only where that is asked for.
 fn other(run: &Run, options: &Options, named: &[&programs::Program]) -> Result<i32> {
-    run.need_packages(false)?;
+    run.need_packages(For::Run)?;
     let guest = options.guest(run)?;
     // Or the guest would run what was built before the last edit.
     for program in named {
@@ -123,7 +123,7 @@ pub fn runner(run: &Run, argv: &[OsString]) -> Result<i32> {
         return here(&file, &args);
     }
     let is_test = file.parent().is_some_and(|dir| dir.ends_with("deps"));
-    run.need_packages(is_test)?;
+    run.need_packages(if is_test { For::Test } else { For::Run })?;
     let mut options = GuestOptions::with_kernel(std::env::var("VM_KERNEL").ok());
     if is_test {
         options.disks = DISKS.to_vec();

@@ -10,7 +10,7 @@ use crate::cargo::clangd;
 use crate::commands::bundle;
 use crate::fetch::packages;
 use crate::machine::initramfs;
-use crate::run::{Run, named};
+use crate::run::{For, Run, named};
 
 /// The kernels, and where they come from.
 #[derive(Args)]
@@ -24,7 +24,7 @@ pub struct Options {
 
 /// Runs the command.
 pub fn main(run: &Run, options: &Options) -> Result<()> {
-    run.need_packages(true)?;
+    run.need_packages(For::Test)?;
     let names = match &options.from {
         Some(file) => bundle::install(run, file)?,
         None => run.kernel_names(named(options.kernel.as_deref()))?,

@@ -6,12 +6,12 @@ use host::say;
 
 use crate::commands::launch::{self, Program};
 use crate::machine::qemu::Guest;
-use crate::run::{GuestOptions, Run};
+use crate::run::{For, GuestOptions, Run};
 use crate::session::{cleanup, host as session, rundir};
 
 /// Runs the command. Returns the shell's status.
 pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
-    run.need_packages(false)?;
+    run.need_packages(For::Run)?;
     let shell = Program::other(vec!["bash".into()]);
     let (arch, kernel) = (run.arch, options.kernel());
     let running = rundir::running(run.workspace(), arch.name(), rundir::SHELL, kernel)?;

@@ -25,7 +25,7 @@ use crate::cargo::follow::{at_once, follow, workers};
 use crate::cargo::{GUEST, artifacts, build_all, build_guest_tests};
 use crate::commands::bench;
 use crate::machine::qemu::Disk;
-use crate::run::{Run, named};
+use crate::run::{For, Run, named};
 use crate::session::cleanup::OWN_FILE;
 use report::Report;
 
@@ -90,7 +90,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
             "--bless writes what the tests say of a line of vm/kernels.toml: name lines, no other kernel",
         ));
     }
-    run.need_packages(true)?;
+    run.need_packages(For::Test)?;
     let (whole, mut shares) = (names.len(), 1);
     if let Some(lines) = &options.share {
         let lines = run.kernel_names(Some(lines))?;

@@ -42,12 +42,17 @@ enum Sign {
 
 use Sign::{Bpftool, CrossCompiler, Fetcher, Library, StaticBusybox, Tool};
 
-/// What needs a package.
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+/// What needs a package, from what needs few to what needs all.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum For {
+pub enum For {
+    /// Running a program in the guest.
     Run,
+    /// Fetching a kernel, which may precede a run.
     Fetch,
+    /// The judges of the exercises.
+    Judge,
+    /// All guest tests, and what compares tracers.
     Test,
 }
 
@@ -106,7 +111,7 @@ fn is_ubuntus_wrapper(content: &[u8]) -> bool {
 
 /// What is missing here, by Debian's names where this machine has apt, else by those of its own
 /// package manager.
-pub fn missing(arch: Arch, source: &Source, for_test: bool) -> Result<Vec<String>> {
+pub fn missing(arch: Arch, source: &Source, purpose: For) -> Result<Vec<String>> {
     let has_apt = find_tool("apt-get").is_some();
     let manager = MANAGERS.iter().position(|(tool, _)| find_tool(tool).is_some());
     let fetches = source.mirror.is_some() || has_apt;
@@ -118,10 +123,10 @@ pub fn missing(arch: Arch, source: &Source, for_test: bool) -> Result<Vec<String
         For::Run => true,
         For::Fetch => fetches,
         // They run in the guest, from its root.
-        For::Test => for_test && !cross,
+        needs => purpose >= needs && !cross,
     });
     // Not every Ubuntu has a package bpftool, and a stage runs without.
-    packages.retain(|package| for_test || package.debian != "bpftool" || !is_ubuntu());
+    packages.retain(|package| purpose > For::Fetch || package.debian != "bpftool" || !is_ubuntu());
     packages.retain(|package| !package.sign.is_here(arch));
     Ok(named_by(manager.filter(|_| !has_apt), packages))
 }
@@ -136,7 +141,7 @@ fn named_by(manager: Option<usize>, packages: Vec<Package>) -> Vec<String> {
 }
 
 /// Installs what is missing, saying so first: nothing where VM_SKIP_PACKAGES says that all is here.
-pub fn need(arch: Arch, source: &Source, for_test: bool) -> Result<()> {
+pub fn need(arch: Arch, source: &Source, purpose: For) -> Result<()> {
     if std::env::var_os(SKIP).is_some_and(|value| !value.is_empty()) {
         return Ok(());
     }
@@ -145,12 +150,12 @@ pub fn need(arch: Arch, source: &Source, for_test: bool) -> Result<()> {
                       Install bpftool where this Ubuntu has a package of that name; else \
                       linux-tools-generic, and link one of /usr/lib/linux-tools/*/bpftool to \
                       /usr/local/bin/bpftool";
-        if for_test {
+        if purpose > For::Fetch {
             return Err(fail(MACHINE, advice));
         }
         say!("{advice}");
     }
-    let missing = missing(arch, source, for_test)?;
+    let missing = missing(arch, source, purpose)?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -169,7 +174,7 @@ pub fn need(arch: Arch, source: &Source, for_test: bool) -> Result<()> {
         say!("busybox-static replaces the installed busybox: Debian has one or the other");
     }
     apt::install(&names)?;
-    match self::missing(arch, source, for_test)?.as_slice() {
+    match self::missing(arch, source, purpose)?.as_slice() {
         [] => Ok(()),
         still => bail!("installed, but still not found: {}. {SKIP_ADVICE}", still.join(" ")),
     }
