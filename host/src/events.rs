@@ -17,6 +17,8 @@ pub enum Said {
     Kernel(String),
     /// A program cannot run on this kernel, and why.
     Unsupported(String, String),
+    /// What a judge waits for, where that lasts long.
+    Waiting(String),
     /// Nothing by itself: it belongs to the test that ends next, or to an event of no interest.
     Noted,
     /// Anything else.
@@ -134,6 +136,7 @@ impl Reader {
                 self.weakly = Some(before.unwrap_or_default() + rest);
             }
             "not judged" => self.not_judged = Some(rest.to_owned()),
+            "waiting" => return Said::Waiting(rest.to_owned()),
             "cost" => self.cost = serde_json::from_str(rest).ok(),
             _ => {
                 if let Some(program) = what.strip_prefix("unsupported ") {

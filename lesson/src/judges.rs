@@ -62,12 +62,17 @@ impl Judges {
         let (mut reader, mut verdicts) = (Reader::default(), BTreeMap::new());
         let tests = self.tests.to_string_lossy();
         let variable = judging.to_env()?;
-        let (status, errors) = guest.run(&[&tests, "--format", "json"], variable, |line| {
-            if let Said::Ended(ended) = reader.read(line) {
-                on_verdict(&ended);
-                verdicts.insert(ended.name, ended.verdict);
-            }
-        })?;
+        let (status, errors) =
+            guest.run(&[&tests, "--format", "json"], variable, |line| match reader.read(line) {
+                Said::Ended(ended) => {
+                    on_verdict(&ended);
+                    verdicts.insert(ended.name, ended.verdict);
+                }
+                Said::Waiting(what) => {
+                    say!("waiting for {what}, up to a minute or two (Ctrl-C ends)")
+                }
+                _ => {}
+            })?;
         if verdicts.len() < judging.judges.len() {
             let (said, of) = (verdicts.len(), judging.judges.len());
             bail!(

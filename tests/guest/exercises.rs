@@ -109,7 +109,8 @@ fn exercise_leaves_nothing() -> Result<()> {
     ensure!(!loaded()?.is_subset(&before), "it says that it traces, and no BPF program is loaded");
     timed.wait_for(": tracing ")?;
     running.interrupt()?;
-    timed.wait_at_most(Duration::from_secs(30)).context("with --duration 1s")?;
+    let timed = timed.end_within(Duration::from_secs(30)).context("with --duration 1s")?;
+    ensure!(timed.code == Some(0), "with --duration 1s: {timed:?}");
     wait_until_unloaded(&before)?;
     let mut left = instances();
     left.retain(|instance| !instances_before.contains(instance));

@@ -41,13 +41,7 @@ mod strangers;
 mod table;
 mod truth;
 
-use std::{
-    fs,
-    path::Path,
-    process::Command,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Instant,
-};
+use std::{fs, path::Path, process::Command, sync::atomic::Ordering, time::Instant};
 
 use anyhow::Result;
 use host::{
@@ -56,7 +50,7 @@ use host::{
 };
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-use crate::run::NotJudged;
+use crate::run::{NotJudged, OVER};
 
 /// A test's name, and the test.
 type Test = (&'static str, fn() -> Result<()>);
@@ -152,11 +146,8 @@ fn verdict(test: fn() -> Result<()>) -> Result<Completion, Failed> {
     }
 }
 
-/// Whether a judge has failed, or the check was interrupted.
-static FAILED: AtomicBool = AtomicBool::new(false);
-
 extern "C" fn interrupted(_: libc::c_int) {
-    FAILED.store(true, Ordering::Relaxed);
+    OVER.store(true, Ordering::Relaxed);
 }
 
 /// The tests of these names, in their order, for `cargo lesson`. After one that fails, the others do
@@ -172,11 +163,11 @@ fn judges(tests: &[Test], names: &'static [String]) -> Vec<Trial> {
     });
     let trial = |(name, test): (&String, fn() -> Result<()>)| {
         Trial::ignorable_test(name, move || {
-            if FAILED.load(Ordering::Relaxed) {
+            if OVER.load(Ordering::Relaxed) {
                 return Err(Failed::from(NOT_RUN));
             }
             let judged = verdict(test);
-            FAILED.fetch_or(judged.is_err(), Ordering::Relaxed);
+            OVER.fetch_or(judged.is_err(), Ordering::Relaxed);
             judged
         })
     };

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
-        LazyLock,
+        Arc, LazyLock,
         atomic::{AtomicBool, Ordering::Relaxed},
         mpsc::{self, Receiver, RecvTimeoutError},
     },
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use host::judging::Judging;
 use rustix::{
     fs::{CWD, FileType, Mode, mknodat},
@@ -27,6 +27,18 @@ use serde_json::Value;
 
 /// The longest that anything here may take; then it has failed.
 pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// The longest that an attempt may take to end after Ctrl-C: a learner waits.
+const ENDING: Duration = Duration::from_secs(60);
+
+/// How long a learner waits without a word.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// The most that an attempt may print on each stream, in bytes.
+const MOST: u64 = 16 << 20;
+
+/// Set where a judge has failed, or the check was interrupted: an attempt is waited for no more.
+pub static OVER: AtomicBool = AtomicBool::new(false);
 
 /// The directory of the programs under test, in memory.
 const PROGRAMS: &str = "/run/programs";
@@ -170,6 +182,7 @@ pub mod cost {
 /// A program that runs beside the test.
 pub struct Running {
     name: String,
+    is_attempt: bool,
     spawned: Instant,
     /// When it got its last signal: one that is stopped and continued does not end.
     signalled: Cell<Option<Instant>>,
@@ -177,6 +190,8 @@ pub struct Running {
     stdout: Receiver<String>,
     stderr: Receiver<String>,
     said: String,
+    /// Whether it has printed more than it may.
+    too_much: Arc<AtomicBool>,
 }
 
 /// A program that has ended.
@@ -209,7 +224,9 @@ impl Running {
 
     /// Starts a command.
     pub fn spawn(command: &mut Command) -> Result<Running> {
-        let name = command.get_program().to_string_lossy().into_owned();
+        let path = Path::new(command.get_program());
+        let name = path.to_string_lossy().into_owned();
+        let is_attempt = subject().is_some_and(|(own, _)| path == Path::new(PROGRAMS).join(own));
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -217,10 +234,12 @@ impl Running {
             .process_group(0)
             .spawn()
             .with_context(|| format!("{name} does not start"))?;
-        let stdout = lines(child.stdout.take().context("no stdout")?);
-        let stderr = lines(child.stderr.take().context("no stderr")?);
-        let (spawned, signalled) = (Instant::now(), Cell::new(None));
-        Ok(Running { name, spawned, signalled, child, stdout, stderr, said: String::new() })
+        let most = if is_attempt { MOST } else { u64::MAX };
+        let too_much = Arc::new(AtomicBool::new(false));
+        let stdout = lines(child.stdout.take().context("no stdout")?, most, &too_much);
+        let stderr = lines(child.stderr.take().context("no stderr")?, most, &too_much);
+        let (spawned, signalled, said) = (Instant::now(), Cell::new(None), String::new());
+        Ok(Running { name, is_attempt, spawned, signalled, child, stdout, stderr, said, too_much })
     }
 
     /// Starts a script of the shell.
@@ -230,16 +249,21 @@ impl Running {
 
     /// Waits for a line on stderr that contains `text`.
     pub fn wait_for(&mut self, text: &str) -> Result<()> {
-        let start = Instant::now();
-        while let Ok(line) = self.stderr.recv_timeout(LIMIT.saturating_sub(start.elapsed())) {
-            self.said.push_str(&line);
-            if line.contains(text) {
-                // Else it is a load that has begun.
-                if text.contains("tracing") {
-                    cost::started(self.spawned);
-                }
-                return Ok(());
+        let came = patiently(&format!("{text:?}"), LIMIT, self.is_attempt, || {
+            match self.stderr.recv_timeout(MOMENT) {
+                Ok(line) => self.said.push_str(&line),
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Some(false)),
             }
+            let line = self.said.lines().next_back().unwrap_or_default();
+            Ok(line.contains(text).then_some(true))
+        });
+        if let Ok(true) = came {
+            // Else it is a load that has begun.
+            if text.contains("tracing") {
+                cost::started(self.spawned);
+            }
+            return Ok(());
         }
         // Its output may end a moment before it.
         thread::sleep(Duration::from_millis(100));
@@ -250,7 +274,7 @@ impl Running {
             Some(_) if has_ended => "your program does not start:".to_owned(),
             _ => format!("{name} never said {text:?}, but:"),
         };
-        bail!("{did}\n{}", self.said)
+        bail!("{did}\n{}", last_of(&self.said))
     }
 
     /// The number of the process.
@@ -269,25 +293,15 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).context("kill")
     }
 
-    /// Waits for a good end of something that takes long; a time-out is a failure.
-    pub fn wait_at_most(&mut self, limit: Duration) -> Result<()> {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                ensure!(status.success(), "{}: {status}", self.name);
-                return Ok(());
-            }
-            if start.elapsed() > limit {
-                kill(&self.child);
-                bail!("{}: not done after {limit:?}", self.name);
-            }
-            thread::sleep(Duration::from_millis(100));
-        }
+    /// Waits for the end; a time-out is a failure.
+    pub fn end(self) -> Result<Ended> {
+        let limit = if self.is_attempt { ENDING } else { LIMIT };
+        self.end_within(limit)
     }
 
-    /// Waits for the end; a time-out is a failure.
-    pub fn end(mut self) -> Result<Ended> {
-        let status = wait(&mut self.child).with_context(|| self.name.clone())?;
+    /// The same within this time.
+    pub fn end_within(mut self, limit: Duration) -> Result<Ended> {
+        let status = self.status(limit)?;
         let stdout = self.rest(&self.stdout)?;
         let stderr = std::mem::take(&mut self.said) + &self.rest(&self.stderr)?;
         if let Some(since) = self.signalled.get() {
@@ -296,23 +310,48 @@ impl Running {
         Ok(Ended { code: status.code(), stdout, stderr })
     }
 
+    /// How it is called where a learner reads it.
+    fn shown(&self) -> &str {
+        if self.is_attempt { "your program" } else { &self.name }
+    }
+
+    fn status(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let after = if self.signalled.get().is_some() { " after Ctrl-C" } else { "" };
+        let what = format!("the end of {}{after}", self.shown());
+        let status = patiently(&what, limit, self.is_attempt, || {
+            let status = self.child.try_wait()?;
+            if status.is_none() {
+                ensure!(!self.too_much.load(Relaxed), "more than 16 MB of output");
+                thread::sleep(MOMENT);
+            }
+            Ok(status)
+        });
+        status.map_err(|error| {
+            kill(&self.child);
+            let said: Vec<String> = self.stdout.try_iter().chain(self.stderr.try_iter()).collect();
+            anyhow!("{error}. It was killed; the last that it said:\n{}", last_of(&said.concat()))
+        })
+    }
+
     /// Reads a stream until the program and everything that it has started have closed it.
     fn rest(&self, stream: &Receiver<String>) -> Result<String> {
-        let (mut text, start) = (String::new(), Instant::now());
-        loop {
-            match stream.recv_timeout(LIMIT.saturating_sub(start.elapsed())) {
+        let mut text = String::new();
+        let what = format!("the end of the output of {}", self.shown());
+        let ended = patiently(&what, LIMIT, self.is_attempt, || {
+            match stream.recv_timeout(MOMENT) {
                 Ok(line) => text.push_str(&line),
-                Err(RecvTimeoutError::Disconnected) => return Ok(text),
-                Err(RecvTimeoutError::Timeout) => {
-                    kill(&self.child);
-                    bail!(
-                        "{} has ended, but after {LIMIT:?} a process that it started still has its \
-                         output open: {text}",
-                        self.name
-                    );
-                }
+                Err(RecvTimeoutError::Disconnected) => return Ok(Some(())),
+                Err(RecvTimeoutError::Timeout) => {}
             }
-        }
+            Ok(None)
+        });
+        ended.map_err(|error| {
+            kill(&self.child);
+            anyhow!(
+                "{error}. It has ended, but a process that it started still has its output open"
+            )
+        })?;
+        Ok(text)
     }
 
     /// Ends the program as Ctrl-C does; it must exit with 0.
@@ -344,7 +383,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             kill(&self.child);
-            wait(&mut self.child).ok();
+            self.child.wait().ok();
         }
     }
 }
@@ -352,18 +391,6 @@ impl Drop for Running {
 /// Kills a program and those that it has started: each program here leads a process group.
 fn kill(child: &Child) {
     kill_process_group(Pid::from_child(child), Signal::KILL).ok();
-}
-
-fn wait(child: &mut Child) -> Result<ExitStatus> {
-    let mut status = None;
-    let ended = wait_until("the end", || {
-        status = child.try_wait()?;
-        Ok(status.is_some())
-    });
-    if ended.is_err() {
-        kill(child);
-    }
-    ended.and(status.context("no status"))
 }
 
 /// A program's output that was stopped during a load: it empties no buffer, so that the kernel has no room for
@@ -421,23 +448,63 @@ impl Gate {
 
 /// Waits until `condition` holds; a time-out is a failure.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
-    let start = Instant::now();
-    while !condition()? {
-        ensure!(start.elapsed() < LIMIT, "{what}: waited {LIMIT:?} in vain");
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    patiently(what, LIMIT, false, || {
+        let holds = condition()?;
+        if !holds {
+            thread::sleep(MOMENT);
+        }
+        Ok(holds.then_some(()))
+    })
 }
 
-fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
+/// Between two looks.
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// Asks for something, each time for a moment, until it is there; a time-out is a failure. Where it is asked
+/// of an attempt, a learner is told what lasts so long, and may end it.
+fn patiently<T>(
+    what: &str,
+    limit: Duration,
+    of_attempt: bool,
+    mut ask: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let (start, mut told) = (Instant::now(), !of_attempt);
+    loop {
+        if let Some(found) = ask()? {
+            return Ok(found);
+        }
+        let lasts = start.elapsed();
+        if !told && lasts > SILENCE {
+            println!("waiting: {what}");
+            told = true;
+        }
+        ensure!(!of_attempt || !OVER.load(Relaxed), "{what}: not waited for, after Ctrl-C");
+        ensure!(lasts < limit, "{what}: waited {limit:?} in vain");
+    }
+}
+
+/// The last lines of what a program has said.
+fn last_of(said: &str) -> &str {
+    let start = said.rmatch_indices('\n').nth(20).map_or(0, |(end, _)| end + 1);
+    &said[start.max(said.ceil_char_boundary(said.len().saturating_sub(10_000)))..]
+}
+
+/// The lines of a stream, up to so many bytes: then nobody reads it any more.
+fn lines(
+    stream: impl Read + Send + 'static,
+    most: u64,
+    too_much: &Arc<AtomicBool>,
+) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
+    let too_much = Arc::clone(too_much);
     thread::spawn(move || {
-        let mut stream = BufReader::new(stream);
+        let mut stream = BufReader::new(stream.take(most));
         let mut line = Vec::new();
         while stream.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
             sender.send(String::from_utf8_lossy(&line).into_owned()).ok();
             line.clear();
         }
+        too_much.fetch_or(stream.get_ref().limit() == 0, Relaxed);
     });
     receiver
 }
@@ -505,11 +572,12 @@ pub fn ensure_none(output: &str, counts: &[&str]) -> Result<()> {
 
 /// The number of entries in all maps named `starts`: I/Os that running stages take to be in flight.
 pub fn entries_left() -> Result<u64> {
-    let maps: Value = serde_json::from_str(&shell("bpftool map show name starts --json")?)?;
-    let maps = maps.as_array().cloned().unwrap_or_else(|| vec![maps]);
+    let maps: Vec<Value> = serde_json::from_str(&shell("bpftool map show --json")?)?;
+    let mut starts = maps.iter().filter(|map| map["name"] == "starts").peekable();
+    ensure!(starts.peek().is_some(), "no map with the name \"starts\" is loaded");
     let mut left = 0;
-    for map in maps {
-        let id = map["id"].as_u64().context("no map named starts is loaded")?;
+    for map in starts {
+        let id = map["id"].as_u64().context("bpftool shows no id")?;
         let entries: Value =
             serde_json::from_str(&shell(&format!("bpftool map dump id {id} --json"))?)?;
         left += entries.as_array().context("bpftool prints no list")?.len() as u64;

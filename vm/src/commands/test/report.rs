@@ -85,7 +85,7 @@ impl Report {
                 self.lines.push(line.to_owned());
             }
             Said::Text if !line.is_empty() => self.lines.push(line.to_owned()),
-            Said::Text | Said::Noted => {}
+            Said::Text | Said::Noted | Said::Waiting(_) => {}
         }
         false
     }
