@@ -77,15 +77,17 @@ fn print_skips(object: &Object, skips: &[(String, u64)], not_counted: &[String])
     }
 }
 
-/// The object's programs whose skips this kernel does not count: those of kprobes, before 6.7.
+/// The object's programs whose skips this kernel does not count: those of kprobes and of tracepoints' records,
+/// before 6.7 (trace_call_bpf() in kernel/trace/bpf_trace.c).
 fn not_counted(object: &Object) -> Result<Vec<String>> {
     if !preflight::is_before((6, 7))? {
         return Ok(Vec::new());
     }
-    let kprobes = object.progs().filter(|program| {
-        program.autoload() && program.section().as_encoded_bytes().starts_with(b"kprobe")
+    let uncounted = object.progs().filter(|program| {
+        let section = program.section().as_encoded_bytes();
+        program.autoload() && (section.starts_with(b"kprobe") || section.starts_with(b"tp/"))
     });
-    Ok(kprobes.map(|program| program.name().to_string_lossy().into_owned()).collect())
+    Ok(uncounted.map(|program| program.name().to_string_lossy().into_owned()).collect())
 }
 
 /// A string of C, such as a thread's or a file's name, as [`printable`].

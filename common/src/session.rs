@@ -140,8 +140,8 @@ impl Session {
             && let Some((name, _)) = self.loaded.iter().find(|(_, id)| !attached.contains(id))
         {
             bail!(
-                "{name}() was loaded but never attached, so the kernel never runs it: \
-                 name it in session.attach(), in main.rs"
+                "{name}() was loaded but never attached, so the kernel never runs it: attach it \
+                 in main.rs; most programs are named in session.attach()"
             );
         }
         self.start = Some(Instant::now());

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::io::{ReadWriteFlags, preadv2};
 
 use crate::{
-    disks::{self, Mounted, NullBlk},
+    disks::{self, Mapped, Mounted, NullBlk},
     exercises::EXERCISE,
     run::{
         Gate, LIMIT, Running, between, cases, compared, count, ensure_none, fio, fio_command,
@@ -299,6 +299,12 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     let device = Watched::cold(&format!("/dev/{disk}"), &disk)?;
     let late = NullBlk::timer("test", 2000, &[])?;
     let unread = Watched::cold(&format!("/dev/{}", late.name), &late.name)?;
+    // A disk whose page 12 and all behind it cannot be read.
+    let (good, sectors) = (NullBlk::named("good", &[])?, 12 * page_size() / 512);
+    let table = format!("0 {sectors} linear /dev/{} 0;{sectors} {sectors} error", good.name);
+    let bad = Mapped::new("bad", &table)?;
+    let cut = Watched::cold(&bad.path(), &bad.disk()?)?;
+    cut.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
     let running = Running::stage("stage08", &[])?;
     let mut judged: Vec<Judged> = Vec::new();
     for (what, file, bytes) in sequential {
@@ -315,6 +321,8 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     for (_, file, _) in &judged {
         file.settled(0, file.size)?;
     }
+    let [first, short] = [12, 16].map(|pages| cut.read(0, pages * page_size()));
+    ensure!(short?.got == 12 * page_size() as i64, "the read was not ended by an error");
     // Not at the disk's start: a page there would bring others with it.
     let dd = format!("exec dd if={} of=/dev/null bs=4k skip=4096 count=1 status=none", unread.path);
     let dd = Running::bash(&dd)?;
@@ -337,6 +345,8 @@ fn stage08_agrees_with_mincore() -> Result<()> {
         );
     }
     ensure!(printed(&output, &unread)?.0.is_empty(), "it has not ended: {output}");
+    same("before an error", &[first?], &printed(&output, &cut)?.0)?;
+    ensure!(count(&output, "not judged")? == 1, "an error has ended one read: {output}");
     ensure!(count(&output, "in flight")? == 1, "{output}");
     sums(&output, events(&output)?.len())?;
     ensure_none(&output, &["dropped"])

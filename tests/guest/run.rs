@@ -486,7 +486,8 @@ fn patiently<T>(
 /// The last lines of what a program has said.
 fn last_of(said: &str) -> &str {
     let start = said.rmatch_indices('\n').nth(20).map_or(0, |(end, _)| end + 1);
-    &said[start.max(said.ceil_char_boundary(said.len().saturating_sub(10_000)))..]
+    let start = start.max(said.len().saturating_sub(10_000));
+    &said[(start..).find(|&start| said.is_char_boundary(start)).unwrap_or_default()..]
 }
 
 /// The lines of a stream, up to so many bytes: then nobody reads it any more.

@@ -38,7 +38,7 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what this call read */
 	struct read *read = bpf_map_lookup_elem(&reads, &thread);
 
-	if (iocb->ki_complete) { /* io_uring may ask again for what this call has brought in */
+	if (iocb->ki_complete) { /* it may be called again for what this call has brought in */
 		__sync_fetch_and_add(&not_judged, 1);
 		return 0;
 	}

@@ -66,12 +66,18 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 
 	if (filtered_out(iocb->ki_filp->f_mapping->host))
 		return 0;
-	if (iocb->ki_complete) { /* io_uring may ask again for what this call has brought in */
+	if (iocb->ki_complete) { /* it may be called again for what this call has brought in */
 		__sync_fetch_and_add(&not_judged, 1);
 		return 0;
 	}
 	if (!read || read->offset != offset) {
 		__sync_fetch_and_add(&unmatched, 1);
+		return 0;
+	}
+	if (bytes && bytes < read->bytes && iocb->ki_pos < iocb->ki_filp->f_mapping->host->i_size) {
+		/* An error has ended it: which of its pages it has added, or found, is not known. */
+		__sync_fetch_and_add(&not_judged, 1);
+		bpf_map_delete_elem(&reads, &thread);
 		return 0;
 	}
 	if (bytes)
