@@ -99,7 +99,7 @@ int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 	u64 key = (u64)rq, bio = (u64)BPF_CORE_READ(rq, bio), last = (u64)BPF_CORE_READ(rq, biotail);
 	struct times *found = bpf_map_lookup_elem(&requests, &key);
 
-	/* Not for a start that was not seen, a flush behind a write, a disk without statistics. */
+	/* Not for a start that was not seen, the flush after a write, a disk without statistics. */
 	if (!found || found->allocated != rq->start_time_ns || found->completed || !rq->part)
 		return 0;
 	struct times times = *found;
