@@ -1,0 +1,112 @@
+//! The exercises: `exercises/ID_name/exercise.toml`, as far as the book shows them.
+
+use std::{
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::escape;
+
+/// An exercise. `cargo lesson` reads the same file, and refuses fields that it does not know.
+#[derive(Deserialize)]
+pub struct Exercise {
+    /// Its directory, relative to the workspace.
+    #[serde(skip)]
+    pub place: PathBuf,
+    /// The part of the directory's name before the first `_`.
+    #[serde(default)]
+    pub id: String,
+    pub title: String,
+    /// The directory that an attempt starts from.
+    pub start: PathBuf,
+    /// The directory with the answer.
+    pub solution: PathBuf,
+    task: String,
+    read: String,
+    hints: Vec<String>,
+    #[serde(rename = "judge")]
+    judges: Vec<Judge>,
+}
+
+#[derive(Deserialize)]
+struct Judge {
+    title: String,
+    expected: String,
+}
+
+impl Exercise {
+    /// All exercises, by their directories' names.
+    pub fn all(root: &Path) -> Result<Vec<Exercise>> {
+        let mut exercises = Vec::new();
+        for entry in fs::read_dir(root.join("exercises")).context("exercises/")? {
+            let file = entry?.path().join("exercise.toml");
+            let Ok(text) = fs::read_to_string(&file) else { continue };
+            let mut exercise: Exercise =
+                toml::from_str(&text).with_context(|| file.display().to_string())?;
+            let place = file.parent().unwrap_or(&file).strip_prefix(root)?;
+            let name = place.file_name().unwrap_or_default().to_string_lossy();
+            if exercise.id.is_empty() {
+                exercise.id = name.split('_').next().unwrap_or_default().to_owned();
+            }
+            exercise.place = place.to_owned();
+            exercises.push(exercise);
+        }
+        exercises.sort_by(|one, other| one.place.cmp(&other.place));
+        Ok(exercises)
+    }
+
+    /// Whether its answer is no stage.
+    pub fn is_own(&self) -> bool {
+        self.solution.starts_with("exercises")
+    }
+
+    /// The page of an exercise whose answer is no stage; `diff` is the difference between start and answer.
+    pub fn page(&self, diff: &str) -> String {
+        format!(
+            "# {}: {}\n\n```\ncargo lesson start {}     # a copy of {}\ncargo lesson check\n```\n\n\
+             Read: {}\n\n## Your turn\n\n{}\n\n{}\n## The answer\n\n{}",
+            self.id,
+            self.title,
+            self.id,
+            self.start.display(),
+            self.read,
+            plain(&self.task),
+            self.folded(),
+            folded("Show the answer", diff),
+        )
+    }
+
+    /// The task of a stage, as `cargo lesson start` prints it, and what may help.
+    pub fn below_turn(&self) -> String {
+        let task =
+            format!("The whole task, as <code>cargo lesson start {}</code> prints it", self.id);
+        folded(&task, &plain(&self.task)) + &self.folded()
+    }
+
+    fn folded(&self) -> String {
+        let mut text = String::new();
+        for (number, hint) in (1..).zip(&self.hints) {
+            text += &folded(&format!("Hint {number} of {}", self.hints.len()), &plain(hint));
+        }
+        let mut judges = String::new();
+        for judge in &self.judges {
+            let _ =
+                writeln!(judges, "**{}**\n\n{}\n", escape(&judge.title), plain(&judge.expected));
+        }
+        text + &folded("What the judges expect", &judges)
+    }
+}
+
+/// Text whose spaces and line ends are its form.
+fn plain(text: &str) -> String {
+    format!("<pre class=\"plain\">{}</pre>\n", escape(text.trim_matches('\n')))
+}
+
+/// Something that is shown when the reader asks for it.
+pub fn folded(summary: &str, text: &str) -> String {
+    format!("<details class=\"fold\"><summary>{summary}</summary>\n\n{text}\n\n</details>\n\n")
+}

@@ -1,0 +1,281 @@
+//! The book as a whole: its pages, where they stand, and what they link.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use mdbook_driver::{MDBook, config::Config};
+
+use crate::{
+    code, escape,
+    exercise::Exercise,
+    glossary::Glossary,
+    markdown::{self, Extras, Links},
+    normal,
+    outline::{self, Part},
+};
+
+const STYLE: &str = include_str!("../book.css");
+const CONFIG: &str = include_str!("../book.toml");
+
+/// What directories contain that is not the workshop's.
+const NOT_OURS: [&str; 2] = ["target", "vendor"];
+
+/// The book, before it is written.
+pub struct Book {
+    root: PathBuf,
+    exercises: Vec<Exercise>,
+    glossary: Glossary,
+    parts: RefCell<Vec<Part>>,
+    /// Sources and directories that a page links, relative to the workspace.
+    sources: RefCell<BTreeSet<PathBuf>>,
+    /// Pictures, which are copied.
+    pictures: RefCell<BTreeSet<PathBuf>>,
+}
+
+/// A page, as the links on it see the book.
+struct Page<'a> {
+    book: &'a Book,
+    /// Its directory, relative to the workspace.
+    place: &'a Path,
+}
+
+impl Book {
+    /// Reads what the book is made of.
+    pub fn read(root: &Path) -> Result<Book> {
+        let exercises = Exercise::all(root)?;
+        let parts = outline::parts(root, &exercises)?;
+        let glossary = Glossary::read(&read(root, Path::new("docs/glossary.md"))?)?;
+        Ok(Book {
+            root: root.to_owned(),
+            exercises,
+            glossary,
+            parts: RefCell::new(parts),
+            sources: RefCell::default(),
+            pictures: RefCell::default(),
+        })
+    }
+
+    /// Writes it, and returns its directory.
+    pub fn write(&self) -> Result<PathBuf> {
+        let target = self.root.join("target");
+        let (made, book) = (target.join("book-src"), target.join("book"));
+        if made.exists() {
+            fs::remove_dir_all(&made).with_context(|| made.display().to_string())?;
+        }
+        let mut summary = "# Summary\n\n".to_owned();
+        // A page may lead to another one that no part has yet: that is added to the last part.
+        let (mut part, mut chapter) = (0, 0);
+        loop {
+            let parts = self.parts.borrow();
+            let Some(current) = parts.get(part) else { break };
+            if chapter == 0 && !current.title.is_empty() {
+                let _ = writeln!(summary, "\n# {}\n", current.title);
+            }
+            let Some(next) = current.chapters.get(chapter) else {
+                (part, chapter) = (part + 1, 0);
+                continue;
+            };
+            let (path, label, is_nested) = (next.path.clone(), next.label.clone(), next.is_nested);
+            let in_front = current.title.is_empty();
+            drop(parts);
+            let text = self.chapter(&path)?;
+            let title = label.unwrap_or_else(|| markdown::title(&text).replace('`', ""));
+            let file = as_index(&path);
+            write(&made.join("src").join(&file), &text)?;
+            let bullet = match (in_front, is_nested) {
+                (true, _) => "",
+                (false, false) => "- ",
+                (false, true) => "  - ",
+            };
+            let _ = writeln!(summary, "{bullet}[{title}]({})", file.display());
+            chapter += 1;
+        }
+        write(&made.join("src/SUMMARY.md"), &summary)?;
+        write(&made.join("book.css"), STYLE)?;
+        let config: Config = CONFIG.parse().context("book.toml")?;
+        MDBook::load_with_config(&made, config).and_then(|book| book.build()).context("mdBook")?;
+        self.write_sources(&book)?;
+        for picture in &*self.pictures.borrow() {
+            let to = book.join(picture);
+            fs::create_dir_all(to.parent().unwrap_or(&book))?;
+            fs::copy(self.root.join(picture), &to).with_context(|| to.display().to_string())?;
+        }
+        Ok(book)
+    }
+
+    /// The text of a chapter, as mdBook gets it.
+    fn chapter(&self, path: &Path) -> Result<String> {
+        let place = path.parent().unwrap_or(path);
+        let page = Page { book: self, place };
+        if let Some(exercise) = self.own_exercise(place) {
+            let pair = [&*exercise.start, &*exercise.solution];
+            let diff = code::whole_diff(&self.root, pair, |file| page.address(file))?;
+            return markdown::page(&exercise.page(&diff), &page, &Extras::default());
+        }
+        let text = read(&self.root, path)?;
+        let teaches =
+            ["stage", "tools", "appendix"].iter().any(|it| path.to_string_lossy().starts_with(it));
+        let mut extras =
+            Extras { glossary: teaches.then_some(&self.glossary), ..Extras::default() };
+        if let Some(exercise) = self.exercises.iter().find(|exercise| exercise.solution == place) {
+            let pair = markdown::compared(&text).unwrap_or([&exercise.start, &exercise.solution]);
+            let diff = code::whole_diff(&self.root, pair, |file| page.address(file))?;
+            extras.turn = exercise.below_turn();
+            extras.answer = Some(diff);
+            for file in code::FILES {
+                extras.sources.push((file, read(&self.root, &place.join("src").join(file))?));
+            }
+        }
+        markdown::page(&text, &page, &extras)
+    }
+
+    fn own_exercise(&self, place: &Path) -> Option<&Exercise> {
+        self.exercises.iter().find(|exercise| exercise.is_own() && exercise.place == place)
+    }
+
+    /// Where the book has a file or directory of the workspace.
+    fn place(&self, path: &Path) -> Result<PathBuf> {
+        let file = self.root.join(path);
+        ensure!(file.exists(), "{} does not exist, and a page links it", path.display());
+        if file.is_dir() {
+            if self.own_exercise(path).is_none() {
+                let readme = path.join("README.md");
+                if self.root.join(&readme).exists() {
+                    return self.place(&readme);
+                }
+                self.sources.borrow_mut().insert(path.to_owned());
+            }
+            return Ok(path.join("index.html"));
+        }
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("md") => {
+                let mut parts = self.parts.borrow_mut();
+                let known = parts.iter().flat_map(|part| &part.chapters).any(|it| it.path == path);
+                if let Some(last) = parts.last_mut().filter(|_| !known) {
+                    last.push(path, false);
+                }
+                Ok(as_index(path).with_extension("html"))
+            }
+            Some("svg" | "png") => {
+                self.pictures.borrow_mut().insert(path.to_owned());
+                Ok(path.to_owned())
+            }
+            _ => {
+                self.sources.borrow_mut().insert(path.to_owned());
+                let mut name = path.as_os_str().to_owned();
+                name.push(".html");
+                Ok(name.into())
+            }
+        }
+    }
+
+    /// Writes the pages of sources and of directories, in the frame that mdBook has made for another page: they
+    /// are in no table of contents, in no search, and not in print.
+    fn write_sources(&self, book: &Path) -> Result<()> {
+        let frame = read(book, Path::new("docs/glossary.html"))?;
+        let (head, rest) = frame.split_once("<main>").context("mdBook's page has no <main>")?;
+        let (_, tail) = rest.split_once("<nav class=\"nav-wrapper\"").context("no navigation")?;
+        let (_, tail) = tail.split_once("</nav>").context("no end of the navigation")?;
+        let (before, tail) =
+            tail.split_once("<nav class=\"nav-wide-wrapper\"").context("no wide navigation")?;
+        let (_, tail) = tail.split_once("</nav>").context("no end of the wide navigation")?;
+        let title = head.split("<title>").nth(1).and_then(|rest| rest.split("</title>").next());
+        let title = title.context("mdBook's page has no title")?;
+        let mut done = BTreeSet::new();
+        loop {
+            let next = self.sources.borrow().iter().find(|path| !done.contains(*path)).cloned();
+            let Some(path) = next else { return Ok(()) };
+            let place = self.place(&path)?;
+            let shown = path.display().to_string();
+            let body = self.source(&path)?;
+            // The frame's page is one directory below the book.
+            let up = "../".repeat(place.components().count() - 1);
+            let frame = |text: &str| text.replace("\"../", &format!("\"{up}"));
+            let head = frame(head).replace(title, &escape(&shown));
+            let page = format!("{head}<main>{body}</main>{}{}", frame(before), frame(tail));
+            write(&book.join(place), &page)?;
+            done.insert(path);
+        }
+    }
+
+    /// What the page of a source or of a directory shows.
+    fn source(&self, path: &Path) -> Result<String> {
+        let here = self.place(path)?;
+        let page = Page { book: self, place: here.parent().unwrap_or(&here) };
+        let mut body = format!("<h1>{}</h1>\n", escape(&path.display().to_string()));
+        let file = self.root.join(path);
+        if !file.is_dir() {
+            let text = read(&self.root, path)?;
+            return Ok(body + &code::numbered(&path.display().to_string(), &text));
+        }
+        let mut names: Vec<_> =
+            fs::read_dir(&file)?.map(|it| Ok(it?.file_name())).collect::<Result<_>>()?;
+        names.sort();
+        body += "<ul>\n";
+        for name in names.iter().map(|name| name.to_string_lossy()) {
+            if !name.starts_with('.') && !NOT_OURS.contains(&&*name) {
+                let address = page.address(&path.join(&*name))?;
+                let _ = writeln!(body, "<li><a href=\"{address}\">{}</a></li>", escape(&name));
+            }
+        }
+        Ok(body + "</ul>\n")
+    }
+}
+
+impl Page<'_> {
+    /// The address of a file of the workspace, relative to this page.
+    fn address(&self, path: &Path) -> Result<String> {
+        let place = self.book.place(&normal(path))?;
+        let (mut from, mut to) =
+            (self.place.components().peekable(), place.components().peekable());
+        while from.peek().is_some() && from.peek() == to.peek() {
+            from.next();
+            to.next();
+        }
+        let up = "../".repeat(from.count());
+        Ok(up + &to.collect::<PathBuf>().display().to_string())
+    }
+}
+
+impl Links for Page<'_> {
+    fn link(&self, target: &str) -> Result<String> {
+        let (file, anchor) = match target.split_once('#') {
+            Some((file, anchor)) => (file, format!("#{anchor}")),
+            None => (target, String::new()),
+        };
+        if file.is_empty() {
+            return Ok(anchor);
+        }
+        Ok(self.address(&self.place.join(file))? + &anchor)
+    }
+
+    fn source(&self, name: &str) -> Result<Option<String>> {
+        if !name.contains('/') || name.contains([' ', '*']) || name.starts_with('/') {
+            return Ok(None);
+        }
+        let places = [self.place.join(name), PathBuf::from(name)];
+        let found = places.iter().find(|path| self.book.root.join(path).is_file());
+        found.map(|path| self.address(path)).transpose()
+    }
+}
+
+/// mdBook's name of a page: that of a directory is its `index.html`.
+fn as_index(path: &Path) -> PathBuf {
+    if path.ends_with("README.md") { path.with_file_name("index.md") } else { path.to_owned() }
+}
+
+fn read(root: &Path, path: &Path) -> Result<String> {
+    fs::read_to_string(root.join(path)).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::create_dir_all(file.parent().unwrap_or(file))
+        .and_then(|()| fs::write(file, text))
+        .with_context(|| format!("cannot write {}", file.display()))
+}
