@@ -56,14 +56,17 @@ fn diff(file: &str, old: &str, new: &str) -> String {
     };
     let same = |html: &mut String, from: usize, by: usize, lines: usize| {
         for at in 0..lines {
-            let line = escape(new[by + at].trim_end_matches('\n'));
-            let _ = write!(
-                html,
-                "<span class=\"same\"><span class=\"old line\" aria-hidden=\"true\" data-n=\"{}\" data-text=\"{line}\">\
-                 </span><span class=\"new line\" id=\"{file}-{}\" data-n=\"{1}\">{line}\n</span></span>",
+            let text = &new[by + at];
+            // For the eye only: a screen reader, a search and a copy find the line once.
+            let old = format!(
+                "<span class=\"old line\" aria-hidden=\"true\" data-n=\"{}\" data-text=\"{}\"{}></span>",
                 from + at + 1,
-                by + at + 1,
+                escape(text.trim()),
+                indent(text)
             );
+            let id = Some(format!("{file}-{}", by + at + 1));
+            let new = line("span", "new line", id, Some(by + at + 1), text);
+            let _ = write!(html, "<span class=\"same\">{old}{new}</span>");
         }
     };
     for (number, op) in ops.iter().enumerate() {
@@ -98,17 +101,12 @@ fn diff(file: &str, old: &str, new: &str) -> String {
         pre(&mut html, true);
         html += "<span class=\"change\"><span class=\"old\">";
         for at in from {
-            let line = escape(old[at].trim_end_matches('\n'));
-            let _ = write!(html, "<del class=\"line\" data-n=\"{}\">{line}\n</del>", at + 1);
+            html += &line("del", "line", None, Some(at + 1), old[at]);
         }
         html += "</span><span class=\"new\">";
         for at in by {
-            let line = escape(new[at].trim_end_matches('\n'));
-            let _ = write!(
-                html,
-                "<ins class=\"line\" id=\"{file}-{}\" data-n=\"{0}\">{line}\n</ins>",
-                at + 1
-            );
+            let id = Some(format!("{file}-{}", at + 1));
+            html += &line("ins", "line", id, Some(at + 1), new[at]);
         }
         html += "</span></span>";
     }
@@ -119,13 +117,13 @@ fn diff(file: &str, old: &str, new: &str) -> String {
 /// A block `diff` of a README, with a link to its place in the whole difference.
 pub fn piece(block: &str, sources: &[(&str, String)]) -> String {
     let mut html = "<pre class=\"diff piece\">".to_owned();
-    for line in block.trim_end_matches('\n').lines() {
-        let (tag, text) = match line.split_at_checked(1) {
+    for row in block.trim_end_matches('\n').lines() {
+        let (tag, text) = match row.split_at_checked(1) {
             Some(("+", text)) => ("ins", text),
             Some(("-", text)) => ("del", text),
-            _ => ("span", line.strip_prefix(' ').unwrap_or(line)),
+            _ => ("span", row.strip_prefix(' ').unwrap_or(row)),
         };
-        let _ = write!(html, "<{tag} class=\"line\">{}\n</{tag}>", escape(text));
+        html += &line(tag, "line", None, None, text);
     }
     html += "</pre>\n";
     let added = block.lines().skip_while(|line| !line.starts_with('+'));
@@ -144,14 +142,50 @@ pub fn piece(block: &str, sources: &[(&str, String)]) -> String {
     html
 }
 
+/// A line of code. Where it wraps, it stays right of its indentation.
+fn line(tag: &str, class: &str, id: Option<String>, number: Option<usize>, text: &str) -> String {
+    let text = text.trim_end_matches('\n');
+    let code = text.trim_start_matches(['\t', ' ']);
+    let html = escape(code);
+    framed(tag, class, id, number, &text[..text.len() - code.len()], &html)
+}
+
+fn framed(
+    tag: &str,
+    class: &str,
+    id: Option<String>,
+    number: Option<usize>,
+    space: &str,
+    html: &str,
+) -> String {
+    let id = id.map_or(String::new(), |id| format!(" id=\"{id}\""));
+    let number = number.map_or(String::new(), |number| format!(" data-n=\"{number}\""));
+    let shift = indent(space);
+    format!("<{tag} class=\"{class}\"{id}{number}{shift}><i>{space}</i>{html}\n</{tag}>")
+}
+
+/// The columns that a line is indented by, for the style sheet.
+fn indent(text: &str) -> String {
+    let spaces = text.chars().map_while(|c| match c {
+        '\t' => Some(4),
+        ' ' => Some(1),
+        _ => None,
+    });
+    match spaces.sum::<usize>() {
+        0 => String::new(),
+        columns => format!(" style=\"--i:{columns}\""),
+    }
+}
+
 /// A source with line numbers and colours.
 pub fn numbered(name: &str, text: &str) -> String {
     let mut html = "<pre class=\"source\">".to_owned();
-    for (number, line) in (1..).zip(coloured(name, text).lines()) {
-        let _ = write!(
-            html,
-            "<span class=\"line\" id=\"L{number}\" data-n=\"{number}\">{line}\n</span>"
-        );
+    let coloured = coloured(name, text);
+    for ((number, plain), row) in (1..).zip(text.lines()).zip(coloured.lines()) {
+        let space = &plain[..plain.len() - plain.trim_start_matches(['\t', ' ']).len()];
+        // A comment that began before may begin with the spaces of its line.
+        let row = row.replacen(space, "", 1);
+        html += &framed("span", "line", Some(format!("L{number}")), Some(number), space, &row);
     }
     html + "</pre>\n"
 }

@@ -73,8 +73,8 @@ impl Exercise {
             self.title,
             self.id,
             self.start.display(),
-            self.read,
-            plain(&self.task),
+            linked(&self.read),
+            prose(&self.task),
             self.folded(),
             folded("Show the answer", diff),
         )
@@ -82,20 +82,22 @@ impl Exercise {
 
     /// The task of a stage, as `cargo lesson start` prints it, and what may help.
     pub fn below_turn(&self) -> String {
-        let task =
-            format!("The whole task, as <code>cargo lesson start {}</code> prints it", self.id);
-        folded(&task, &plain(&self.task)) + &self.folded()
+        let task = format!("The whole task (<code>cargo lesson start {}</code>)", self.id);
+        folded(&task, &prose(&self.task)) + &self.folded()
     }
 
     fn folded(&self) -> String {
         let mut text = String::new();
         for (number, hint) in (1..).zip(&self.hints) {
-            text += &folded(&format!("Hint {number} of {}", self.hints.len()), &plain(hint));
+            text += &folded(
+                &format!("Hint {number} of {}", self.hints.len()),
+                &if hint.trim().contains('\n') { plain(hint) } else { prose(hint) },
+            );
         }
         let mut judges = String::new();
         for judge in &self.judges {
             let _ =
-                writeln!(judges, "**{}**\n\n{}\n", escape(&judge.title), plain(&judge.expected));
+                writeln!(judges, "**{}**\n\n{}\n", escape(&judge.title), prose(&judge.expected));
         }
         text + &folded("What the judges expect", &judges)
     }
@@ -104,6 +106,37 @@ impl Exercise {
 /// Text whose spaces and line ends are its form.
 fn plain(text: &str) -> String {
     format!("<pre class=\"plain\">{}</pre>\n", escape(text.trim_matches('\n')))
+}
+
+/// Lines that wrap, as paragraphs; those that are indented keep their form.
+fn prose(text: &str) -> String {
+    let mut html = String::new();
+    let is_indented = |line: &str| line.starts_with([' ', '\t']);
+    let lines: Vec<&str> = text.trim_matches('\n').lines().collect();
+    for group in lines.chunk_by(|one, next| is_indented(one) == is_indented(next)) {
+        html += &if is_indented(group[0]) {
+            plain(&group.join("\n"))
+        } else {
+            let parts = escape(&group.join(" "));
+            let mut parts = parts.split('`');
+            let mut line = parts.next().unwrap_or_default().to_owned();
+            for (number, part) in parts.enumerate() {
+                line += if number % 2 == 0 { "<code>" } else { "</code>" };
+                line += part;
+            }
+            format!("<p>{line}</p>\n")
+        };
+    }
+    html
+}
+
+/// What to read, with links.
+fn linked(text: &str) -> String {
+    let words = text.split_inclusive(' ').map(|word| match word.split_once("/README.md") {
+        Some((place, rest)) => format!("[{place}](../../{place}){rest}"),
+        None => word.to_owned(),
+    });
+    words.collect()
 }
 
 /// Something that is shown when the reader asks for it.

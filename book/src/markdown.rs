@@ -185,7 +185,7 @@ mod tests {
         let parts = [
             "Do.\n\nTURN\n## The answer",
             "<details",
-            "<ins class=\"line\">a &lt;b\n</ins>",
+            "<ins class=\"line\"><i></i>a &lt;b\n</ins>",
             "x\n\nDIFF\n</details>\n\n## Limits",
         ];
         let places: Vec<_> = parts.iter().map(|part| made.find(part).expect(part)).collect();
