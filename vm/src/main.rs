@@ -43,7 +43,7 @@ enum Cmd {
         /// Kernel lines: 6.1, 6.1-rt
         lines: Vec<String>,
     },
-    /// Write one file with the kernels and the crates, for machines without a network
+    /// Write one file with the kernels, the crates and the web book, for machines without a network
     Bundle(Bundle),
     /// Started by `cargo run` and `cargo test` for a program of the workspace
     #[command(hide = true)]

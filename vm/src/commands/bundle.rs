@@ -1,8 +1,9 @@
-//! One file with all that a machine without a network needs: the kernels, and the crates.
+//! One file with all that a machine without a network needs: the kernels, the crates, the web book.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 use host::fail::{USAGE, fail};
@@ -15,6 +16,8 @@ use crate::run::{For, Run};
 const CRATES_MB: u64 = 1000;
 /// Cargo's configuration of the workspace.
 const CONFIG: &str = ".cargo/config.toml";
+/// What `cargo book` writes.
+const BOOK: &str = "target/book";
 /// What stands before the part of it that a bundle adds.
 const MARK: &str =
     "\n# From a bundle (cargo vm bundle): the crates are in vendor/, cargo needs no network.\n";
@@ -31,7 +34,7 @@ offline = true
 
 /// Writes `file`: a tar archive, compressed with zstd. Below `vendor` and `.cargo` it holds what
 /// cargo needs and is unpacked into the workspace by hand, because without it cargo cannot build this
-/// program; below `kernels` and `roots`, what [`install`] puts into the cache.
+/// program; so is the web book, below `target/book`; below `kernels` and `roots`, what [`install`] puts into the cache.
 pub fn write(run: &Run, file: &Path, kernel: Option<&str>) -> Result<()> {
     run.need_packages(For::Test)?;
     let cache = &run.cache;
@@ -54,6 +57,7 @@ pub fn write(run: &Run, file: &Path, kernel: Option<&str>) -> Result<()> {
     let output = vendor.arg(temp.path().join("vendor")).output().context("cannot start cargo")?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "cargo vendor failed: {}", said.trim());
+    make_book(run)?;
     let config = with_sources(&fs::read_to_string(run.workspace().join(CONFIG)).context(CONFIG)?);
     fs::create_dir(temp.path().join(".cargo"))?;
     cache::write(&temp.path().join(CONFIG), config.as_bytes())?;
@@ -67,7 +71,7 @@ pub fn write(run: &Run, file: &Path, kernel: Option<&str>) -> Result<()> {
             .into();
     args.extend(["--file".into(), part.clone(), "-C".into(), temp.path().into()]);
     args.extend([".cargo", "vendor", "-C"].map(OsString::from));
-    args.push(cache.path("").into());
+    args.extend([run.workspace().into(), BOOK.into(), "-C".into(), cache.path("").into()]);
     for place in &places {
         args.push(place.strip_prefix(cache.path(""))?.into());
     }
@@ -77,6 +81,16 @@ pub fn write(run: &Run, file: &Path, kernel: Option<&str>) -> Result<()> {
     }
     fs::rename(&part, &file).with_context(|| format!("cannot write {}", file.display()))?;
     say!("{} has {} MB", file.display(), fs::metadata(&file)?.len() >> 20);
+    Ok(())
+}
+
+/// Makes the web book, which a machine without a network reads and does not build: there, one that is made
+/// already goes along.
+fn make_book(run: &Run) -> Result<()> {
+    say!("making the web book");
+    let status = run.cargo.command().arg("book").stdout(Stdio::null()).status();
+    let is_made = status.context("cannot start cargo")?.success();
+    ensure!(is_made || run.workspace().join(BOOK).is_dir(), "cargo book failed, see above");
     Ok(())
 }
 
@@ -97,7 +111,9 @@ pub fn install(run: &Run, file: &Path) -> Result<Vec<String>> {
         let _lock = cache.lock()?;
         let temp = cache.temp_dir()?;
         say!("unpacking the kernels of {}", file.display());
-        let args = ["--extract", "--exclude=vendor", "--exclude=.cargo", "--file"].map(OsStr::new);
+        let args =
+            ["--extract", "--exclude=vendor", "--exclude=.cargo", "--exclude=target", "--file"]
+                .map(OsStr::new);
         let into = ["-C".as_ref(), temp.path().as_os_str()];
         let args = args.into_iter().chain([file.as_os_str()]).chain(into);
         cache::run("tar", args).with_context(|| {
