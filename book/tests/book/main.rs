@@ -244,4 +244,12 @@ fn pictures_to_look_at() {
             }
         }
     }
+    for (width, scheme) in WAYS {
+        driver.size(width, 844);
+        driver.scheme(scheme);
+        driver.open(&(url(&book.join("index.html")) + "?search=bio_endio"));
+        wait(&driver, "results", "return !!document.querySelector('#mdbook-searchresults a');");
+        let file = Path::new(&to).join(format!("search-{width}-{scheme}.png"));
+        fs::write(file, driver.picture()).unwrap();
+    }
 }
