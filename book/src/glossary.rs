@@ -7,8 +7,9 @@ use regex::Regex;
 
 use crate::escape;
 
-/// Words with a second meaning, which the texts also use: a page of a book, the task of an exercise.
-const AMBIGUOUS: [&str; 5] = ["page", "task", "issue", "tag", "object"];
+/// Words with a second meaning, which the texts also use: a page of a book, the task of an exercise, the storage
+/// stack, bpftrace's name for fentry.
+const AMBIGUOUS: [&str; 7] = ["page", "task", "issue", "tag", "object", "stack", "kfunc"];
 
 /// The words, and what they mean.
 pub struct Glossary {

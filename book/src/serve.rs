@@ -51,12 +51,13 @@ fn answer(book: &Path, mut stream: TcpStream) -> std::io::Result<()> {
 
 /// The type and content of what a request asks for, if it is below `book`.
 fn file(book: &Path, target: &str) -> Option<(&'static str, Vec<u8>)> {
-    let path = Path::new(target.split(['?', '#']).next()?.trim_start_matches('/'));
+    let target = target.split(['?', '#']).next()?;
+    let path = Path::new(target.trim_start_matches('/'));
     if !path.components().all(|part| matches!(part, Component::Normal(_))) {
         return None;
     }
     let mut file = book.join(path);
-    if file.is_dir() {
+    if target.ends_with('/') {
         file.push("index.html");
     }
     let kind = match file.extension()?.to_str()? {
@@ -79,7 +80,7 @@ mod tests {
     fn nothing_outside_of_the_book_is_served() {
         let book = Path::new(env!("CARGO_MANIFEST_DIR"));
         assert!(file(book, "/book.css?x=1#y").is_some_and(|(kind, _)| kind == "text/css"));
-        for target in ["/../README.md", "/src/../../README.md", "//etc/passwd", "/no.css", "/src"] {
+        for target in ["/../README.md", "/src/../../README.md", "//etc/passwd", "/no.css", "/."] {
             let is_outside = file(&book.join("src"), target).is_none();
             assert!(is_outside, "{target}");
         }

@@ -67,20 +67,32 @@ fn url(file: &Path) -> String {
 #[test]
 #[ignore = "needs Chromium and chromedriver: .ci/book"]
 fn pages_can_be_read() {
-    let (book, driver) = (book(), Driver::start());
-    let made = book.with_file_name("book-src/src");
     let mut files = Vec::new();
-    pages(book, &mut files);
+    pages(book(), &mut files);
     // All pages in one, which prints itself, and a frame that replaces the script's table of contents.
     files.retain(|file| !file.ends_with("print.html") && !file.ends_with("toc.html"));
     files.sort();
-    let mut said = Vec::new();
-    for (number, file) in files.iter().enumerate() {
+    assert!(files.len() > 200, "{} pages", files.len());
+    // Two browsers, for two CPUs.
+    let said: Vec<String> = thread::scope(|scope| {
+        let halves = [0, 1].map(|half| {
+            let files = files.iter().enumerate().skip(half).step_by(2);
+            scope.spawn(move || what_is_wrong(files))
+        });
+        halves.into_iter().flat_map(|half| half.join().unwrap()).collect()
+    });
+    assert!(said.is_empty(), "{} are wrong:\n{}", said.len(), said.join("\n"));
+}
+
+fn what_is_wrong<'a>(files: impl Iterator<Item = (usize, &'a PathBuf)>) -> Vec<String> {
+    let (book, driver, mut said) = (book(), Driver::start(), Vec::new());
+    let made = book.with_file_name("book-src/src");
+    for (number, file) in files {
         // Pages of sources and directories differ in their text only: each is judged in one way of the four.
         let name = file.strip_prefix(book).unwrap();
         let is_chapter = made.join(name).with_extension("md").exists();
         for (way, (width, scheme)) in WAYS.into_iter().enumerate() {
-            if !is_chapter && way != number % WAYS.len() {
+            if !is_chapter && way != number / 2 % WAYS.len() {
                 continue;
             }
             driver.size(width, 844);
@@ -91,16 +103,12 @@ fn pages_can_be_read() {
             }
         }
     }
-    let log = driver.log("browser");
-    said.extend(log.iter().map(|entry| format!("console: {entry}")));
-    for request in requests(&driver) {
-        if !request.starts_with(&url(book)) && !request.starts_with("data:") {
-            said.push(format!("asks for {request}"));
-        }
-    }
-    println!("{} pages", files.len());
-    assert!(said.is_empty(), "{} are wrong:\n{}", said.len(), said.join("\n"));
-    assert!(files.len() > 200);
+    said.extend(driver.log("browser").iter().map(|entry| format!("console: {entry}")));
+    let elsewhere = requests(&driver)
+        .into_iter()
+        .filter(|request| !request.starts_with(&url(book)) && !request.starts_with("data:"));
+    said.extend(elsewhere.map(|request| format!("asks for {request}")));
+    said
 }
 
 /// What the browser has asked for.
@@ -216,7 +224,7 @@ fn pictures_to_look_at() {
     let shots = [
         ("index.html", ""),
         ("docs/glossary.html", ""),
-        ("stage03_latency_map/index.html", ""),
+        ("stage03_latency_map/index.html", "#stage-03-a-hash-map-joins-the-two-ends"),
         ("stage03_latency_map/index.html", "#your-turn"),
         ("stage03_latency_map/index.html", "#diff-trace.bpf.c"),
         ("stage03_latency_map/src/trace.bpf.c.html", "#L30"),
