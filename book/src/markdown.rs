@@ -33,9 +33,9 @@ pub struct Extras<'a> {
 pub fn page(text: &str, links: &impl Links, extras: &Extras) -> Result<String> {
     let mut edits: Vec<(Range<usize>, String)> = Vec::new();
     let (mut seen, mut sections) = (Vec::new(), Vec::new());
-    // How many elements are open in which no word is marked: links, headings, tables, emphasis.
+    // How many elements are open in which no word is marked: links, headings, emphasis.
     let mut quiet = 0_usize;
-    let mut code_block = false;
+    let (mut code_block, mut table) = (false, false);
     for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
         match event {
             Event::Start(Tag::Link { link_type: LinkType::Inline, dest_url, .. }) => {
@@ -52,14 +52,11 @@ pub fn page(text: &str, links: &impl Links, extras: &Extras) -> Result<String> {
                     sections.push(range);
                 }
             }
-            Event::Start(Tag::Link { .. } | Tag::Table(_) | Tag::Emphasis | Tag::Strong) => {
-                quiet += 1
-            }
+            Event::Start(Tag::Link { .. } | Tag::Emphasis | Tag::Strong) => quiet += 1,
             Event::End(
                 TagEnd::Link
                 | TagEnd::Image
                 | TagEnd::Heading(_)
-                | TagEnd::Table
                 | TagEnd::Emphasis
                 | TagEnd::Strong,
             ) => quiet -= 1,
@@ -73,7 +70,9 @@ pub fn page(text: &str, links: &impl Links, extras: &Extras) -> Result<String> {
                 }
             }
             Event::End(TagEnd::CodeBlock) => code_block = false,
-            Event::Text(_) if quiet == 0 && !code_block => {
+            Event::Start(Tag::Table(_)) => table = true,
+            Event::End(TagEnd::Table) => table = false,
+            Event::Text(_) if quiet == 0 && !code_block && !table => {
                 if let Some(glossary) = extras.glossary {
                     let marks = glossary.mark(&text[range.clone()], &mut seen);
                     edits.extend(
@@ -87,7 +86,7 @@ pub fn page(text: &str, links: &impl Links, extras: &Extras) -> Result<String> {
                 let shown = &text[range.clone()];
                 if let Some(link) = links.source(&name)? {
                     edits.push((range, format!("[{shown}]({link})")));
-                } else if let Some(glossary) = extras.glossary {
+                } else if let Some(glossary) = extras.glossary.filter(|_| !table) {
                     let word = name.split('(').next().unwrap_or(&name);
                     edits.extend(
                         glossary.mark_one(word, shown, &mut seen).map(|html| (range, html)),

@@ -132,7 +132,33 @@ impl Book {
                 extras.sources.push((file, read(&self.root, &place.join("src").join(file))?));
             }
         }
-        markdown::page(&text, &page, &extras)
+        Ok(markdown::page(&text, &page, &extras)? + &self.sources_of(place, &page)?)
+    }
+
+    /// Links to the sources of a program, for the end of its page.
+    fn sources_of(&self, place: &Path, page: &Page) -> Result<String> {
+        let src = place.join("src");
+        if place == Path::new("") || !self.root.join(&src).is_dir() {
+            return Ok(String::new());
+        }
+        let mut links = Vec::new();
+        for name in self.names(&src)? {
+            links.push(format!("<a href=\"{}\">{name}</a>", page.address(&src.join(&name))?));
+        }
+        Ok(format!("\n\n<p class=\"sources\">Sources: {}</p>\n", links.join(" · ")))
+    }
+
+    /// What the workshop has in a directory.
+    fn names(&self, path: &Path) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.root.join(path))? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if !name.starts_with('.') && !NOT_OURS.contains(&&*name) {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
     }
 
     fn own_exercise(&self, place: &Path) -> Option<&Exercise> {
@@ -214,15 +240,10 @@ impl Book {
             let text = read(&self.root, path)?;
             return Ok(body + &code::numbered(&path.display().to_string(), &text));
         }
-        let mut names: Vec<_> =
-            fs::read_dir(&file)?.map(|it| Ok(it?.file_name())).collect::<Result<_>>()?;
-        names.sort();
         body += "<ul>\n";
-        for name in names.iter().map(|name| name.to_string_lossy()) {
-            if !name.starts_with('.') && !NOT_OURS.contains(&&*name) {
-                let address = page.address(&path.join(&*name))?;
-                let _ = writeln!(body, "<li><a href=\"{address}\">{}</a></li>", escape(&name));
-            }
+        for name in self.names(path)? {
+            let address = page.address(&path.join(&name))?;
+            let _ = writeln!(body, "<li><a href=\"{address}\">{}</a></li>", escape(&name));
         }
         Ok(body + "</ul>\n")
     }
