@@ -1,8 +1,6 @@
 //! The programs of the appendix: hello_world, bigreads, bitehist, kmalloc_callers.
 
 use std::{
-    collections::BTreeMap,
-    fs,
     net::{TcpListener, TcpStream},
     os::{
         fd::OwnedFd,
@@ -11,16 +9,12 @@ use std::{
             process::CommandExt,
         },
     },
-    path::Path,
-    process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
-
 use crate::{
-    disks::{self, Mapped, NullBlk},
+    prelude::*,
     readme::{block, shape},
-    run::{Running, beside_a_stopped, count, ensure_none, fio, shell, wait_until, workspace},
+    table::laws,
 };
 
 tests![
@@ -90,7 +84,7 @@ fn hello_world_shows_every_exec() -> Result<()> {
     };
     let true_at = Running::spawn(&mut true_at)?;
     let at = true_at.id();
-    ensure!(true_at.end()?.code == Some(0), "true failed");
+    true_at.end_well()?;
     ensure!(Running::bash(&format!("exec {long}"))?.end()?.code != Some(0), "that ran");
     let output = running.interrupt()?;
 
@@ -229,33 +223,21 @@ fn counters(disk: &str) -> Result<[(u64, u64); 3]> {
     Ok([0, 4, 11].map(|first| (stat[first], stat[first + 2])))
 }
 
-/// Of reads, writes and discards: I/Os, sectors, and the rows, by where they begin.
-type Histograms = [(u64, u64, BTreeMap<u64, u64>); 3];
-
-/// What bitehist prints of a disk.
-fn histograms(output: &str, disk: &str) -> Result<Histograms> {
-    let mut found = [(); 3].map(|()| (0, 0, BTreeMap::new()));
-    for (kind, found) in ["reads", "writes", "discards"].iter().zip(&mut found) {
-        let numbers = disks::numbers(disk)?;
-        let Some((_, rest)) = output.split_once(&format!("{disk} ({numbers}) {kind}: ")) else {
-            continue;
-        };
-        let mut lines = rest.lines();
-        let words: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
-        (found.0, found.1) = (words[0].parse()?, words[2].parse()?);
-        for line in lines.skip(1).take_while(|line| line.contains(" -> ")) {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            found.2.insert(words[0].parse()?, words[4].parse()?);
+/// What bitehist prints of a disk: I/Os and sectors of reads, writes and discards.
+fn totals(output: &str, disk: &str) -> Result<[(u64, u64); 3]> {
+    let (mut totals, numbers) = ([(0, 0); 3], disks::numbers(disk)?);
+    for (kind, total) in ["reads", "writes", "discards"].iter().zip(&mut totals) {
+        if let Some((_, rest)) = output.split_once(&format!("{disk} ({numbers}) {kind}: ")) {
+            let words: Vec<&str> = rest.split(' ').collect();
+            *total = (words[0].parse()?, words[2].parse()?);
         }
-        let sum: u64 = found.2.values().sum();
-        ensure!(sum == found.0, "rows add up to {sum}: {output}");
     }
-    Ok(found)
+    Ok(totals)
 }
 
 /// Runs a load on a disk; what bitehist and the disk's counters say must be the same. The load returns
 /// how many flushes without data it asked for: the disk counts them as writes of 0 sectors.
-fn bitehist_agrees(disk: &str, load: impl FnOnce() -> Result<u64>) -> Result<Histograms> {
+fn bitehist_agrees(disk: &str, load: impl FnOnce() -> Result<u64>) -> Result<[(u64, u64); 3]> {
     let running = Running::stage("bitehist", &["--per-disk", "--interval", "1h"])?;
     let before = counters(disk)?;
     let flushes = load()?;
@@ -263,10 +245,11 @@ fn bitehist_agrees(disk: &str, load: impl FnOnce() -> Result<u64>) -> Result<His
     let mut after = counters(disk)?;
     after[1].0 -= flushes;
     let output = running.interrupt()?;
-    let found = histograms(&output, disk)?;
-    for ((ios, sectors, _), (before, after)) in found.iter().zip(before.iter().zip(after)) {
+    laws::agree("bitehist", &output)?;
+    let found = totals(&output, disk)?;
+    for (total, (before, after)) in found.iter().zip(before.iter().zip(after)) {
         let counted = (after.0 - before.0, after.1 - before.1);
-        ensure!((*ios, *sectors) == counted, "{disk} counted {counted:?}: {output}");
+        ensure!(*total == counted, "{disk} counted {counted:?}: {output}");
     }
     ensure_none(&output, &["dropped", "unmatched", "in flight"])?;
     if found[0].0 > 0 && found[1].0 > 0 {

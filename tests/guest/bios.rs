@@ -1,23 +1,11 @@
 //! Stages 01 to 06, 10: every bio, its latency, its sector, its stack, its parts.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    fs,
-    path::Path,
-};
-
-use anyhow::{Context, Result, ensure};
+use std::collections::{HashMap, HashSet};
 
 use crate::{
-    disks::{self, Mapped, Mounted, NullBlk},
-    ftrace::{Event, Ftrace, Hook},
-    maps::{Maps, insert},
+    maps::Maps,
     mixed::{self, Direct, Mixed, calls, same_calls},
-    run::{
-        BIO, REQUEST, Running, cases, compared, count, durations, ensure_none, entries_left, fio,
-        is_judged, load, may_skip, ms, not_judged, now, shell, slowest, subject, submitted,
-        summary, times,
-    },
+    prelude::*,
     slow_io::reads,
 };
 
@@ -61,12 +49,11 @@ fn stage02_shows_both_ends() -> Result<()> {
     let running = Running::stage("stage02", &[])?;
     let before = disks::bios(&disk.name)?;
     let ftrace = mixed::bios()?;
-    fio(&format!(
-        "--filename=/dev/{0} --rw=randrw --bs=4k --direct=1 --ioengine=libaio --iodepth=2 \
-         --iodepth_batch=2 --iodepth_batch_complete_min=2 --number_ios=8 --cpus_allowed=1 --thread \
-         --size=2M",
-        disk.name
-    ))?;
+    let two = "--iodepth=2 --iodepth_batch=2 --iodepth_batch_complete_min=2";
+    fio_direct(
+        &disk.name,
+        &format!("--rw=randrw {two} --number_ios=8 --cpus_allowed=1 --size=2M"),
+    )?;
     // With nothing beside it, a flush; then a discard, a read that fails, and one of another disk.
     shell(&format!(
         "dd if=/dev/null of=/dev/{0} conv=fsync,notrunc status=none
@@ -82,16 +69,11 @@ fn stage02_shows_both_ends() -> Result<()> {
     let output = running.interrupt()?;
     same_calls(&output, "submit_bio(", &submitted)?;
     same_calls(&output, "bio_endio (", &ended)?;
-    let (starts, ends) = (calls(&output, "submit_bio(")?, calls(&output, "bio_endio (")?);
-    let lives = starts.iter().flat_map(|(bio, starts)| starts.iter().zip(&ends[bio]));
-    let long = lives.filter(|(start, end)| *start + TIMER <= **end).count() as u64;
+    let long = lives(&output)?.filter(|life| *life >= TIMER).count() as u64;
     // The disk counts no discard; and what has no timer may be late.
-    ensure!(
-        (bios + 1..=bios + 3).contains(&long),
-        "{long} of {bios} pairs of lines are as far apart as the timer: {output}"
-    );
-    compared(&format!("the disk's timer is {}; {long} of your pairs are as far apart", ms(TIMER)));
-    Ok(())
+    let is_right = (bios + 1..=bios + 3).contains(&long);
+    let timer = format!("the disk's timer is {}, for {bios} bios", ms(TIMER));
+    judge(is_right, &format!("{timer}; {long} of your pairs are as far apart"), &output)
 }
 
 /// As many completions as submissions, with more threads than CPUs: an interrupt that finds a program at
@@ -104,10 +86,7 @@ fn stage02_sees_every_completion() -> Result<()> {
     let disk = disks::virtio()?;
     let running = Running::stage("stage02", &[])?;
     let before = disks::bios(&disk)?;
-    fio(&format!(
-        "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=16 --thread \
-         --norandommap --size=128M --numjobs=16 --number_ios=100"
-    ))?;
+    fio_direct(&disk, "--iodepth=16 --size=128M --numjobs=16 --number_ios=100")?;
     let reads = disks::bios(&disk)? - before;
     let output = running.interrupt()?;
     let ended = output.lines().filter(|line| line.contains("printk: bio_endio (bio=0x")).count();
@@ -120,60 +99,50 @@ fn stage02_sees_every_completion() -> Result<()> {
 
 /// The slides' three lines of every bio, what they say together, and how many there were.
 fn stage03_lines_add_up() -> Result<()> {
-    let (disk, ios) = (disks::virtio()?, load(300));
+    let (disk, ios, maps) = (disks::virtio()?, load(300), Maps::new());
     let running = Running::stage("stage03", &[])?;
     let before = disks::bios(&disk)?;
-    fio(&format!(
-        "--filename=/dev/{disk} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=8 --numjobs=2 \
-         --number_ios={ios} --norandommap --size=128M"
-    ))?;
-    let (did, left) = (disks::bios(&disk)? - before, entries_left()?);
+    fio_direct(&disk, &format!("--iodepth=8 --numjobs=2 --number_ios={ios} --size=128M"))?;
+    let (did, left) = (disks::bios(&disk)? - before, maps.in_flight()?);
     let output = running.interrupt()?;
-    let (starts, ends) = (calls(&output, "submit_bio(")?, calls(&output, "bio_endio (")?);
-    let number =
-        |calls: &BTreeMap<String, Vec<u64>>| calls.values().map(Vec::len).sum::<usize>() as u64;
-    ensure!((number(&starts), number(&ends)) == (did, did), "{did} bios: {output}");
-    let pairs = starts.iter().flat_map(|(bio, starts)| starts.iter().zip(&ends[bio]));
-    let mut apart: Vec<u64> = pairs.map(|(start, end)| end.saturating_sub(*start)).collect();
-    let mut durations = durations(&output)?;
-    apart.sort();
-    durations.sort();
-    ensure!(apart == durations, "{} durations of {did} pairs: {output}", durations.len());
-    let completed = count(&output, "bios completed")?;
+    for function in ["submit_bio(", "bio_endio ("] {
+        let lines = calls(&output, function)?.len() as u64;
+        ensure!(lines == did, "{lines} lines of {function}…) of {did} bios: {output}");
+    }
+    let completed = lines_add_up(&output)?;
     ensure!(did >= 2 * ios && completed == did, "{completed} of {did} bios: {}", summary(&output));
     ensure_none(&output, &["in flight", "split", "dropped", "unmatched"])?;
     ensure!(left == 0, "{left} entries are left in the map: {}", summary(&output));
-    compared(&format!(
-        "{disk} did {did} reads; your {completed} durations are those of your lines"
-    ));
     Ok(())
+}
+
+/// The times between the two lines of each bio that has an end, and a start before it.
+fn lives(output: &str) -> Result<impl Iterator<Item = u64>> {
+    let (starts, ends) = (calls(output, "submit_bio(")?, calls(output, "bio_endio (")?);
+    Ok(ends.into_iter().filter_map(move |end| {
+        let before = starts.partition_point(|start| *start <= end);
+        let start = starts[..before].last().filter(|start| start.0 == end.0)?;
+        Some(end.1 - start.1)
+    }))
 }
 
 /// Each duration of the output is the time between two of its lines; returns how many there are. Of parts
 /// of bios, there may be lines, too, and no duration.
 pub fn lines_add_up(output: &str) -> Result<u64> {
-    let (starts, ends) = (calls(output, "submit_bio(")?, calls(output, "bio_endio (")?);
-    let mut lives = HashMap::<u64, u64>::new();
-    for (bio, ends) in &ends {
-        let starts = starts.get(bio).map_or(&[][..], Vec::as_slice);
-        for end in ends {
-            if let Some(start) = starts.iter().rfind(|start| *start <= end) {
-                *lives.entry(end - start).or_default() += 1;
-            }
-        }
-    }
+    let mut lives: Vec<u64> = lives(output)?.collect();
     let durations = durations(output)?;
     for duration in &durations {
-        let life = lives.get_mut(duration).filter(|number| **number > 0);
-        *life.with_context(|| {
+        let life = lives.iter().position(|life| life == duration);
+        let why = || {
             format!(
                 "{duration} ns: no two lines of a bio are so far apart, or not so often: {output}"
             )
-        })? -= 1;
+        };
+        lives.swap_remove(life.with_context(why)?);
     }
-    let number = durations.len() as u64;
-    ensure!(count(output, "bios completed")? == number, "{number} durations: {output}");
-    compared(&format!("{number} pairs of lines are as far apart as your durations say"));
+    let (number, completed) = (durations.len() as u64, count(output, "bios completed")?);
+    let figures = format!("{number} pairs of lines are as far apart as your durations say");
+    judge(number == completed, &format!("{figures}, of {completed} bios"), output)?;
     Ok(number)
 }
 
@@ -190,8 +159,9 @@ fn stage10_follows_a_long_chain() -> Result<()> {
     let completed = count(&output, "bios completed")?;
     ensure!(completed == 40, "{completed} of 40 bios: {output}");
     let latency = slowest(&output, BIO)?.latency;
-    ensure!(latency >= DELAY, "shorter than the first one: {output}");
-    compared(&format!("40 bios end with the first one, after 200 ms; you printed {}", ms(latency)));
+    let figures =
+        format!("40 bios end with the first one, after 200 ms; you printed {}", ms(latency));
+    judge(latency >= DELAY, &figures, &output)?;
     ensure_none(&output, &["in flight", "dropped"])
 }
 
@@ -233,12 +203,10 @@ fn stage04_reads_the_records_of_all_cpus() -> Result<()> {
         let slowest = slowest(&output, BIO).with_context(|| format!("{load}: {output}"))?;
         let (latency, is_slow_one) = (slowest.latency, slowest.io == delayed);
         // An emulated CPU can stand still for longer.
-        ensure!(
-            latency >= TIMER
-                && if is_slow_one { slowest.from >= before } else { latency > 2 * TIMER },
-            "{load}: the slow read, {delayed}, is not the slowest: {output}"
-        );
-        compared(&format!("{load}: the slow one takes {}, you printed {}", ms(TIMER), ms(latency)));
+        let is_it = if is_slow_one { slowest.from >= before } else { latency > 2 * TIMER };
+        let figures =
+            format!("{load}: the slow one takes {}, you printed {}", ms(TIMER), ms(latency));
+        judge(latency >= TIMER && is_it, &figures, &output)?;
         let io = u64::from_str_radix(slowest.io.trim_start_matches("0x"), 16)?;
         let times = slowest.from..=slowest.to;
         for place in arrays.records(io, times) {
@@ -291,10 +259,9 @@ fn stage10_is_right_about_split_bios() -> Result<()> {
             if stage == "stage10" && !device.contains("mapper") {
                 ensure_none(&output, &["unmatched"]).with_context(|| what.to_owned())?;
             }
-            let latency = slowest(&output, BIO)?.latency;
-            ensure!(latency >= at_least, "{what}: {stage}: shorter than {at_least} ns: {output}");
-            let (least, latency) = (ms(at_least), ms(latency));
-            compared(&format!("{what}: {least} at least; you printed {latency}"));
+            let (latency, least) = (slowest(&output, BIO)?.latency, ms(at_least));
+            let figures = format!("{what}: {least} at least; you printed {}", ms(latency));
+            judge(latency >= at_least, &figures, &output).context(stage)?;
         }
         Ok(())
     };
@@ -326,13 +293,11 @@ fn stage05_names_disk_and_sector() -> Result<()> {
     all.push((linear.path(), linear.disk()?, 0, 5120, disk.clone()));
     let last = all.len() - 1;
     for (number, (path, device, sector, absolute, disk)) in all.into_iter().enumerate() {
-        let mut of_bio =
-            format!("Bio Info : Sector ({sector}) of {device} ({})", disks::numbers(&device)?);
+        let mut of_bio = mixed::bio_info(&device, sector)?;
         if Path::new(&format!("/sys/class/block/{device}/partition")).exists() {
             of_bio += &format!(", sector {absolute} of {disk}");
         }
-        let of_request =
-            format!("Bio Info : Sector ({absolute}) of {disk} ({})", disks::numbers(&disk)?);
+        let of_request = mixed::bio_info(&disk, absolute)?;
         // Each for a disk and for a partition, and all of them for the last.
         let its_turn = |turn| number == last || number % 3 == turn || subject().is_some();
         let mut stages = vec![(0, "stage05"), (1, "stage06"), (1, "stage11"), (2, "stage07")];
@@ -348,9 +313,9 @@ fn stage05_names_disk_and_sector() -> Result<()> {
             let (lines, expected) =
                 if stage == "stage07" { (REQUEST, &of_request) } else { (BIO, &of_bio) };
             let found = output.lines().any(|line| line == expected);
-            ensure!(found, "{stage}: {expected} is not in {output}");
             slowest(&output, lines)?;
-            compared(&format!("dd read sector {sector} of {device}; you printed `{expected}`"));
+            let figures = format!("dd read sector {sector} of {device}: `{expected}`");
+            judge(found, &figures, &output).context(stage)?;
         }
     }
     Ok(())
@@ -377,10 +342,9 @@ fn stage05_a_flush_has_no_sector() -> Result<()> {
     {
         ensure!(count(output, what)? == 1, "{stage}: one flush: {output}");
         let found = output.lines().any(|line| line == expected);
-        ensure!(found, "{stage}: a flush: {expected} is not in {output}");
+        judge(found, &format!("a flush of {}: `{expected}`", disk.name), output).context(stage)?;
         ensure!(slowest(output, lines)?.latency >= 500_000_000, "{stage}: {output}");
         ensure!(count(output, "unmatched")? == others, "{stage}: {output}");
-        compared(&format!("a flush of {}; you printed `{expected}`", disk.name));
     }
     Ok(())
 }
@@ -467,30 +431,19 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
 }
 
 /// An address that has a start already, as where a completion was not seen: neither bio is measured, and the end
-/// of the second one finds no start. Here the judge takes the addresses near the next bio's, which is on the
-/// stack of the thread that reads: its start changes by up to 1 KiB.
+/// of the second one finds no start.
 fn stage03_drops_what_is_submitted_twice() -> Result<()> {
     let (disk, maps) = (NullBlk::timer("test", 20, &[])?, Maps::new());
     let running = Running::stage("stage03", &[])?;
-    let mut direct = Direct::open(&disk.name)?;
-    let ftrace = mixed::bios()?;
-    let mut read = || -> Result<u64> {
-        direct.read(4096, 0)?;
-        let first = ftrace.events()?.into_iter().next().context("ftrace saw no bio")?;
-        Ok(u64::from_str_radix(first.argument.trim_start_matches("0x"), 16)?)
-    };
-    let near = read()?;
-    let taken: Vec<u64> = (-64..=64).map(|n| near.wrapping_add_signed(16 * n)).collect();
-    insert(&maps.named("starts")?[0], &taken)?;
-    let (left, mut reads) = (taken.len() as u64 - 1, 2);
-    while !taken.contains(&read()?) {
-        reads += 1;
-        ensure!(reads < 20, "no read has its bio near {near:#x}: the test does not test");
-    }
+    let (taken, reads) = mixed::take_an_address(&disk.name, &mixed::bios()?, &maps)?;
     let output = running.interrupt()?;
-    let counts = ["bios completed", "dropped", "unmatched", "in flight"];
-    let counts = counts.map(|what| count(&output, what).unwrap_or(u64::MAX));
-    let expected = [reads - 1, 2, 1, left];
-    ensure!(counts == expected, "{counts:?}, not {expected:?}: {}", summary(&output));
-    Ok(())
+    ensure_counts(
+        &output,
+        &[
+            ("bios completed", reads - 1, ""),
+            ("dropped", 2, ": both bios of an address"),
+            ("unmatched", 1, ": the end of the second one"),
+            ("in flight", taken - 1, ": those that were taken"),
+        ],
+    )
 }

@@ -2,12 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use rustix::thread::{CpuSet, sched_setaffinity};
-
-use crate::run::{
-    Running, Setting, beside_a_stopped, between, count, judged_weakly, preempts, stage,
-};
+use crate::prelude::*;
 
 tests![
     by_hand_counts_on_every_cpu,
@@ -21,9 +16,7 @@ tests![
 fn call_fchmodat(times: usize, cpu: Option<usize>) -> Result<()> {
     let call = move || -> Result<()> {
         if let Some(cpu) = cpu {
-            let mut only = CpuSet::new();
-            only.set(cpu);
-            sched_setaffinity(None, &only)?;
+            stay_on(cpu)?;
         }
         for _ in 0..times {
             // SAFETY: a path that ends with a zero.
@@ -142,28 +135,21 @@ fn by_hand_counts_returns() -> Result<()> {
     unsafe { libc::signal(libc::SIGUSR1, nothing as *const () as libc::sighandler_t) };
     // SAFETY: a signal that is handled.
     let handle = || assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
-    let end_thread = || thread::spawn(|| ()).join().expect("no panic");
-    let new_process = |number: libc::c_long| {
+    let clone = || {
         // SAFETY: without CLONE_VM, the child has its own memory; it only ends. All other arguments but the
         // signal for its end are 0.
         unsafe {
-            match libc::syscall(number, libc::SIGCHLD, 0, 0, 0, 0) {
+            match libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) {
                 0 => libc::_exit(0),
                 child => libc::waitpid(child as i32, std::ptr::null_mut(), 0),
             };
         }
     };
-    let clone = || new_process(libc::SYS_clone);
-    #[cfg(target_arch = "x86_64")]
-    let fork = || new_process(libc::SYS_fork);
     let new = if cfg!(target_arch = "aarch64") { None } else { Some("returns in a new") };
     type Call<'a> = (&'a str, &'a dyn Fn(), Option<&'a str>);
     let calls: &[Call] = &[
         ("clone", &clone, new),
-        #[cfg(target_arch = "x86_64")]
-        ("fork", &fork, new),
         ("rt_sigreturn", &handle, Some("without a return")),
-        ("exit", &end_thread, Some("without a return")),
         ("exit_group", &clone, Some("without a return")),
     ];
     for &(name, call, counted) in calls {

@@ -6,13 +6,11 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use rustix::fs::Advice;
 
 use crate::{
-    disks::{self, Mapped, Mounted},
     pagecache::{Watched, new_file, page_size},
-    run::{Running, program, shell, wait_until},
+    prelude::*,
 };
 
 tests![
@@ -79,7 +77,7 @@ fn cachetop_reads_as_mincore_sees_them() -> Result<()> {
     let disk = disks::virtio()?;
     let slow = Mapped::new("slow", &format!("0 131072 delay /dev/{disk} 0 500"))?;
     let delayed = Watched::cold(&slow.path(), &slow.disk()?)?;
-    delayed.advise(libc::POSIX_FADV_WILLNEED, 8 * MIB, 16 * page_size())?;
+    delayed.advise(Advice::WillNeed, 8 * MIB, 16 * page_size())?;
     let there = delayed.resident(8 * MIB, 16 * page_size())?;
     ensure!(there == 0, "the delayed pages are there: the test does not test");
     let on_their_way = delayed.read_now(8 * MIB, 16 * page_size(), there)?;

@@ -1,18 +1,8 @@
 //! The command line of every stage, its exit codes, and what is left behind.
 
-use std::{collections::HashSet, fs, process::Command};
+use std::collections::HashSet;
 
-use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
-
-use crate::{
-    disks::{self, Mounted},
-    run::{
-        Running, Setting, beside_a_stopped, between, count, is_subject, program, shell, stage,
-        submitted, wait_until, workspace,
-    },
-    slow_io::reads,
-};
+use crate::{prelude::*, slow_io::reads};
 
 tests![
     refusals_say_why,
@@ -21,7 +11,6 @@ tests![
     a_signal_leaves_nothing,
     a_killed_run_leaves_an_instance_until_the_next,
     a_reader_may_go,
-    a_full_disk_is_1,
     one_file_takes_both_streams,
     lost_lines_are_counted,
 ];
@@ -43,56 +32,75 @@ pub fn with(capabilities: &[&str]) -> String {
 /// `common::main`, which a test of the sources checks: so a few of them show it. Each runs in a mount namespace
 /// of its own, after a command of the shell.
 fn refusals_say_why() -> Result<()> {
-    let untraced = "umount -R /sys/kernel/tracing; umount -R /sys/kernel/debug;".to_owned();
+    let untraced = "umount -R /sys/kernel/tracing; umount -R /sys/kernel/debug;";
     let locked = "mount -t tmpfs none /sys/kernel/security; \
-                  echo 'none integrity [confidentiality]' >/sys/kernel/security/lockdown;"
-        .to_owned();
-    let helpless = "setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all".to_owned();
+                  echo 'none integrity [confidentiality]' >/sys/kernel/security/lockdown;";
+    let helpless = "setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all";
     let as_if = |file: &str, value: &str| {
         let name = file.rsplit('/').next().unwrap_or_default();
         format!("echo {value} >/run/{name}; mount --bind /run/{name} {file};")
     };
     let release = as_if("/proc/sys/kernel/osrelease", "5.10.0-32-amd64");
+    let no_stacks = as_if("/proc/sys/kernel/perf_event_max_stack", "16");
+    let no_kprobes = as_if("/sys/kernel/debug/kprobes/enabled", "0");
+    let no_ftrace = as_if("/proc/sys/kernel/ftrace_enabled", "0");
+    let enough = with(&ENOUGH);
+    let all_but = |missing: &str| -> Vec<&str> {
+        ENOUGH.into_iter().filter(|name| *name != missing).collect()
+    };
+    let without = ENOUGH.map(|missing| with(&all_but(missing)));
     let mut rows = vec![
-        ("stage06", NOBODY.to_owned(), "--help", 0, "Usage: "),
-        ("stage06", NOBODY.to_owned(), "--help", 0, "--duration"),
-        ("stage06", NOBODY.to_owned(), "", 3, "sudo"),
-        (
-            "stage06",
-            "mount -t tmpfs none /sys/kernel/btf;".to_owned(),
-            "",
-            3,
-            "/kernel/btf/vmlinux",
-        ),
-        ("stage06", "mount -t tmpfs none /sys;".to_owned(), "", 3, "mount -t sysfs"),
+        ("stage06", NOBODY, "--help", 0, "Usage: "),
+        ("stage06", NOBODY, "--help", 0, "--duration"),
+        ("stage06", NOBODY, "", 3, "sudo"),
+        ("stage06", "mount -t tmpfs none /sys/kernel/btf;", "", 3, "/kernel/btf/vmlinux"),
+        ("stage06", "mount -t tmpfs none /sys;", "", 3, "mount -t sysfs"),
         ("stage06", locked, "", 3, "lockdown=confidentiality"),
-        ("stage06", untraced.clone(), "", 3, "mount -t tracefs"),
-        ("stage06", helpless.clone(), "", 3, "CAP_BPF and CAP_PERFMON"),
-        ("stage06", as_if("/proc/sys/kernel/perf_event_max_stack", "16"), "", 3, "max_stack is 16"),
-        ("stage01", as_if("/sys/kernel/debug/kprobes/enabled", "0"), "", 3, "kprobes/enabled"),
-        ("exporter", as_if("/proc/sys/kernel/ftrace_enabled", "0"), "", 3, "ftrace_enabled"),
-        ("stage01", with(&ENOUGH), "", 3, "CAP_DAC_OVERRIDE is missing"),
-        ("ctracer", with(&ENOUGH), "", 3, "CAP_SYS_ADMIN is missing"),
-        ("empty", NOBODY.to_owned(), "", 3, "only root"),
+        ("stage06", untraced, "", 3, "mount -t tracefs"),
+        ("stage06", helpless, "", 3, "CAP_BPF and CAP_PERFMON"),
+        ("stage06", &no_stacks, "", 3, "max_stack is 16"),
+        ("stage01", &no_kprobes, "", 3, "kprobes/enabled"),
+        ("exporter", &no_ftrace, "", 3, "ftrace_enabled"),
+        ("stage01", &enough, "", 3, "CAP_DAC_OVERRIDE is missing"),
+        ("ctracer", &enough, "", 3, "CAP_SYS_ADMIN is missing"),
+        ("empty", NOBODY, "", 3, "only root"),
         ("empty", helpless, "", 3, "CAP_SYS_ADMIN"),
         ("empty", untraced, "", 3, "mount -t tracefs"),
-        ("empty", release, "", 3, "this kernel (5.10.0-32-amd64) is older than 6.1"),
-        ("empty", String::new(), "--reject", 1, "R0 !read_ok"),
-        ("empty", String::new(), "--verbose", 0, "accepts empty"),
-        ("syscall_counter", String::new(), "opnat", 2, " openat,"),
-        ("syscall_profiler", String::new(), "../x", 2, "letters"),
-        ("bigreads", String::new(), "--min=1X", 2, "--min"),
-        ("bitehist", String::new(), "--interval=0s", 2, "--interval"),
-        ("cachetop", String::new(), "--interval=1", 2, "--interval"),
-        ("cachetop", String::new(), "--sort=size", 2, "--sort"),
+        ("empty", &release, "", 3, "this kernel (5.10.0-32-amd64) is older than 6.1"),
+        ("empty", "", "--reject", 1, "R0 !read_ok"),
+        ("empty", "", "--verbose", 0, "accepts empty"),
+        ("syscall_counter", "", "opnat", 2, " openat,"),
+        ("syscall_profiler", "", "../x", 2, "letters"),
+        ("bigreads", "", "--min=1X", 2, "--min"),
+        ("bitehist", "", "--interval=0s", 2, "--interval"),
+        ("cachetop", "", "--interval=1", 2, "--interval"),
+        ("cachetop", "", "--sort=size", 2, "--sort"),
     ];
+    // A process has ended; one of this process's threads reads what the shell says, and is none.
+    let ended = shell("echo $$")?;
+    let _sleep = Running::bash("exec sleep 100")?;
+    let threads = fs::read_dir("/proc/self/task")?.flatten();
+    let threads = threads.filter_map(|thread| thread.file_name().to_str()?.parse::<u32>().ok());
+    let thread = threads.max().context("no thread")?.to_string();
+    let of_process = format!("a thread of process {}", std::process::id());
+    let most = fs::read_to_string("/proc/sys/kernel/pid_max")?;
+    rows.extend(
+        [
+            ("0", "from 1 to"),
+            ("-1", "from 1 to"),
+            (most.trim(), "from 1 to"),
+            ("99999999999999999999", "from 1 to"),
+            ("sh", "not a number"),
+            ("1.5", "not a number"),
+            (ended.trim(), "no such process"),
+            (&thread, &of_process),
+        ]
+        .map(|(process, why)| ("stage09", "", process, 2, why)),
+    );
     let usages = ["--duration=-5s", "--duration=0s", "--duration=5", "--duration=99999y", "--none"];
-    rows.extend(usages.map(|usage| ("stage06", String::new(), usage, 2, &usage[..6])));
+    rows.extend(usages.map(|usage| ("stage06", "", usage, 2, &usage[..6])));
     let lacks = ["CAP_BPF is", "CAP_PERFMON is", "CAP_DAC_READ_SEARCH is", "CAP_SYSLOG is"];
-    for (missing, word) in ENOUGH.into_iter().zip(lacks) {
-        let others: Vec<&str> = ENOUGH.into_iter().filter(|name| *name != missing).collect();
-        rows.push(("stage10", with(&others), "", 3, word));
-    }
+    rows.extend(lacks.iter().zip(&without).map(|(word, with)| ("stage10", &**with, "", 3, *word)));
     let _paranoid = Setting::new(PARANOID, "2")?;
     for (name, before, arguments, code, word) in rows.into_iter().filter(|row| is_subject(row.0)) {
         let until = if arguments.contains("--duration") { "" } else { "--duration 100ms" };
@@ -233,43 +241,34 @@ fn a_killed_run_leaves_an_instance_until_the_next() -> Result<()> {
 }
 
 /// Before the summary, before the first word, in the middle of the lines; the reader of what libbpf says, or of
-/// both streams.
+/// both streams. A disk that is full is no reader that has gone.
 fn a_reader_may_go() -> Result<()> {
     let before = loaded()?;
     let read = reads(&format!("/dev/{}", disks::virtio()?), 50);
     let load = Running::bash(&format!("while :; do {read}; done"))?;
     let pipes = [
-        ("stage03", "--duration 60s | head -n 3"),
-        ("stage04", "--duration 1s | head -n 1"),
-        ("stage04", "--verbose --duration 1s 2>&1 | head -n 1"),
-        ("stage00", "--duration 1s | true"),
-        ("ctracer", "--only submit_bio --json --duration 1s | true"),
+        ("stage03", "--duration 60s | head -n 3", 0),
+        ("stage06", "--duration 1s | head -n 1", 0),
+        ("stage06", "--verbose --duration 1s 2>&1 | head -n 1", 0),
+        ("stage00", "--duration 1s | true", 0),
+        ("ctracer", "--only submit_bio --json --duration 1s | true", 0),
+        ("stage06", "--duration 1s >/dev/full", 1),
+        ("ctracer", "--quiet --only submit_bio --duration 1s >/dev/full", 1),
     ];
-    let running = pipes.map(|(name, pipe)| {
+    let running = pipes.map(|(name, pipe, _)| {
         let path = program(name);
-        Running::bash(&format!("{} {pipe} >/dev/null; echo ${{PIPESTATUS[0]}}", path.display()))
+        let script = format!("{} {pipe}; status=${{PIPESTATUS[0]}}", path.display());
+        Running::bash(&format!("{{ {script}; }} >/dev/null; echo $status"))
     });
-    for (running, (name, pipe)) in running.into_iter().zip(pipes) {
+    for (running, (name, pipe, code)) in running.into_iter().zip(pipes) {
         let ended = running?.end()?;
-        let is_good = ended.stdout == "0\n" && !ended.stderr.contains("panicked");
-        ensure!(is_good, "{name} {pipe}: {ended:?}");
+        let is_full = ended.stderr.contains(&format!("{name}: stdout: No space left on device"));
+        let is_good = ended.stdout == format!("{code}\n") && is_full == (code == 1);
+        ensure!(is_good && !ended.stderr.contains("panicked"), "{name} {pipe}: {ended:?}");
     }
     drop(load);
     ensure!(instances().is_empty(), "{:?}", instances());
     wait_until_unloaded(&before)
-}
-
-/// A disk that is full is no reader that has gone.
-fn a_full_disk_is_1() -> Result<()> {
-    for (name, options) in [("stage06", ""), ("ctracer", "--quiet --only submit_bio")] {
-        let path = program(name);
-        let script = format!("{} {options} --duration 1s >/dev/full", path.display());
-        let ended = Running::bash(&script)?.end()?;
-        ensure!(ended.code == Some(1), "{name}: {ended:?}");
-        let said = format!("{name}: stdout: No space left on device");
-        ensure!(ended.stderr.contains(&said), "{ended:?}");
-    }
-    Ok(())
 }
 
 /// `stageNN >file 2>&1` and `>>file`: what stdout and stderr get is in the file, whole and in order, behind what
@@ -297,8 +296,7 @@ fn one_file_takes_both_streams() -> Result<()> {
         let has_event = || Ok(fs::read_to_string(&file)?.contains("bpf_trace_printk: "));
         wait_until("an event", has_event)?;
         running.signal(Signal::INT)?;
-        let ended = running.end()?;
-        ensure!(ended.code == Some(0), "{name}: {ended:?}");
+        running.end_well()?;
         let text = fs::read_to_string(&file)?;
         let start = format!("{before}{name}: tracing until Ctrl-C\n");
         let rest = text.strip_prefix(&start).with_context(|| format!("not {start:?}: {text}"))?;

@@ -1,28 +1,27 @@
 //! `ctracer`, judged by bpftool, a disk with a timer and the tables that we give to device mapper.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    fs,
-    process::Command,
-};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
     commands::{loaded, wait_until_unloaded},
-    ctracer_outputs::{FILES, forms, reports},
-    disks::{self, Mapped, NullBlk},
-    run::{Running, program, shell, stage, wait_until},
+    functions::listed,
+    prelude::*,
+    slow_io::reads,
 };
 
 tests![
-    ctracer_finds_the_functions,
+    ctracer_finds_the_functions => || finds_the_functions("ctracer"),
     ctracer_follows_a_bio,
     ctracer_leaves_nothing,
     ctracer_says_what_is_wrong,
+    ctracer_says_what_it_has_lost,
+    ctracer_writes_each_output,
 ];
+
+/// The arguments for all files.
+const FILES: [&str; 3] = ["--perfetto=/run/perfetto", "--html=/run/html", "--folded=/run/folded"];
 
 /// No argument, so that all functions are traced; or these, where functions are attached one by one (6.1),
 /// and all of them take too long.
@@ -80,32 +79,19 @@ fn takers() -> Result<BTreeSet<String>> {
 }
 
 /// What `--list` prints, against BTF by bpftool and the kernel's list of functions.
-fn ctracer_finds_the_functions() -> Result<()> {
-    finds_the_functions("ctracer")
-}
-
-/// The same of a stage that has this option.
 pub fn finds_the_functions(name: &str) -> Result<()> {
     let expected = takers()?;
     let traceable = shell("cut -d' ' -f1 /sys/kernel/tracing/available_filter_functions")?;
     let traceable: HashSet<&str> = traceable.lines().collect();
-    let listed = stage(name, &["--list"])?;
-    ensure!(listed.code == Some(0), "{listed:?}");
-    let (traced, left_out) = listed.stdout.split_once("\nLeft out:\n").context("no list")?;
-    let name = |line: &str| {
-        let declaration = line.split('(').next().unwrap_or_default();
-        declaration.rsplit([' ', '*']).next().unwrap_or_default().to_owned()
-    };
     // Other modules than dm_mod are not part of the comparison.
-    let here =
-        |line: &&str| line.contains('(') && (!line.contains(" [") || line.contains("[dm_mod]"));
-    let traced: BTreeSet<String> = traced.lines().filter(here).map(name).collect();
-    let left_out: HashMap<String, &str> =
-        left_out.lines().filter(here).map(|line| (name(line), line)).collect();
-    let all: BTreeSet<String> = traced.iter().chain(left_out.keys()).cloned().collect();
+    let here = |line: &str| !line.contains(" [") || line.contains("[dm_mod]");
+    let [mut traced, mut left_out] = listed(name, &[])?;
+    traced.retain(|_, line| here(line));
+    left_out.retain(|_, line| here(line));
+    let all: BTreeSet<String> = traced.keys().chain(left_out.keys()).cloned().collect();
     ensure!(all == expected, "differ: {:?}", all.symmetric_difference(&expected));
     ensure!(traced.len() > 100, "only {} functions", traced.len());
-    for name in &traced {
+    for name in traced.keys() {
         ensure!(traceable.contains(name.as_str()), "{name} cannot be traced");
     }
     for (name, line) in &left_out {
@@ -189,28 +175,24 @@ fn field<'a>(events: &[&'a Value], life: u64, at: usize, name: &str) -> Result<&
 }
 
 /// One run over four reads: of a disk; through a partition; through device mapper;
-/// and one that is split. Its files say the same as its JSON lines, and are made
-/// out of these once more.
+/// and one that is split. Its files are made out of its JSON lines once more.
 fn ctracer_follows_a_bio() -> Result<()> {
     let slow = NullBlk::slow()?;
     let disk = &slow.name;
-    shell(&format!(
-        "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{disk}; partx -u /dev/{disk} || true"
-    ))?;
+    let partition = disks::partitioned(disk)?;
     let linear = Mapped::new("ctracer", &format!("0 16384 linear /dev/{disk} 8192"))?;
     let running = Running::stage("ctracer", &[&FEW[..], &FILES, &["--json"]].concat())?;
     let read = |device: &str, count: &str| {
         shell(&format!("dd if={device} of=/dev/null iflag=direct {count} 2>&1"))
     };
     read(&format!("/dev/{disk}"), "bs=64k count=1 skip=16")?;
-    read(&format!("/dev/{}", disks::partition(disk)), "bs=8k count=1 skip=3")?;
+    read(&format!("/dev/{partition}"), "bs=8k count=1 skip=3")?;
     read(&linear.path(), "bs=16k count=1 skip=2")?;
     read(&format!("/dev/{disk}"), "bs=4M count=1")?;
     let output = running.interrupt()?;
     let all = parse(&output)?;
     adds_up(&all)?;
     follows(&all, &output)?;
-    forms(&all)?;
     reports(&output)
 }
 
@@ -275,47 +257,34 @@ fn follows(all: &[Value], output: &str) -> Result<()> {
     Ok(())
 }
 
-fn programs_left() -> Result<bool> {
-    let programs = shell("bpftool prog show")?;
-    let names = ["name enter", "name leave", "name session"];
-    let events = fs::read_to_string("/sys/kernel/tracing/kprobe_events")?;
-    Ok(names.iter().any(|name| programs.contains(name)) || events.contains("ctracer"))
-}
-
 /// After a signal that ends it, after SIGKILL while attached, and after Ctrl-C before.
 fn ctracer_leaves_nothing() -> Result<()> {
+    let _usual = Setting::new("/sys/kernel/rcu_expedited", "0")?;
     let before = loaded()?;
-    let expedited = || fs::read_to_string("/sys/kernel/rcu_expedited");
-    let usual = expedited()?;
-    let start = || -> Result<Running> {
-        let running = Running::stage("ctracer", &["--only=submit_bio"])?;
-        ensure!(programs_left()? && !loaded()?.is_subset(&before), "nothing is attached");
-        Ok(running)
+    let changed = || -> Result<bool> {
+        let probes = fs::read_to_string("/sys/kernel/tracing/kprobe_events")?;
+        let expedited = fs::read_to_string("/sys/kernel/rcu_expedited")?;
+        Ok(probes.contains("ctracer") || expedited.trim() != "0")
     };
-    let running = start()?;
-    running.signal(Signal::TERM)?;
-    let ended = running.end()?;
-    ensure!(ended.code == Some(0), "{ended:?}");
-    // The programs are freed a moment later, but no probe is left.
-    let events = fs::read_to_string("/sys/kernel/tracing/kprobe_events")?;
-    ensure!(!events.contains("ctracer"), "{events}");
-    ensure!(expedited()? == usual, "grace periods are still expedited");
-    wait_until_unloaded(&before)?;
-
-    let running = start()?;
-    running.signal(Signal::KILL)?;
-    running.end()?;
-    wait_until("the kernel forgets the probes", || Ok(!programs_left()?))?;
-
-    let mut command = Command::new(program("ctracer"));
-    let running = Running::spawn(command.arg("--duration=100s"))?;
-    let fds = format!("/proc/{}/fd", running.id());
-    wait_until("a program is loaded", || {
-        let fds = fs::read_dir(&fds)?.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
-        Ok(fds.into_iter().any(|target| target.to_string_lossy().contains("bpf-prog")))
-    })?;
-    running.interrupt()?;
-    wait_until("the kernel forgets the probes", || Ok(!programs_left()?))
+    for (argument, is_attached, signal, code) in [
+        ("--only=submit_bio", true, Signal::TERM, Some(0)),
+        ("--only=submit_bio", true, Signal::KILL, None),
+        ("--duration=100s", false, Signal::INT, Some(0)),
+    ] {
+        let mut running = Running::spawn(Command::new(program("ctracer")).arg(argument))?;
+        if is_attached {
+            running.wait_for(": tracing ")?;
+        }
+        wait_until("something is loaded", || Ok(!loaded()?.is_subset(&before)))?;
+        running.signal(signal)?;
+        let ended = running.end()?;
+        ensure!(ended.code == code, "{argument}, {signal:?}: {ended:?}");
+        // The programs are freed a moment later, but no probe is left.
+        ensure!(signal != Signal::TERM || !changed()?, "probes, or expedited grace periods");
+        wait_until("the kernel forgets the probes", || Ok(!changed()?))?;
+        wait_until_unloaded(&before)?;
+    }
+    Ok(())
 }
 
 fn ctracer_says_what_is_wrong() -> Result<()> {
@@ -343,14 +312,92 @@ fn ctracer_says_what_is_wrong() -> Result<()> {
         ensure!(is_said, "{arguments:?}: {code} and {message:?} expected: {ended:?}");
     }
     // Without fprobe (6.1), a function is known by its address, which the kernel may hide.
-    let restrict = "/proc/sys/kernel/kptr_restrict";
-    let usual = fs::read_to_string(restrict)?;
-    fs::write(restrict, "2")?;
-    let ended = stage("ctracer", &["--quiet", "--only=submit_bio", "--duration=1s"]);
-    fs::write(restrict, usual)?;
-    let (ended, has_fprobe) = (ended?, all_or(&["few"])?.is_empty());
+    let _hidden = Setting::new("/proc/sys/kernel/kptr_restrict", "2")?;
+    let ended = stage("ctracer", &["--quiet", "--only=submit_bio", "--duration=1s"])?;
+    let has_fprobe = all_or(&["few"])?.is_empty();
     let expected = if has_fprobe { (0, "functions traced") } else { (3, "kptr_restrict") };
     let is_it = ended.code == Some(expected.0) && ended.stderr.contains(expected.1);
     ensure!(is_it, "hidden addresses: {expected:?} expected: {ended:?}");
+    Ok(())
+}
+
+/// `ctracer report` of what `--json` has printed, by a user who is not root, gives the same files. Of a
+/// file that is cut off, it says where, and what it has read is written.
+fn reports(output: &str) -> Result<()> {
+    let ctracer = program("ctracer").display().to_string();
+    let report = |text: &str| -> Result<Ended> {
+        shell("rm -rf /run/report; install -d -o 65534 /run/report")?;
+        fs::write("/run/report/lines", text)?;
+        let files = FILES.map(|option| option.replace("/run/", "/run/report/")).join(" ");
+        let user = "exec setpriv --reuid 65534 --clear-groups";
+        let line = format!("{user} {ctracer} report /run/report/lines {files}");
+        Running::spawn(Command::new("sh").args(["-c", &line]))?.end()
+    };
+    let written = |name: &str| fs::read_to_string(format!("/run/report/{name}"));
+    let ended = report(output)?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    for name in ["perfetto", "html", "folded"] {
+        let is_same = written(name)? == fs::read_to_string(format!("/run/{name}"))?;
+        ensure!(is_same, "{name} of the trace and of the report differ");
+    }
+    let half = &output[..output.len() / 2];
+    let number = half.lines().count();
+    let ended = report(half)?;
+    let is_said = ended.stderr.contains(&format!("line {number} is damaged"));
+    ensure!(ended.code == Some(1) && is_said, "cut off in line {number}: {ended:?}");
+    let page = written("html")?;
+    ensure!(page.contains("\"ledger\":null"), "a ledger that is not in the lines: {page}");
+    Ok(())
+}
+
+/// The reader sleeps until the ring buffer is full. What was written before arrives, the rest is
+/// counted.
+fn ctracer_says_what_it_has_lost() -> Result<()> {
+    const READS: u64 = 8000;
+    let disk = NullBlk::new(&[])?;
+    let arguments = [&FEW[..], &["--quiet", "--max-events=9999999"]].concat();
+    let output = beside_a_stopped("ctracer", &arguments, || {
+        shell(&reads(&format!("/dev/{}", disk.name), READS as u32)).map(drop)
+    })?;
+    let of = |what: &str| count(&output, what);
+    ensure!(output.contains("the ledger balances"), "{output}");
+    let lost = of("lost (ring buffer")?;
+    let recorded = of("calls recorded")? + of("returns recorded")?;
+    let unmatched = of("returns of calls that")?;
+    ensure!(lost > 1000, "lost {lost} only: {output}");
+    ensure!(of("events")? == recorded, "{output}");
+    // An event has more than 200 bytes, and the buffer 16 MiB.
+    ensure!((20_000..84_000).contains(&recorded), "{output}");
+    // Four functions at least, entry and return.
+    let missed = of("missed (another BPF")? + of("missed (no room")?;
+    ensure!(recorded + lost + unmatched + missed >= 8 * READS, "{output}");
+    Ok(())
+}
+
+/// A full disk takes the first of three files, and no other one. And of
+/// --max-events, so many are shown; the ledger counts the others too.
+fn ctracer_writes_each_output() -> Result<()> {
+    let disk = disks::virtio()?;
+    let files = ["--perfetto=/dev/full", "--html=/run/html", "--folded=/run/folded"];
+    let size = |file: &str| fs::metadata(file).map_or(0, |data| data.len());
+    fs::write("/run/html", "").and(fs::write("/run/folded", ""))?;
+    let arguments = ["--json", "--max-events=7", "--only=submit_bio", "--only=bio_endio"];
+    let running = Running::stage("ctracer", &[&arguments[..], &files].concat())?;
+    fio_direct(&disk, "--iodepth=32 --numjobs=2 --number_ios=200 --size=64M")?;
+    let ended = running.end()?;
+    let is_said = ended.stderr.contains("/dev/full is incomplete");
+    ensure!(ended.code == Some(1) && is_said, "{ended:?}");
+    let sizes = ["/run/html", "/run/folded"].map(size);
+    ensure!(!sizes.contains(&0), "sizes beside the file that is incomplete: {sizes:?}");
+    let events = lines(&parse(&ended.stdout)?, "event").count() as u64;
+    // An end that only an fentry program has seen is no event.
+    let of = |what: &str| count(&ended.stderr, what);
+    let (recorded, beyond) =
+        (of("calls recorded")? + of("returns recorded")?, of("more events, not shown")?);
+    ensure!(
+        events == 7 && 7 + beyond == recorded,
+        "{events} events, {beyond}, {recorded}: {ended:?}"
+    );
+    ensure!(ended.stderr.contains("the ledger balances"), "{ended:?}");
     Ok(())
 }

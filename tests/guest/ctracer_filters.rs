@@ -1,19 +1,11 @@
 //! `ctracer`'s filters, judged by fio: which reads of which disk and which process there were.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs::File,
-    os::unix::fs::{FileExt, OpenOptionsExt},
-    process::Command,
-};
-
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     ctracer::{FEW, adds_up, all_or, calls, engines, lines, number, parse, values},
-    disks::{self, Mapped, NullBlk},
-    run::{Gate, Running, fio, program},
+    mixed::Direct,
+    prelude::*,
 };
 
 tests![
@@ -59,8 +51,8 @@ fn ctracer_follows_one_process_on_one_disk() -> Result<()> {
     running.wait_for(": tracing ")?;
     let beside = Running::bash(&format!("exec {}", read(200)))?;
     gate.open()?;
-    ensure!(process.end()?.code == Some(0), "fio failed");
-    ensure!(beside.end()?.code == Some(0), "fio failed");
+    process.end_well()?;
+    beside.end_well()?;
     let all = parse(&running.interrupt()?)?;
     adds_up(&all)?;
     let lives = submitted(&all)?;
@@ -86,11 +78,8 @@ fn ctracer_samples_whole_lives() -> Result<()> {
     let only = ["--only=submit_bio", "--only=bio_init", "--only=bio_endio", "--only=bio_uninit"];
     let running = Running::stage("ctracer", &[&only[..], &["--json", "--sample=5"]].concat())?;
     // One CPU: each one counts by itself.
-    fio(&format!(
-        "--filename=/dev/{} --direct=1 --rw=read --bs=4k --ioengine=psync --number_ios=60 \
-         --cpus_allowed=0",
-        delayed.name
-    ))?;
+    let options = "--rw=read --ioengine=psync --number_ios=60 --cpus_allowed=0";
+    fio_direct(&delayed.name, options)?;
     let all = parse(&running.interrupt()?)?;
     adds_up(&all)?;
     let mut sectors = BTreeMap::new();
@@ -139,15 +128,13 @@ fn ctracer_shows_lives_with_errors() -> Result<()> {
     let bad = Mapped::new("bad", &table)?;
     let arguments = [&FEW[..], &["--errors", "--folded=/run/names"]].concat();
     let running = Running::stage("ctracer", &arguments)?;
-    fio(&format!("--filename={} --direct=1 --rw=read --bs=4k --number_ios=200", bad.path()))?;
-    let device = File::options().read(true).custom_flags(libc::O_DIRECT).open(bad.path())?;
-    let mut memory = [0; 8192];
-    let aligned = memory.as_ptr().align_offset(4096);
+    fio_direct(&bad.path(), "--rw=read --ioengine=psync --number_ios=200")?;
+    let mut device = Direct::open(&bad.path())?;
     let names = [c"\x1b[31mred\nline", c"", c"a;b c\x7f", c"\xc2\x9b5n", c"\t\xe2\x80\xae"];
     let good = [7, 1023].map(|block| (c"good", block));
     for (name, block) in names.into_iter().zip([1024, 1100, 1200, 8, 2047]).chain(good) {
         rustix::thread::set_name(name)?;
-        let read = device.read_exact_at(&mut memory[aligned..aligned + 4096], block * 4096);
+        let read = device.read(4096, block * 4096);
         rustix::thread::set_name(c"guest")?;
         ensure!(read.is_ok() == (block < 1024), "block {block}: {read:?}");
     }

@@ -1,70 +1,15 @@
 //! `ctracer` beside the kernel's own tracer: what calls what, with which object, and what it returns.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    fs,
-    path::Path,
-};
-
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use std::collections::BTreeMap;
 
 use crate::{
     ctracer::{all_or, lines, number, parse as lines_of},
-    disks::NullBlk,
-    ftrace::{Event, Ftrace, Hook, TRACEFS},
-    run::{Running, now, shell, stage},
+    ftrace::Tracer,
+    functions::listed,
+    prelude::*,
 };
 
 tests![ctracer_sees_what_ftrace_sees, ctracer_names_errors,];
-
-/// The function graph tracer, for some functions. There is one for all: it has no instance.
-struct Graph;
-
-impl Graph {
-    fn start(functions: &[String]) -> Result<Graph> {
-        let graph = Graph;
-        write("tracing_on", "0")?;
-        write("trace_clock", "mono")?;
-        // By their numbers in the list: for each name, the kernel would go through all of it.
-        let list = fs::read_to_string(Path::new(TRACEFS).join("available_filter_functions"))?;
-        let wanted: HashSet<&str> = functions.iter().map(String::as_str).collect();
-        let name = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
-        let numbers = (1..).zip(list.lines()).filter(|(_, line)| wanted.contains(&*name(line)));
-        let numbers: Vec<String> = numbers.map(|(number, _)| number.to_string()).collect();
-        ensure!(numbers.len() >= functions.len(), "{} of {functions:?}", numbers.len());
-        write("set_ftrace_filter", &numbers.join("\n"))?;
-        write("current_tracer", "function_graph")?;
-        write("buffer_size_kb", "1024")?;
-        for option in ["funcgraph-proc", "funcgraph-abstime", "funcgraph-tail"] {
-            write(&format!("options/{option}"), "1")?;
-        }
-        write("trace", "")?;
-        write("tracing_on", "1")?;
-        Ok(graph)
-    }
-
-    fn text(&self) -> Result<String> {
-        write("tracing_on", "0")?;
-        fs::read_to_string(Path::new(TRACEFS).join("trace")).context("trace")
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        for option in ["funcgraph-proc", "funcgraph-abstime", "funcgraph-tail"] {
-            write(&format!("options/{option}"), "0").ok();
-        }
-        write("current_tracer", "nop").ok();
-        write("set_ftrace_filter", "").ok();
-        write("trace_clock", "local").ok();
-        write("tracing_on", "1").ok();
-    }
-}
-
-fn write(file: &str, text: &str) -> Result<()> {
-    fs::write(Path::new(TRACEFS).join(file), text).with_context(|| format!("{file}: {text}"))
-}
 
 /// A call or a return.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,19 +75,6 @@ fn steps<'a>(events: impl Iterator<Item = &'a Value>) -> Result<Threads> {
     Ok(threads)
 }
 
-/// The functions that `ctracer` traces with these arguments, and what they return: `struct bio *`.
-fn functions(arguments: &[&str]) -> Result<BTreeMap<String, String>> {
-    let listed = stage("ctracer", &[arguments, &["--list"]].concat())?;
-    let (traced, _) = listed.stdout.split_once("\nLeft out:\n").context("no list")?;
-    let function = |line: &str| {
-        let declaration = line.split('(').next().unwrap_or_default();
-        let name = declaration.rsplit([' ', '*']).next().unwrap_or_default();
-        let returned = declaration.strip_suffix(name).unwrap_or_default().trim_end();
-        (name.to_owned(), returned.to_owned())
-    };
-    Ok(traced.lines().map(function).collect())
-}
-
 /// A direct read by one thread, from the call to the completion in an interrupt, beside two tracers of the
 /// kernel.
 fn ctracer_sees_what_ftrace_sees() -> Result<()> {
@@ -151,12 +83,11 @@ fn ctracer_sees_what_ftrace_sees() -> Result<()> {
         vec!["--only=*submit_bio*", "--only=bio_i*", "--only=bio_endio", "--only=bio_uninit"];
     few.extend(["--only=bio_associate*", "--only=__bio_*", "--only=blk_[am]*", "--only=*rq_qos*"]);
     let arguments = all_or(&few)?;
-    let (disk, known) = (NullBlk::slow()?, functions(arguments)?);
-    let functions: Vec<String> = known.keys().cloned().collect();
+    let (disk, [known, _]) = (NullBlk::slow()?, listed("ctracer", arguments)?);
     let hooks = hooks(&known);
     let running = Running::stage("ctracer", &[arguments, &["--json"]].concat())?;
     let ftrace = Ftrace::new(&hooks)?;
-    let graph = Graph::start(&functions)?;
+    let graph = Tracer::graph(&known.keys().map(String::as_str).collect())?;
     let start = now();
     shell(&format!("dd if=/dev/{} of=/dev/null bs=64k count=3 iflag=direct 2>&1", disk.name))?;
     let (end, graph, ftrace) = (now(), graph.text()?, ftrace.events()?);
@@ -208,9 +139,9 @@ const OTHERS: [(&str, usize, &str, &str); 4] = [
     ("__rq_qos_throttle", 1, "x64", "rqos"),
 ];
 
-/// How ftrace calls the types that the functions above return; `None`: nothing.
-fn in_ftraces_words(returned: &str) -> Option<&'static str> {
-    match returned {
+/// How ftrace calls the type that a function returns, by its declaration; `None`: nothing.
+fn in_ftraces_words(name: &str, declaration: &str) -> Option<&'static str> {
+    match declaration.split(name).next().unwrap_or_default().trim_end() {
         "void" => None,
         "bool" => Some("u8"),
         "int" => Some("s32"),
@@ -224,9 +155,9 @@ fn in_ftraces_words(returned: &str) -> Option<&'static str> {
 fn hooks(known: &BTreeMap<String, String>) -> Vec<Hook> {
     let mut hooks = Vec::new();
     for (name, position) in PROBED {
-        let Some(returns) = known.get(name) else { continue };
+        let Some(declaration) = known.get(name) else { continue };
         hooks.push(Hook::Argument(name, position));
-        hooks.extend(in_ftraces_words(returns).map(|kind| Hook::Value(name, kind)));
+        hooks.extend(in_ftraces_words(name, declaration).map(|kind| Hook::Value(name, kind)));
         let others = OTHERS.iter().filter(|(of, ..)| *of == name);
         hooks.extend(others.map(|(of, number, kind, _)| Hook::Other(of, *number, kind)));
     }
@@ -258,7 +189,7 @@ fn has_the_values(
     for (name, position) in PROBED.into_iter().filter(|(name, _)| known.contains_key(*name)) {
         let objects = compare(name, "entry", name, "/address")?;
         second += if position == 2 { objects.len() } else { 0 };
-        if in_ftraces_words(&known[name]).is_some() {
+        if in_ftraces_words(name, &known[name]).is_some() {
             let all = compare(name, "return", &format!("{name}__return"), "/value")?;
             values += all.iter().filter(|value| !["0x0", "0"].contains(&value.as_str())).count();
         }

@@ -4,7 +4,10 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::run::{not_judged, shell, wait_until};
+use crate::{
+    run::{not_judged, shell, wait_until},
+    slow_io::reads,
+};
 
 /// A virtio disk by its serial number: `cargo vm` gives each one.
 fn by_serial(wanted: impl Fn(&str) -> bool) -> Result<String> {
@@ -43,6 +46,11 @@ fn the(disk: &str, kind: &str) -> Result<String> {
     Ok(disk.to_owned())
 }
 
+/// Reads 4 KiB so many times from a disk, one after the other.
+pub fn read(disk: &str, count: u32) -> Result<()> {
+    shell(&reads(&format!("/dev/{disk}"), count)).map(drop)
+}
+
 /// The first partition of a disk: `vda1`, `nvme0n1p1`.
 pub fn partition(disk: &str) -> String {
     let p = if disk.ends_with(|c: char| c.is_ascii_digit()) { "p" } else { "" };
@@ -57,29 +65,47 @@ pub fn partitioned(disk: &str) -> Result<String> {
     Ok(partition(disk))
 }
 
-/// The ext4 file system of the data disk at /mnt/data, as long as it is needed.
+/// A file system in a directory, as long as it is needed.
 pub struct Mounted {
     pub disk: String,
+    path: String,
 }
 
 impl Mounted {
+    /// That of the data disk, ext4, in /mnt/data.
     pub fn new() -> Result<Mounted> {
-        let disk = data()?;
-        fs::create_dir_all("/mnt/data")?;
         // Else ext4 reads its block bitmaps at some instant of the first 5 s.
-        let mount = "mount -t ext4 -o no_prefetch_block_bitmaps";
-        shell(&format!("{mount} /dev/{disk} /mnt/data"))?;
-        Ok(Mounted { disk })
+        let path = "/mnt/data".to_owned();
+        Mounted { disk: data()?, path }.mount("ext4", "no_prefetch_block_bitmaps")
+    }
+
+    /// A new one of this kind on a disk, in `/run/KIND`.
+    pub fn made(kind: &str, disk: &str, options: &str) -> Result<Mounted> {
+        let force = if kind == "btrfs" { "--force" } else { "-F" };
+        shell(&format!("modprobe {kind}; mkfs.{kind} -q {force} /dev/{disk}"))
+            .with_context(|| format!("no {kind}: is the package with mkfs.{kind} installed?"))?;
+        Mounted { disk: disk.to_owned(), path: format!("/run/{kind}") }.mount(kind, options)
+    }
+
+    fn mount(self, kind: &str, options: &str) -> Result<Mounted> {
+        let Mounted { disk, path } = &self;
+        shell(&format!("mkdir -p {path}; mount -t {kind} -o {options} /dev/{disk} {path}"))?;
+        Ok(self)
+    }
+
+    /// Before the end, to see what that writes.
+    pub fn unmount(&self) -> Result<()> {
+        shell(&format!("umount {}", self.path)).map(drop)
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
         // What still runs there, after a failure, must not keep the tests after it from the disk.
-        for entry in fs::read_dir("/mnt/data").into_iter().flatten().flatten() {
+        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             fs::remove_dir_all(entry.path()).or_else(|_| fs::remove_file(entry.path())).ok();
         }
-        shell("umount /mnt/data || umount -l /mnt/data").ok();
+        self.unmount().or_else(|_| shell(&format!("umount -l {}", self.path)).map(drop)).ok();
     }
 }
 

@@ -47,7 +47,7 @@ fn send(port: u16, request: &[u8]) -> Result<String> {
 }
 
 /// The body of a page.
-fn get(port: u16, path: &str) -> Result<String> {
+pub fn get(port: u16, path: &str) -> Result<String> {
     let answer = send(port, format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
     let (head, body) = answer.split_once("\r\n\r\n").context("no end of the headers")?;
     ensure!(head.starts_with("HTTP/1") && head.contains(" 200 OK"), "{path}: {answer}");

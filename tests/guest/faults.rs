@@ -1,21 +1,9 @@
 //! What may happen to a run from outside: I/O that hangs, clocks set, more I/O in flight than a map holds, the
 //! end in the middle of a load.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-
-use crate::{
-    disks::{self, Mapped, NullBlk},
-    run::{
-        Running, Setting, between, count, ensure_none, fio, fio_command, max_latency, shell,
-        submitted, wait_until,
-    },
-    slow_io::reads,
-};
+use crate::{prelude::*, slow_io::reads};
 
 tests![
     what_hangs_is_in_flight,
@@ -44,7 +32,7 @@ fn what_hangs_is_in_flight() -> Result<()> {
     })?;
     let outputs = Running::interrupt_all(vec![stage03, stage04]);
     disk.suspend(false)?;
-    ensure!(reader.end()?.code == Some(0), "dd failed");
+    reader.end_well()?;
     for (output, completed) in outputs?.into_iter().zip([0, 1]) {
         let counts = (count(&output, "bios completed")?, count(&output, "in flight")?);
         ensure!(counts == (completed, 1), "not {completed} completed, 1 in flight: {output}");
@@ -62,9 +50,8 @@ fn the_clock_may_be_set() -> Result<()> {
         let running = Running::stage("stage04", &["--duration", "6s"])?;
         let tracing = Instant::now();
         shell(&format!("{read} & sleep 0.1; date -s @$(( $(date +%s) {step} )); wait"))?;
-        let ended = running.end()?;
+        let ended = running.end_well()?;
         let (all, traced) = (start.elapsed(), tracing.elapsed());
-        ensure!(ended.code == Some(0), "{ended:?}");
         ensure!(traced >= Duration::from_secs(3), "{step}: over after {traced:?}");
         let latency = max_latency(&ended.stdout)?;
         let most = all.as_nanos() as u64;
@@ -80,18 +67,15 @@ fn what_does_not_fit_is_counted() -> Result<()> {
     let stage = Running::stage("stage04", &[])?;
     let before = disks::bios(&disk.disk()?)?;
     disk.suspend(true)?;
-    let load = fio_command(&format!(
-        "--filename={} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=10000 --numjobs=2 \
-         --number_ios=10000 --norandommap --thread",
-        disk.path()
-    ));
+    let options = "--iodepth=10000 --numjobs=2 --number_ios=10000";
+    let load = fio_direct_command(&disk.path(), options);
     let load = Running::bash(&format!("exec {load} >/dev/null"))?;
     wait_until("fio has submitted all", || {
         let stacks = shell(&format!("cat /proc/{}/task/*/stack", load.id()))?;
         Ok(stacks.matches("] read_events+").count() == 2)
     })?;
     disk.suspend(false)?;
-    ensure!(load.end()?.code == Some(0), "fio failed");
+    load.end_well()?;
     let done = disks::bios(&disk.disk()?)? - before;
     ensure!(done == 20_000, "{done} reads");
     // Of each, device mapper submits a clone by another way.
@@ -100,11 +84,7 @@ fn what_does_not_fit_is_counted() -> Result<()> {
     let disk = NullBlk::timer("test", 50, &[("hw_queue_depth", "128")])?;
     let stage = Running::stage("stage00", &["--in-flight", "8", "-t"])?;
     let before = disks::bios(&disk.name)?;
-    fio(&format!(
-        "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 \
-         --numjobs=2 --number_ios=1000 --norandommap",
-        disk.name
-    ))?;
+    fio_direct(&disk.name, "--iodepth=32 --numjobs=2 --number_ios=1000")?;
     accounted(&stage.interrupt()?, "requests", disks::bios(&disk.name)? - before, 500, 0)
 }
 
@@ -124,11 +104,8 @@ fn accounted(output: &str, what: &str, done: u64, least: u64, others: u64) -> Re
 /// membarrier(2) waits for nothing.
 fn sums_are_exact_when_detached_under_load() -> Result<()> {
     let disk = NullBlk::timer("test", 2, &[])?;
-    let load = fio_command(&format!(
-        "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=2 --numjobs=4 \
-         --thread --time_based --runtime=600 --rate_iops=40",
-        disk.name
-    ));
+    let options = "--iodepth=2 --numjobs=4 --time_based --runtime=600 --rate_iops=40";
+    let load = fio_direct_command(&disk.name, options);
     let _load = Running::bash(&format!("exec {load} >/dev/null"))?;
     for cpu in ["1", "0"] {
         let _cpu = Setting::new("/sys/devices/system/cpu/cpu1/online", cpu)?;

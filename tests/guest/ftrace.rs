@@ -1,7 +1,7 @@
 //! The kernel's own tracer as a judge: its times and its stacks are not ours.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -53,6 +53,11 @@ pub struct Event {
 }
 
 impl Event {
+    /// The first argument, as a number.
+    pub fn address(&self) -> Result<u64> {
+        Ok(u64::from_str_radix(self.argument.trim_start_matches("0x"), 16)?)
+    }
+
     /// The sector of a block layer's event: `252,0 R 4096 () 1234 + 8 [fio]`, `252,0 R 1234 + 8 [fio]`.
     pub fn sector(&self) -> Result<u64> {
         let (before, _) = self.text.rsplit_once(" + ").with_context(|| self.text.clone())?;
@@ -133,12 +138,17 @@ impl Ftrace {
         let text = fs::read_to_string(self.instance.join("trace"))?;
         self.write("trace", "")?;
         self.write("tracing_on", "1")?;
-        if let Ok(entries) = between(&text, "entries-in-buffer/entries-written: ", " ") {
-            let (kept, written) = entries.split_once('/').context("odd header")?;
-            ensure!(kept == written, "ftrace lost events: {entries}");
-        }
+        nothing_is_lost(&text)?;
         parse(&text)
     }
+}
+
+fn nothing_is_lost(trace: &str) -> Result<()> {
+    if let Ok(entries) = between(trace, "entries-in-buffer/entries-written: ", " ") {
+        let (kept, written) = entries.split_once('/').context("odd header")?;
+        ensure!(kept == written, "ftrace lost events: {entries}");
+    }
+    Ok(())
 }
 
 /// Adds a probe, or removes one.
@@ -206,4 +216,74 @@ fn parse(text: &str) -> Result<Vec<Event>> {
         });
     }
     Ok(events)
+}
+
+/// One of the tracers of functions, off when dropped.
+pub struct Tracer {
+    directory: PathBuf,
+    options: &'static [&'static str],
+}
+
+impl Tracer {
+    /// Records the calls of these functions, in an instance of its own.
+    pub fn calls(functions: &HashSet<&str>) -> Result<Tracer> {
+        let directory = Path::new(TRACEFS).join("instances/calls");
+        fs::create_dir(&directory)?;
+        Tracer { directory, options: &[] }.start("function", "32768", functions)
+    }
+
+    /// Records their calls and returns. This tracer has no instance: there is one for all.
+    pub fn graph(functions: &HashSet<&str>) -> Result<Tracer> {
+        let options = &["funcgraph-proc", "funcgraph-abstime", "funcgraph-tail"];
+        let graph = Tracer { directory: TRACEFS.into(), options };
+        graph.start("function_graph", "1024", functions)
+    }
+
+    fn start(self, tracer: &str, kib: &str, functions: &HashSet<&str>) -> Result<Tracer> {
+        self.write("tracing_on", "0")?;
+        self.write("trace_clock", "mono")?;
+        // By their numbers in the list: for each name, the kernel would go through all of it.
+        let list = fs::read_to_string(Path::new(TRACEFS).join("available_filter_functions"))?;
+        let is_wanted =
+            |line: &str| line.split(' ').next().is_some_and(|it| functions.contains(it));
+        let numbers = (1..).zip(list.lines()).filter(|(_, line)| is_wanted(line));
+        let numbers: Vec<String> = numbers.map(|(number, _)| number.to_string()).collect();
+        ensure!(numbers.len() >= functions.len(), "{} of {functions:?}", numbers.len());
+        self.write("set_ftrace_filter", &numbers.join("\n"))?;
+        self.write("current_tracer", tracer)?;
+        self.write("buffer_size_kb", kib)?;
+        for option in self.options {
+            self.write(&format!("options/{option}"), "1")?;
+        }
+        self.write("trace", "")?;
+        self.write("tracing_on", "1")?;
+        Ok(self)
+    }
+
+    /// What it has recorded; it records no more.
+    pub fn text(&self) -> Result<String> {
+        self.write("tracing_on", "0")?;
+        let text = fs::read_to_string(self.directory.join("trace"))?;
+        nothing_is_lost(&text)?;
+        Ok(text)
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<()> {
+        fs::write(self.directory.join(file), text).with_context(|| format!("{file}: {text:.80}"))
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        for option in self.options {
+            self.write(&format!("options/{option}"), "0").ok();
+        }
+        let usual =
+            [("current_tracer", "nop"), ("set_ftrace_filter", ""), ("trace_clock", "local")];
+        for (file, text) in usual.into_iter().chain([("tracing_on", "1")]) {
+            self.write(file, text).ok();
+        }
+        // The directory of all cannot be removed.
+        fs::remove_dir(&self.directory).ok();
+    }
 }

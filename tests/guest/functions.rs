@@ -1,73 +1,38 @@
 //! Stage 12 beside the kernel's function tracer, which counts for itself.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    fs,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail, ensure};
+use crate::{ctracer::finds_the_functions, ftrace::Tracer, prelude::*};
 
-use crate::{
-    ctracer::finds_the_functions,
-    disks::{Mapped, NullBlk},
-    ftrace::TRACEFS,
-    run::{Running, Setting, count, fio, not_judged, shell, stage},
-};
+tests![
+    stage12_finds_the_functions => || finds_the_functions("stage12"),
+    stage12_counts_every_call,
+    stage12_asks_for_another_struct,
+];
 
-tests![stage12_finds_the_functions, stage12_counts_every_call, stage12_asks_for_another_struct,];
-
-/// The function tracer in an instance of its own, for some functions.
-pub struct Calls {
-    instance: PathBuf,
+/// What a program lists: its functions, by name, each with its line; and those that it leaves out.
+pub fn listed(program: &str, arguments: &[&str]) -> Result<[BTreeMap<String, String>; 2]> {
+    let listed = stage(program, &[arguments, &["--list"]].concat())?;
+    ensure!(listed.code == Some(0), "{listed:?}");
+    let (hooked, left_out) = listed.stdout.split_once("\nLeft out:\n").context("no list")?;
+    let functions = |list: &str| {
+        let lines = list.lines().filter_map(|line| Some((line.split_once('(')?.0, line)));
+        let name = |declaration: &str| declaration.rsplit([' ', '*']).next().map(str::to_owned);
+        lines.map(|(start, line)| (name(start).unwrap_or_default(), line.to_owned())).collect()
+    };
+    Ok([hooked, left_out].map(functions))
 }
 
-impl Calls {
-    /// Starts to record the calls of the functions that a stage lists.
-    pub fn of(functions: &HashSet<String>) -> Result<Calls> {
-        let calls = Calls { instance: Path::new(TRACEFS).join("instances/calls") };
-        fs::create_dir(&calls.instance)?;
-        calls.write("buffer_size_kb", "32768")?;
-        // By their numbers in the list: for each name, the kernel would go through all of it.
-        let list = fs::read_to_string(Path::new(TRACEFS).join("available_filter_functions"))?;
-        let listed = |line: &str| functions.contains(line.split(' ').next().unwrap_or_default());
-        let numbers = (1..).zip(list.lines()).filter(|(_, line)| listed(line));
-        let numbers: Vec<String> = numbers.map(|(number, _)| number.to_string()).collect();
-        ensure!(numbers.len() >= functions.len(), "{} of {}", numbers.len(), functions.len());
-        calls.write("set_ftrace_filter", &numbers.join("\n"))?;
-        calls.write("current_tracer", "function")?;
-        Ok(calls)
+/// How often each function was called, in what the function tracer has recorded:
+/// `dd-230  [000] ...1.  39.948507: submit_bio <-submit_bio_wait`.
+fn calls(trace: &str) -> Result<BTreeMap<String, u64>> {
+    let mut counts = BTreeMap::new();
+    for line in trace.lines().filter(|line| !line.starts_with('#')) {
+        let (call, _) = line.split_once(" <-").with_context(|| line.to_owned())?;
+        let function = call.rsplit(": ").next().and_then(|name| name.split(' ').next());
+        *counts.entry(function.with_context(|| line.to_owned())?.to_owned()).or_default() += 1;
     }
-
-    fn write(&self, file: &str, text: &str) -> Result<()> {
-        fs::write(self.instance.join(file), text).with_context(|| format!("{file}: {text:.80}"))
-    }
-
-    /// How often each function was called until now.
-    pub fn count(&self) -> Result<BTreeMap<String, u64>> {
-        self.write("tracing_on", "0")?;
-        let text = fs::read_to_string(self.instance.join("trace"))?;
-        let entries =
-            text.lines().find_map(|line| line.split_once("entries-in-buffer/entries-written: "));
-        let entries = entries.context("odd header")?.1.split(' ').next().unwrap_or_default();
-        let (kept, written) = entries.split_once('/').context("odd header")?;
-        ensure!(kept == written, "ftrace lost calls: {entries}");
-        let mut counts = BTreeMap::new();
-        // `dd-230  [000] ...1.  39.948507: submit_bio <-submit_bio_wait`
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let Some((call, _)) = line.split_once(" <-") else { bail!("{line}") };
-            let function = call.rsplit(": ").next().and_then(|name| name.split(' ').next());
-            *counts.entry(function.context(line.to_owned())?.to_owned()).or_default() += 1;
-        }
-        Ok(counts)
-    }
-}
-
-impl Drop for Calls {
-    fn drop(&mut self) {
-        self.write("current_tracer", "nop").ok();
-        fs::remove_dir(&self.instance).ok();
-    }
+    Ok(counts)
 }
 
 /// The rows of the table that stage 12 prints: `  128  submit_bio(bio)`.
@@ -88,15 +53,12 @@ fn table(output: &str) -> Result<BTreeMap<String, u64>> {
 
 /// Runs the stage and the function tracer beside the load: a call is counted, or skipped.
 fn beside_ftrace(load: impl FnOnce() -> Result<()>) -> Result<String> {
-    let listed = stage("stage12", &["--list"])?;
-    let (hookable, _) = listed.stdout.split_once("\nLeft out:\n").context("no list")?;
-    let names = hookable.lines().filter_map(|line| line.split_once('('));
-    let names: HashSet<String> = names.map(|(name, _)| name.to_owned()).collect();
-    let ftrace = Calls::of(&names)?;
+    let [hooked, left_out] = listed("stage12", &[])?;
+    let ftrace = Tracer::calls(&hooked.keys().map(String::as_str).collect())?;
     let running = Running::stage("stage12", &[])?;
     load()?;
     let output = running.interrupt()?;
-    let (theirs, ours) = (ftrace.count()?, table(&output)?);
+    let (theirs, ours) = (calls(&ftrace.text()?)?, table(&output)?);
     ensure!(counts_skips(&output) || !output.contains(" 0 skipped"), "not known: {output}");
     let skipped = if counts_skips(&output) { count(&output, "skipped")? } else { 0 };
     ensure!(ours.keys().all(|name| theirs.contains_key(name)), "{theirs:?}: {output}");
@@ -110,36 +72,33 @@ fn beside_ftrace(load: impl FnOnce() -> Result<()>) -> Result<String> {
     ensure!(missed == skipped, "{missed} calls are missing: {output}");
     let (calls, functions) = (theirs.values().sum::<u64>(), theirs.len());
     println!("{calls} calls of {functions} functions, {skipped} skipped");
-    closes_with(&output, &listed.stdout, &ours)?;
+    closes_with(&output, [hooked.len(), left_out.len()], &ours)?;
     ensure!(functions >= 10, "only {functions} functions were called: {output}");
     Ok(output)
 }
 
 /// The lines below the table are sums of its rows and of what `--list` shows.
-fn closes_with(output: &str, list: &str, table: &BTreeMap<String, u64>) -> Result<()> {
-    let (hooked, left_out) = list.split_once("\nLeft out:\n").context("no list")?;
-    let hooked = hooked.lines().filter(|line| line.contains('(')).count();
-    let left_out: Vec<&str> = left_out.lines().filter(|line| line.contains('(')).collect();
+fn closes_with(
+    output: &str,
+    [hooked, left_out]: [usize; 2],
+    table: &BTreeMap<String, u64>,
+) -> Result<()> {
     let (called, calls) = (table.len(), table.values().sum::<u64>());
     for expected in [
         format!(" {calls} calls of {called} functions; {} were not called\n", hooked - called),
         format!(" {hooked} functions hooked that take a struct "),
-        format!(", {} not (see --list)\n", left_out.len()),
+        format!(", {left_out} not (see --list)\n"),
     ] {
-        ensure!(output.contains(&expected), "no {expected:?}: {output}\n{list}");
+        ensure!(output.contains(&expected), "no {expected:?}: {output}");
     }
     Ok(())
-}
-
-fn stage12_finds_the_functions() -> Result<()> {
-    finds_the_functions("stage12")
 }
 
 const TOO_LONG: &str = "without fprobe, a real-time kernel takes a minute to remove the probes";
 
 /// A real-time kernel waits for an ordinary grace period for each probe.
 fn takes_too_long() -> Result<bool> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let release = release()?;
     let symbols = fs::read_to_string("/proc/kallsyms")?;
     Ok(release.contains("-rt") && !symbols.contains(" register_fprobe_ips\n"))
 }
@@ -159,22 +118,17 @@ fn stage12_counts_every_call() -> Result<()> {
     let direct = NullBlk::named("direct", &[("irqmode", "0"), ("submit_queues", "2")])?;
     let linear = Mapped::new("linear", &format!("0 65536 linear /dev/{} 0", direct.name))?;
     let threads = |disk: &str| {
-        fio(&format!(
-            "--direct=1 --filename=/dev/{disk} --rw=randread --bs=4k --ioengine=libaio --iodepth=16 --thread \
-             --norandommap --size=128M --numjobs=16 --number_ios=25"
-        ))
+        fio_direct(disk, "--iodepth=16 --size=128M --numjobs=16 --number_ios=25").map(drop)
     };
     let output = beside_ftrace(|| {
-        let random = "--rw=randrw --bs=4k --number_ios=30";
-        fio(&format!("--direct=1 --filename=/dev/{} {random}", direct.name))?;
-        let path = linear.path();
-        fio(&format!("--direct=1 --filename={path} --rw=write --bs=1M --size=4M --fsync=1"))?;
-        threads(&direct.name).map(|_| ())
+        fio_direct(&direct.name, "--rw=randrw --ioengine=psync --number_ios=30")?;
+        fio_direct(&linear.path(), "--rw=write --ioengine=psync --bs=1M --size=4M --fsync=1")?;
+        threads(&direct.name)
     })?;
     if counts_skips(&output) {
         let timer = [("irqmode", "2"), ("completion_nsec", "10000"), ("submit_queues", "2")];
         let timer = NullBlk::named("timer", &timer)?;
-        beside_ftrace(|| threads(&timer.name).map(|_| ()))?;
+        beside_ftrace(|| threads(&timer.name))?;
     }
     Ok(())
 }

@@ -20,8 +20,6 @@ mod commands;
 mod ctracer;
 mod ctracer_filters;
 mod ctracer_ftrace;
-mod ctracer_outputs;
-mod ctracer_requests;
 mod ctracer_types;
 mod disks;
 mod exercises;
@@ -33,6 +31,7 @@ mod maps;
 mod mixed;
 mod pagecache;
 mod peers;
+mod prelude;
 mod readme;
 mod requests;
 mod run;
@@ -60,13 +59,11 @@ const ONCE: &[&str] = &[
     "refusals_say_why",
     "a_killed_run_leaves_an_instance_until_the_next",
     "a_reader_may_go",
-    "a_full_disk_is_1",
     "one_file_takes_both_streams",
     "readmes_show_real_output",
     "readmes_show_what_bpftrace_counts",
     "readmes_name_what_exists",
     "the_clock_may_be_set",
-    "stage09_takes_only_a_process",
     "cachetop_leaves_the_terminal_and_comes_back",
     "exporter_survives_hostile_clients",
     "exporter_runs_as_its_unit_says",
@@ -95,9 +92,7 @@ fn main() {
         functions::TESTS,
         ctracer::TESTS,
         ctracer_ftrace::TESTS,
-        ctracer_outputs::TESTS,
         ctracer_filters::TESTS,
-        ctracer_requests::TESTS,
         ctracer_types::TESTS,
         slow_io::TESTS,
         strangers::TESTS,
@@ -182,8 +177,7 @@ const PREPARED: &str = "/run/guest-tests";
 fn prepare() {
     assert!(Path::new("/run/bpf-vm").exists(), "the guest tests run in the VM only: cargo vm test");
     assert!(rustix::process::geteuid().is_root(), "the guest tests run as root");
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    println!("kernel {}", release.trim());
+    println!("kernel {}", run::release().unwrap_or_default());
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     let mounted = mounts.contains(" /mnt/data ").then_some("umount /mnt/data");
     // `cargo lesson` runs judges many times in one guest.

@@ -58,6 +58,11 @@ impl Maps {
         Ok(found)
     }
 
+    /// The number of entries in all maps `starts`: I/Os that the programs take to be in flight.
+    pub fn in_flight(&self) -> Result<usize> {
+        Ok(self.named("starts")?.iter().map(|starts| starts.keys().count()).sum())
+    }
+
     pub fn arrays(&self) -> Result<Arrays> {
         let mut arrays = Vec::new();
         let shared = |map: &MapInfo| match map.ty {

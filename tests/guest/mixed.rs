@@ -1,20 +1,15 @@
 //! Loads for the judges of the exercises: a bio of every kind, and two CPUs that collide.
 
 use std::{
-    collections::BTreeMap,
-    fs::{self, File, OpenOptions},
+    fs::{File, OpenOptions},
     os::unix::fs::{FileExt, OpenOptionsExt},
-    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
-
 use crate::{
-    disks::{self, Mapped, NullBlk},
-    ftrace::{Event, Ftrace, Hook},
-    run::{Running, shell, wait_until},
+    maps::{Maps, insert},
+    prelude::*,
 };
 
 /// A disk that takes 1 ms for a request of at most 32 KiB, fails at one place, and has one partition.
@@ -49,25 +44,12 @@ impl Mixed {
 
     /// `directory` is the disk's in configfs: two disks need two.
     pub fn new(directory: &'static str) -> Result<Mixed> {
-        let disk = NullBlk::named(
-            directory,
-            &[
-                ("size", "64"),
-                ("memory_backed", "1"),
-                ("discard", "1"),
-                ("badblocks", "+100000-100007"),
-                ("irqmode", "2"),
-                ("completion_nsec", "1000000"),
-                ("submit_queues", "2"),
-            ],
-        )?;
+        let more = [("size", "64"), ("memory_backed", "1"), ("discard", "1")];
+        let bad = ("badblocks", "+100000-100007");
+        let disk = NullBlk::timer(directory, 1, &[&more[..], &[bad]].concat())?;
         let name = &disk.name;
         fs::write(format!("/sys/block/{name}/queue/max_sectors_kb"), "32")?;
-        shell(&format!(
-            "echo 4096,65536 | sfdisk --quiet --wipe always --label dos /dev/{name}; \
-             partx -u /dev/{name} || true"
-        ))?;
-        let partition = disks::partition(name);
+        let partition = disks::partitioned(name)?;
         ensure!(Path::new("/dev").join(&partition).exists(), "{name} has no partition");
         Ok(Mixed { disk, partition, other: disks::data()? })
     }
@@ -156,15 +138,7 @@ pub fn bio_info(disk: &str, sector: u64) -> Result<String> {
 /// complete: then bio_endio() is called for the whole while it has other parts in flight. The disk must
 /// not complete in order; virtio's completes as QEMU's threads do.
 pub fn split_out_of_order(disk: &str, ftrace: &Ftrace) -> Result<Did> {
-    let largest = format!("/sys/block/{disk}/queue/max_sectors_kb");
-    let usual = fs::read_to_string(&largest)?;
-    fs::write(&largest, "8")?;
-    let did = until_out_of_order(disk, ftrace);
-    fs::write(&largest, usual.trim())?;
-    did
-}
-
-fn until_out_of_order(disk: &str, ftrace: &Ftrace) -> Result<Did> {
+    let _small = Setting::new(format!("/sys/block/{disk}/queue/max_sectors_kb"), "8")?;
     let before = disks::bios(disk)?;
     let mut direct = Direct::open(disk)?;
     let mut submitted = Vec::new();
@@ -198,17 +172,40 @@ fn until_out_of_order(disk: &str, ftrace: &Ftrace) -> Result<Did> {
     Ok(Did { submitted, parts })
 }
 
-/// The event lines of a function, `submit_bio(` or `bio_endio (`: the times for each address. Whether they
-/// come by the trace pipe or by a ring buffer is the program's affair.
-pub fn calls(output: &str, function: &str) -> Result<BTreeMap<String, Vec<u64>>> {
-    let mut calls = BTreeMap::<_, Vec<u64>>::new();
+/// Takes the addresses, in the map `starts`, that a bio of this thread's next read may have, until one has one of
+/// them. It is on the thread's stack, whose start changes by up to 1 KiB. Returns how many are taken, and the
+/// number of reads.
+pub fn take_an_address(disk: &str, ftrace: &Ftrace, maps: &Maps) -> Result<(u64, u64)> {
+    let mut direct = Direct::open(disk)?;
+    let mut read = || -> Result<u64> {
+        direct.read(4096, 0)?;
+        let events = ftrace.events()?;
+        let submitted: Vec<_> = events.iter().filter(|event| event.name == "submit_bio").collect();
+        ensure!(submitted.len() == 1, "{} bios of a read", submitted.len());
+        submitted[0].address()
+    };
+    let near = read()?;
+    let taken: Vec<u64> = (-64..=64).map(|n| near.wrapping_add_signed(16 * n)).collect();
+    insert(&maps.named("starts")?[0], &taken)?;
+    let mut reads = 2;
+    while !taken.contains(&read()?) {
+        reads += 1;
+        ensure!(reads < 20, "no read has its bio near {near:#x}: the test does not test");
+    }
+    Ok((taken.len() as u64, reads))
+}
+
+/// The event lines of a function, `submit_bio(` or `bio_endio (`: the addresses and the times, sorted. Whether
+/// they come by the trace pipe or by a ring buffer is the program's affair.
+pub fn calls(output: &str, function: &str) -> Result<Vec<(String, u64)>> {
+    let mut calls = Vec::new();
     for line in output.lines() {
         let Some((_, call)) = line.split_once(&format!("{function}bio=")) else { continue };
         let (bio, time) = call.split_once(") called: ").with_context(|| format!("odd: {line}"))?;
         let time = time.trim().parse().with_context(|| format!("odd: {line}"))?;
-        calls.entry(bio.to_owned()).or_default().push(time);
+        calls.push((bio.to_owned(), time));
     }
-    calls.values_mut().for_each(|times| times.sort_unstable());
+    calls.sort_unstable();
     Ok(calls)
 }
 
@@ -216,42 +213,25 @@ pub fn calls(output: &str, function: &str) -> Result<BTreeMap<String, Vec<u64>>>
 /// the same times.
 pub fn same_calls(output: &str, function: &str, events: &[Event]) -> Result<()> {
     let printed = calls(output, function)?;
-    let number: usize = printed.values().map(Vec::len).sum();
-    let what = format!("{function}bio=0x…) called: …");
+    let (lines, what) = (printed.len(), format!("{function}bio=0x…) called: …"));
+    let mut seen: Vec<_> = events.iter().map(|event| (&event.argument, event.time)).collect();
+    seen.sort_unstable();
     // Without the output, which asks whether anything was read or written.
-    ensure!(
-        number > 0 || events.is_empty(),
-        "no line `{what}`, and ftrace saw {} calls",
-        events.len()
-    );
-    ensure!(
-        number == events.len(),
-        "{number} lines `{what}`, and ftrace saw {} calls: {output}",
-        events.len()
-    );
-    let mut seen = BTreeMap::<&str, Vec<u64>>::new();
-    for event in events {
-        seen.entry(&event.argument).or_default().push(event.time);
-    }
-    for (bio, times) in &seen {
-        let yours = printed.get(*bio).map_or(&[][..], Vec::as_slice);
+    let output = if lines == 0 { "" } else { output };
+    let calls = seen.len();
+    ensure!(lines == calls, "{lines} lines `{what}`, and ftrace saw {calls} calls: {output}");
+    for ((bio, time), (seen, at)) in printed.iter().zip(seen) {
         ensure!(
-            yours.len() == times.len(),
-            "{} lines `{what}` with the bio {bio}, and ftrace saw {} calls with it: {output}",
-            yours.len(),
-            times.len()
+            bio == seen,
+            "a line `{what}` with the bio {bio}, and a call with {seen}: {output}"
         );
-        let far =
-            yours.iter().zip(times).find(|(yours, time)| yours.abs_diff(**time) > 500_000_000);
-        ensure!(
-            far.is_none(),
-            "a call with the bio {bio} was at another time (yours, ftrace's): {far:?}: {output}"
-        );
+        let is_near = time.abs_diff(at) <= 500_000_000;
+        ensure!(is_near, "a call with the bio {bio} was at {at}, your line says {time}: {output}");
     }
     Ok(())
 }
 
-/// A file to be read past the page cache, one bio for each read.
+/// A disk, or a file with its path, to be read past the page cache, one bio for each read.
 pub struct Direct {
     file: File,
     buffer: Vec<u8>,
@@ -259,9 +239,12 @@ pub struct Direct {
 
 impl Direct {
     pub fn open(disk: &str) -> Result<Direct> {
-        let path = format!("/dev/{disk}");
+        let path = Path::new("/dev").join(disk);
         let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
-        Ok(Direct { file: file.context(path)?, buffer: vec![0; 4096 + (512 << 10)] })
+        Ok(Direct {
+            file: file.with_context(|| path.display().to_string())?,
+            buffer: vec![0; 4096 + (512 << 10)],
+        })
     }
 
     pub fn read(&mut self, bytes: usize, offset: u64) -> Result<()> {
@@ -281,26 +264,32 @@ impl Ram {
         Ok(Ram)
     }
 
-    /// Reads 512 bytes at a time on both CPUs at once: what is not added atomically gets lost. Returns
-    /// the number of reads.
-    pub fn race(&self, time: Duration) -> Result<u64> {
+    /// Reads 512 bytes at a time on both CPUs at once: what is not added atomically gets lost. Where they are
+    /// preempted, another thread takes the CPU from each of them, again and again, to read once: bios complete in
+    /// the call that submits them, so it finds each program of the first one half done. Returns the number of
+    /// reads.
+    pub fn race(&self, time: Duration, are_preempted: bool) -> Result<u64> {
         let end = Instant::now() + time;
-        let reader = |cpu: usize| -> Result<u64> {
-            let mut only = rustix::thread::CpuSet::new();
-            only.set(cpu);
-            rustix::thread::sched_setaffinity(None, &only)?;
-            let mut disk = Direct::open(Self::NAME)?;
-            let mut reads = 0;
+        let reader = |cpu: usize, takes_the_cpu: bool| -> Result<u64> {
+            stay_on(cpu)?;
+            if takes_the_cpu {
+                goes_first(1)?;
+            }
+            let (mut disk, mut reads) = (Direct::open(Self::NAME)?, 0);
             while Instant::now() < end {
-                for _ in 0..100 {
-                    disk.read(512, 0)?;
+                if takes_the_cpu {
+                    thread::sleep(Duration::from_micros(200));
                 }
-                reads += 100;
+                disk.read(512, 0)?;
+                reads += 1;
             }
             Ok(reads)
         };
+        let readers = [(0, false), (1, false), (0, true), (1, true)];
+        let readers = &readers[..if are_preempted { 4 } else { 2 }];
         thread::scope(|scope| {
-            let readers = [0, 1].map(|cpu| scope.spawn(move || reader(cpu)));
+            let start = |&(cpu, takes)| scope.spawn(move || reader(cpu, takes));
+            let readers: Vec<_> = readers.iter().map(start).collect();
             readers.into_iter().map(|reader| reader.join().expect("a reader")).sum()
         })
     }

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use truth::Tool;
 
 use crate::{
-    run::{LIMIT, shell},
+    run::{shell, wait_until},
     table::Refusal,
 };
 
@@ -112,16 +112,9 @@ impl Peer {
 
     /// Waits for its end; what it has printed, and its exit code.
     pub fn end(mut self) -> Result<(String, Option<i32>)> {
-        let start = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            if start.elapsed() > LIMIT {
-                bail!("not ended {LIMIT:?} after Ctrl-C: {}", self.said());
-            }
-            thread::sleep(Duration::from_millis(20));
-        };
+        let ended = wait_until("the end", || Ok(self.child.try_wait()?.is_some()));
+        ended.with_context(|| self.said())?;
+        let status = self.child.wait()?;
         Ok((String::from_utf8_lossy(&fs::read(&self.output)?).into_owned(), status.code()))
     }
 

@@ -3,20 +3,13 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    env, fs,
-    path::Path,
-    process::Command,
+    env,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
-
 use crate::{
-    disks::{self, Mounted},
     pagecache,
-    run::{
-        self, BIO, Gate, Running, is_subject, judged_weakly, not_judged, shell, slowest, wait_until,
-    },
+    prelude::*,
     slow_io::{self, reads},
     table::laws,
 };
@@ -63,8 +56,7 @@ const SHOWN_TOOLS: [&str; 2] = ["tools/ctracer", "tools/slow_io"];
 
 /// Whether this is the kernel that the READMEs were written with.
 fn is_default_kernel() -> Result<bool> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    Ok(cfg!(target_arch = "x86_64") && release.starts_with("6.1."))
+    Ok(cfg!(target_arch = "x86_64") && run::release()?.starts_with("6.1."))
 }
 
 /// A name in backticks, or of a function in a block of code, is one of the sources that the page is about,
@@ -231,11 +223,10 @@ fn readmes_show_real_output() -> Result<()> {
             fs::write(target.join(format!("{package}.txt")), output)?;
             continue;
         }
-        let mut pages: Vec<(String, Find)> = vec![(format!("{directory}/README.md"), block)];
-        pages.extend((package == "stage06").then(|| ("README.md".to_owned(), front_door as Find)));
-        for (page, find) in pages {
+        let front_door = (package == "stage06").then(|| "README.md".to_owned());
+        for page in front_door.into_iter().chain([format!("{directory}/README.md")]) {
             let readme = fs::read_to_string(run::workspace().join(&page))?;
-            let agrees = find(&readme).and_then(|shown| {
+            let agrees = block(&readme).and_then(|shown| {
                 // `ctracer`'s slowest life, here, is one of the workload's.
                 let (lines, _) = shown.split_once("\nSlowest life: ").unwrap_or((shown, ""));
                 printable(lines, &output)?;
@@ -247,9 +238,6 @@ fn readmes_show_real_output() -> Result<()> {
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
 }
-
-/// Finds the output that a page shows.
-type Find = fn(&str) -> Result<&str>;
 
 /// The section of a stage's README that shows bpftrace is short, and its command, run as it stands there,
 /// counts what the README shows.
@@ -283,8 +271,7 @@ fn bpftrace(readme: &str) -> Result<()> {
     let block = section.split("```\n").nth(1).context("no block")?;
     let (program, shown) = block.split_once("}'\n").context("no program ends with }'")?;
     shell("sync")?;
-    let ended = Running::bash(&format!("{program}}}'"))?.end()?;
-    ensure!(ended.code == Some(0), "{program}: {ended:?}");
+    let ended = Running::bash(&format!("{program}}}'"))?.end_well()?;
     let ((claimed, other), (counted, _)) = (counts(shown)?, counts(&ended.stdout)?);
     ensure!(!claimed.is_empty(), "no count");
     let agree = match shown.lines().any(is_left_out) {
@@ -372,7 +359,7 @@ fn captured(package: &str, disk: &str) -> Result<String> {
     match wanted {
         Some(process) => {
             gate.open()?;
-            ensure!(process.end()?.code == Some(0), "dd failed");
+            process.end_well()?;
         }
         // A row of the heatmap takes 2 s, a round of the workload some 40 bios.
         None => wait_until("the workload", || {
@@ -391,23 +378,18 @@ fn captured(package: &str, disk: &str) -> Result<String> {
     output
 }
 
-/// The first output that a README shows: of a stage in "The answer", of a tool below "What you see".
+/// The first output that a README shows: of a stage in "The answer", of a tool below "What you see", of the root's
+/// below "Start".
 pub fn block(readme: &str) -> Result<&str> {
-    let titles = ["\n## The answer", "\n## What you see"];
+    let titles = ["\n## The answer", "\n## What you see", "\n## Start"];
     let section = titles.iter().find_map(|title| Some(readme.split_once(title)?.1));
-    let section = section.context("no section The answer")?;
+    let section = section.context("no such section")?;
     let mut blocks = section.split("\n```").skip(1).step_by(2);
     let shown = blocks.find_map(|block| {
         // Not a command.
         block.strip_prefix('\n').filter(|block| !block.starts_with("cargo "))
     });
     shown.context("no output in it")
-}
-
-/// The block of the root README that shows the output of stage 06.
-fn front_door(readme: &str) -> Result<&str> {
-    let mut blocks = readme.split("\n```\n").skip(1).step_by(2);
-    blocks.find(|block| block.contains("bios completed")).context("no output of stage 06")
 }
 
 /// Whether a line of a README stands for others: `...` or `…`.

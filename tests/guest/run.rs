@@ -21,6 +21,7 @@ use host::judging::Judging;
 use rustix::{
     fs::{CWD, FileType, Mode, mknodat},
     process::{Pid, Signal, kill_process, kill_process_group},
+    thread::{CpuSet, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
 use serde_json::Value;
@@ -93,6 +94,14 @@ pub fn compared(figures: &str) {
     if subject().is_some() {
         println!("compared: {figures}");
     }
+}
+
+/// Fails where an attempt's figures are not right, with its output; else tells a learner what they were compared
+/// with.
+pub fn judge(is_right: bool, figures: &str, output: &str) -> Result<()> {
+    ensure!(is_right, "{figures}: {output}");
+    compared(figures);
+    Ok(())
 }
 
 /// Nanoseconds as milliseconds: `200.4 ms`.
@@ -205,9 +214,7 @@ pub struct Ended {
 impl Running {
     /// Starts a stage, and returns when it says that its programs are attached.
     pub fn stage(name: &str, arguments: &[&str]) -> Result<Running> {
-        let mut running = Running::spawn(Command::new(program(name)).args(arguments))?;
-        running.wait_for(": tracing ")?;
-        Ok(running)
+        Ok(Running::stages([(name, arguments.to_vec())])?.remove(0))
     }
 
     /// Starts several stages at once, for a part of a start is waiting, and returns when all are attached.
@@ -333,6 +340,17 @@ impl Running {
         })
     }
 
+    /// Waits for the end, by itself or after a signal; it must exit with 0.
+    pub fn end_well(self) -> Result<Ended> {
+        let name = self.shown().to_owned();
+        let ended = self.end()?;
+        if ended.code != Some(0) {
+            let code = ended.code.map_or("no exit code".into(), |code| format!("exit code {code}"));
+            bail!("{name}: {code}, and it said: {}\n{}", ended.stderr, ended.stdout);
+        }
+        Ok(ended)
+    }
+
     /// Reads a stream until the program and everything that it has started have closed it.
     fn rest(&self, stream: &Receiver<String>) -> Result<String> {
         let mut text = String::new();
@@ -356,24 +374,14 @@ impl Running {
 
     /// Ends the program as Ctrl-C does; it must exit with 0.
     pub fn interrupt(self) -> Result<String> {
-        self.signal(Signal::INT)?;
-        self.interrupted()
+        Ok(Running::interrupt_all(vec![self])?.remove(0))
     }
 
     /// The same for several at once.
     pub fn interrupt_all(running: Vec<Running>) -> Result<Vec<String>> {
         running.iter().try_for_each(|running| running.signal(Signal::INT))?;
-        running.into_iter().map(Running::interrupted).collect()
-    }
-
-    /// Its output, once a signal has ended it; it must exit with 0.
-    pub fn interrupted(self) -> Result<String> {
-        let ended = self.end()?;
-        if ended.code != Some(0) {
-            let code = ended.code.map_or("no exit code".into(), |code| format!("exit code {code}"));
-            bail!("after Ctrl-C: {code}, and it said: {}\n{}", ended.stderr, ended.stdout);
-        }
-        Ok(ended.stdout)
+        let end = |running: Running| Ok(running.end_well().context("after Ctrl-C")?.stdout);
+        running.into_iter().map(end).collect()
     }
 }
 
@@ -510,11 +518,16 @@ fn lines(
     receiver
 }
 
+/// The kernel's: `6.1.0-50-amd64`.
+pub fn release() -> Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned())
+}
+
 /// Whether programs may be skipped on this kernel even where the tools lose nothing elsewhere. It is a
 /// real-time kernel, or preempts tasks: one that runs an fentry program is preempted, for example by a
 /// thread that completes an I/O, and before 7.0 there is no other hook for the return of a function.
 pub fn may_skip() -> Result<bool> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let release = release()?;
     Ok(release.contains("-rt") || preempts()? && !release.starts_with("7."))
 }
 
@@ -540,9 +553,20 @@ pub fn judged_weakly(reason: &str) {
     println!("judged weakly: {reason}");
 }
 
+/// Gives this thread a real-time priority: it then waits for no thread with a lower one, nor for one
+/// without. Threads that it starts have none.
+pub fn goes_first(sched_priority: i32) -> Result<()> {
+    let (policy, priority) =
+        (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, libc::sched_param { sched_priority });
+    // SAFETY: the kernel reads the struct.
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const priority) };
+    ensure!(result == 0, "SCHED_FIFO: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
 /// Whether a task may lose its CPU in the middle of a program.
 pub fn preempts() -> Result<bool> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let release = release()?;
     let model = fs::read_to_string("/sys/kernel/debug/sched/preempt").unwrap_or_default();
     let lazily = ["(full)", "(lazy)"].iter().any(|word| model.contains(word));
     Ok(release.starts_with("7.") || release.contains("-rt") || lazily)
@@ -558,32 +582,41 @@ pub fn skipped_some(output: &str) -> Result<bool> {
     Ok(skipped > 0)
 }
 
-/// Checks that these counts are 0, and that no program was skipped, as far as the kernel counts that.
-pub fn ensure_none(output: &str, counts: &[&str]) -> Result<()> {
-    let is_unknown = |line: &str| line.trim_start().starts_with("- skipped (");
-    let skipped = output.lines().filter(|line| line.contains(" skipped ("));
-    let skipped =
-        if skipped.clone().all(is_unknown) && skipped.count() > 0 { None } else { Some("skipped") };
-    for what in counts.iter().copied().chain(skipped) {
-        let number = count(output, what)?;
-        ensure!(number == 0, "{what} is {number}, and has to be 0: {}", summary(output));
+/// Ends a judge that cannot judge an output where that is so.
+pub fn judges_only_whole(outputs: &[String]) -> Result<()> {
+    for output in outputs {
+        if skipped_some(output)? {
+            return not_judged("programs were skipped, as they may be on a real-time kernel");
+        }
     }
     Ok(())
 }
 
-/// The number of entries in all maps named `starts`: I/Os that running stages take to be in flight.
-pub fn entries_left() -> Result<u64> {
-    let maps: Vec<Value> = serde_json::from_str(&shell("bpftool map show --json")?)?;
-    let mut starts = maps.iter().filter(|map| map["name"] == "starts").peekable();
-    ensure!(starts.peek().is_some(), "no map with the name \"starts\" is loaded");
-    let mut left = 0;
-    for map in starts {
-        let id = map["id"].as_u64().context("bpftool shows no id")?;
-        let entries: Value =
-            serde_json::from_str(&shell(&format!("bpftool map dump id {id} --json"))?)?;
-        left += entries.as_array().context("bpftool prints no list")?.len() as u64;
+/// Checks that these counts are 0, and that no program was skipped, as far as the kernel counts that.
+pub fn ensure_none(output: &str, counts: &[&str]) -> Result<()> {
+    let counts: Vec<_> = counts.iter().map(|what| (*what, 0, "")).collect();
+    ensure_counts(output, &counts)
+}
+
+/// The same of counts that are not 0; behind each, what it is made of, if that needs to be said: `: parts`.
+pub fn ensure_counts(output: &str, expected: &[(&str, u64, &str)]) -> Result<()> {
+    let is_unknown = |line: &str| line.trim_start().starts_with("- skipped (");
+    let mut skipped = output.lines().filter(|line| line.contains(" skipped (")).peekable();
+    let nobody_counts = skipped.peek().is_some() && skipped.all(is_unknown);
+    let skipped = (!nobody_counts).then_some(("skipped", 0, ""));
+    for (what, expected, why) in expected.iter().copied().chain(skipped) {
+        let yours = count(output, what)?;
+        let summary = summary(output);
+        ensure!(yours == expected, "{yours} {what}, and has to be {expected}{why}: {summary}");
     }
-    Ok(left)
+    Ok(())
+}
+
+/// Keeps this thread on a CPU. The threads that it starts stay there, too.
+pub fn stay_on(cpu: usize) -> Result<()> {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu);
+    Ok(sched_setaffinity(None, &cpus)?)
 }
 
 /// Runs a stage to its end.
@@ -601,9 +634,8 @@ pub fn shell(command: &str) -> Result<String> {
         println!("$ {command}");
     }
     let mut sh = Command::new("sh");
-    let ended = Running::spawn(sh.args(["-e", "-c", command]))?.end()?;
-    ensure!(ended.code == Some(0), "{command}: {ended:?}");
-    Ok(ended.stdout)
+    let running = Running::spawn(sh.args(["-e", "-c", command]))?;
+    Ok(running.end_well().with_context(|| command.to_owned())?.stdout)
 }
 
 /// Ends a test that cannot judge without this command.
@@ -612,6 +644,20 @@ pub fn needs(command: &str) -> Result<()> {
         Ok(_) => Ok(()),
         Err(_) => not_judged(format!("the root has no {command}")),
     }
+}
+
+/// Runs fio on a disk, past the page cache: random reads of 4 KiB, but for what the options say.
+pub fn fio_direct(disk: &str, options: &str) -> Result<Value> {
+    fio_report(&shell(&fio_direct_command(disk, options))?)
+}
+
+/// The command that does so. The path of a device is as good as a name.
+pub fn fio_direct_command(disk: &str, options: &str) -> String {
+    let path = Path::new("/dev").join(disk);
+    fio_command(&format!(
+        "--filename={} --direct=1 --rw=randread --bs=4k --ioengine=libaio --thread --norandommap {options}",
+        path.display()
+    ))
 }
 
 /// Runs fio with these options, and returns the one job (or the group) of its report.

@@ -504,7 +504,7 @@ fn slow_io_shows_what_is_wanted() -> Result<()> {
     let all = [(null.name.as_str(), 10), ("mapper/shown", 5), (&disk, 3)];
     shell(&all.map(|(file, count)| reads(&format!("/dev/{file}"), count)).join("; "))?;
     gate.open()?;
-    ensure!(process.end()?.code == Some(0), "dd failed");
+    process.end_well()?;
     shell(&reads(&partition, 1))?;
     let outputs = Running::interrupt_all(running)?;
 

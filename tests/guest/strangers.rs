@@ -6,14 +6,11 @@ use std::{
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
 };
 
-use anyhow::{Context, Result, ensure};
 use io_uring::{IoUring, opcode, squeue, types};
-use serde_json::Value;
 
 use crate::{
-    disks::{self, Mapped, NullBlk, ScsiDebug},
     exporter::{self, Scrape},
-    run::{Running, count, fio, judged_weakly, needs, shell},
+    prelude::*,
     slow_io::{objects, of_disk, part, reads, traced},
 };
 
@@ -108,11 +105,8 @@ fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
     slower.wait_for("ready")?;
     let running = Running::stage("slow_io", &["--min", "1h"])?;
     let server = exporter::start(&[])?;
-    fio(&format!(
-        "--filename=/dev/{} --rw=randread --bs=4M --direct=1 --ioengine=psync --numjobs=8 --thread \
-         --number_ios=100 --size=512M",
-        disk.name
-    ))?;
+    let options = "--bs=4M --ioengine=psync --numjobs=8 --number_ios=100 --size=512M";
+    fio_direct(&disk.name, options)?;
     let scrape = Scrape::now()?;
     let output = running.interrupt()?;
     server.interrupt()?;
@@ -133,12 +127,8 @@ fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
     fs::write(disk.queue("scheduler"), "none")?;
     let server = exporter::start(&[])?;
     let output = traced(&["--disk", &disk.name], || {
-        fio(&format!(
-            "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=io_uring --iodepth=32 \
-             --number_ios={READS} --size=64M --thread",
-            disk.name
-        ))
-        .map(drop)
+        let options = format!("--ioengine=io_uring --iodepth=32 --number_ios={READS} --size=64M");
+        fio_direct(&disk.name, &options).map(drop)
     })?;
     let scrape = Scrape::now()?;
     server.interrupt()?;

@@ -7,23 +7,11 @@
 pub mod laws;
 pub mod loads;
 
-use std::{
-    fmt,
-    io::{Read as _, Write as _},
-    net::TcpStream,
-    process::Command,
-    time::Duration,
-};
+use std::fmt;
 
-use anyhow::{Context, Result, bail, ensure};
-use rustix::process::Signal;
-use truth::{Case, Fact, Family, Plan, Tool, together};
+use truth::{Case, Family, Plan, Tool, together};
 
-use crate::{
-    disks,
-    peers::Peer,
-    run::{Running, is_subject, judging, program, wait_until},
-};
+use crate::{exporter, peers::Peer, prelude::*};
 
 /// The groups of `truth/cases.toml`.
 macro_rules! groups {
@@ -116,7 +104,9 @@ impl Beside {
         }
         let ended = self.0.into_iter().zip(pages).map(|((tool, tracer), page)| {
             let (text, exit) = match tracer {
-                Tracer::Ours(running) => (running.interrupted()?, Some(0)),
+                Tracer::Ours(running) => {
+                    (running.end_well().context("after Ctrl-C")?.stdout, Some(0))
+                }
                 Tracer::Peer(peer) => peer.end()?,
             };
             Ok(Printed { tool, text: page + &text, exit })
@@ -128,12 +118,8 @@ impl Beside {
 /// What a server has at `127.0.0.1:9435/metrics`.
 fn served(page: &str) -> Result<String> {
     let (address, path) = page.split_once('/').context("no path")?;
-    let mut stream = TcpStream::connect(address).context("connect")?;
-    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-    write!(stream, "GET /{path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).context("no answer")?;
-    Ok(answer)
+    let port = address.rsplit(':').next().unwrap_or_default().parse().context("no port")?;
+    exporter::get(port, &format!("/{path}"))
 }
 
 /// Sets up the load of a case.
@@ -142,47 +128,19 @@ pub fn set_up(case: &str) -> Result<loads::Ready> {
     load.with_context(|| format!("{case} has no load"))?.1().context(case.to_owned())
 }
 
-/// Runs a group's loads beside all of our programs that answer their questions. Where one is wrong, runs each
-/// load alone, to say of which it is wrong.
+/// Runs a group's loads, one after the other, beside all of our programs that answer their questions, started
+/// once. Where one is wrong, `cargo truth --reproduce CASE/TOOL` runs one load beside one program.
 fn group(name: &str) -> Result<()> {
     let mut cases = truth::all_cases()?;
     cases.retain(|case| case.group == name);
     let asked = |tool: &Tool| cases.iter().any(|case| case.runs_beside(tool));
-    let tools: Vec<Tool> = truth::all_tools()?
-        .into_iter()
-        .filter(|tool| tool.family <= Family::Lessons && asked(tool) && is_subject(&tool.argv[0]))
-        .collect();
+    let mut tools = truth::all_tools()?;
+    tools.retain(|it| it.family <= Family::Lessons && asked(it) && is_subject(&it.argv[0]));
     ensure!(!tools.is_empty(), "no tool is asked");
-    let wrong = judged(&cases, &tools)?;
-    if wrong.is_empty() {
-        return Ok(());
-    }
-    let mut text = shown(&wrong);
-    // Of a program that has to be refused, nobody asks by which load.
-    if cases.len() > 1 && judging().subject.is_none() {
-        println!("{text}each load alone:");
-        let tools: Vec<Tool> = wrong.into_iter().map(|(tool, _)| tool).collect();
-        for case in &cases {
-            let of_case = judged(std::slice::from_ref(case), &tools)
-                .map_or_else(|error| format!("{error:#}"), |wrong| shown(&wrong));
-            let of_case = if of_case.is_empty() { "right" } else { &of_case };
-            text = format!("{}, alone: {of_case}\n{text}", case.name);
-        }
-    }
-    bail!("{text}")
-}
-
-fn shown(wrong: &[(Tool, String)]) -> String {
-    wrong.iter().map(|(tool, why)| format!("{}: {why}\n", tool.name)).collect()
-}
-
-/// Runs these loads one after the other beside the tools, started once; returns the tools that are wrong, and
-/// what they are wrong about.
-fn judged(cases: &[Case], tools: &[Tool]) -> Result<Vec<(Tool, String)>> {
     let set_up = |case: &Case| Ok((case.name.clone(), set_up(&case.name)?));
     let mut ready = cases.iter().map(set_up).collect::<Result<Vec<_>>>()?;
     let copies = cases.iter().map(|case| case.copies).max().unwrap_or(1);
-    let beside = Beside::start(tools, copies, None)?;
+    let beside = Beside::start(&tools, copies, None)?;
     let mut loads = Vec::new();
     for (name, ready) in &mut ready {
         loads.push((name.clone(), ready.run().with_context(|| format!("load {name}"))?));
@@ -190,13 +148,12 @@ fn judged(cases: &[Case], tools: &[Tool]) -> Result<Vec<(Tool, String)>> {
     let printed = beside.end()?;
     drop(ready);
     let facts = together(&loads)?;
-    let judge = |Printed { tool, text, .. }: Printed| {
-        let error = laws::hold(&tool, &facts, &text).err()?;
-        Some((tool, format!("{error:#}\nafter {}\n{}", names(&loads), laws::summary(&text))))
-    };
-    Ok(printed.into_iter().filter_map(judge).collect())
-}
-
-fn names(loads: &[(String, Vec<Fact>)]) -> String {
-    loads.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+    let wrong = printed.iter().filter_map(|Printed { tool, text, .. }| {
+        let error = laws::hold(tool, &facts, text).err()?;
+        Some(format!("{}: {error:#}\n{}\n", tool.name, laws::summary(text)))
+    });
+    let wrong: String = wrong.collect();
+    let names: Vec<&str> = loads.iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(wrong.is_empty(), "{wrong}after {}", names.join(", "));
+    Ok(())
 }

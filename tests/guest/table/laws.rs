@@ -1,9 +1,8 @@
 //! What a program's figures have to be, beside the truth about a load and beside one another.
 
-use anyhow::{Context, Result, ensure};
 use truth::{Fact, Family, Question, Tool};
 
-use crate::run::{self, BIO, REQUEST, count, judged_weakly, slowest};
+use crate::prelude::*;
 
 /// How many of a hundred I/Os a tool may leave out where the kernel skips a program that an interrupt or another
 /// task finds at work on its CPU, if it says so. Most lessons have no second program for that.

@@ -2,7 +2,6 @@
 
 use std::{
     cell::RefCell,
-    fs,
     os::unix::fs::FileExt,
     rc::{Rc, Weak},
     sync::{
@@ -12,15 +11,14 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, Result, anyhow, ensure};
-use serde_json::Value;
+use anyhow::anyhow;
+use rustix::fs::Advice;
 use truth::{Fact, Question::*};
 
 use crate::{
-    disks::{self, Mapped, Mounted, NullBlk, ScsiDebug, in_flight},
-    ftrace::{Ftrace, Hook},
+    disks::in_flight,
     pagecache::{Read, Watched, at_random, new_file, page_size},
-    run::{Running, Setting, fio, fio_command, fio_report, shell, wait_until},
+    prelude::*,
     slow_io::throttle,
 };
 
@@ -97,8 +95,6 @@ pub const LOADS: &[(&str, Load)] = &[
 ];
 
 const MIB: u64 = 1 << 20;
-/// Random reads of 4 KiB past the page cache.
-const READS: &str = "--rw=randread --bs=4k --direct=1 --ioengine=libaio --thread --norandommap";
 
 /// What a load did to disks. All are counts of I/Os.
 #[derive(Clone, Copy, Default)]
@@ -191,21 +187,8 @@ fn now(disks: &[String]) -> Result<[u64; 3]> {
     Ok([sum(disks::requests)?, sum(disks::bios)?, sum(disks::flushes)?])
 }
 
-/// Calls of submit_bio(), by ftrace, from now on.
-struct Submitted(Ftrace);
-
-impl Submitted {
-    fn new() -> Result<Submitted> {
-        Ok(Submitted(Ftrace::new(&[Hook::Function("submit_bio")])?))
-    }
-
-    fn since(&self) -> Result<u64> {
-        Ok(self.0.events()?.len() as u64)
-    }
-}
-
 /// The slowest I/O of fio's report, from its submission until fio has seen its end, ns.
-fn slowest(report: &Value) -> Result<u64> {
+pub fn slowest(report: &Value) -> Result<u64> {
     report["read"]["lat_ns"]["max"].as_u64().with_context(|| format!("no latency: {report}"))
 }
 
@@ -219,11 +202,11 @@ fn synced(report: &Value) -> Result<u64> {
 
 /// Reads of one disk, each of them one bio and one request. `of_disk` lives as long as the load.
 fn plain<T: 'static>(of_disk: T, disk: String, options: &str, least: u64) -> Result<Ready> {
-    let load = format!("--filename=/dev/{disk} {READS} {options}");
+    let options = options.to_owned();
     Ready::new(move || {
         let _of_disk = &of_disk;
         let counters = Counters::of(&[&disk])?;
-        fio(&load)?;
+        fio_direct(&disk, &options)?;
         let did = counters.since()?;
         let Did { bios, requests, .. } = did;
         ensure!(requests >= least && bios == requests, "{requests} requests, {bios} bios");
@@ -241,14 +224,17 @@ fn timer() -> Result<Ready> {
     let disk = NullBlk::timer("timer", 10, &[])?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
-        let report =
-            fio(&format!("--filename=/dev/{} {READS} --iodepth=4 --number_ios=200", disk.name))?;
+        let report = fio_direct(&disk.name, "--iodepth=4 --number_ios=200")?;
         let (did, slowest) = (counters.since()?, slowest(&report)?);
         ensure!(did.requests >= 200 && slowest >= TIMER, "{} requests", did.requests);
-        let mut facts = did.facts();
-        facts.push(Fact::between(FastestRequest, TIMER, slowest));
-        facts.push(Fact::between(SlowestRequest, TIMER, slowest));
-        Ok(facts)
+        Ok([
+            did.facts(),
+            vec![
+                Fact::between(FastestRequest, TIMER, slowest),
+                Fact::between(SlowestRequest, TIMER, slowest),
+            ],
+        ]
+        .concat())
     })
 }
 
@@ -270,18 +256,17 @@ fn slow_sector() -> Result<Ready> {
     Ready::new(move || {
         let (above, below) = (Counters::of(&[&disk])?, Counters::of(&[&null.name])?);
         let [reads, one] = [(0, 400), (SECTOR * 512, 1)].map(|(offset, ios)| {
-            let path = slow.path();
-            fio(&format!(
-                "--filename={path} {READS} --offset={offset} --size=32M --number_ios={ios} --rw=read"
-            ))
+            let options = format!("--rw=read --offset={offset} --size=32M --number_ios={ios}");
+            fio_direct(&slow.path(), &options)
         });
         let slowest = slowest(&reads?)?.max(slowest(&one?)?);
         let (bios, below) = (above.since()?.bios, below.since()?);
         ensure!(bios >= 401 && slowest >= LEAST, "{bios} bios, {slowest} ns");
-        let mut facts = Did { bios, clones: Some(below.bios), ..below }.facts();
-        facts.push(Fact::between(SlowestBio, LEAST, slowest));
-        facts.push(Fact::exactly(SlowSector, SECTOR));
-        Ok(facts)
+        Ok([
+            Did { bios, clones: Some(below.bios), ..below }.facts(),
+            vec![Fact::between(SlowestBio, LEAST, slowest), Fact::exactly(SlowSector, SECTOR)],
+        ]
+        .concat())
     })
 }
 
@@ -290,12 +275,13 @@ fn slow_sector() -> Result<Ready> {
 fn splitting(disks: Vec<String>, options: &str, reads: u64) -> Result<Ready> {
     let options = options.to_owned();
     Ready::new(move || {
-        let submitted = Submitted::new()?;
+        let submitted = Ftrace::new(&[Hook::Function("submit_bio")])?;
         let counters = Counters::of(&disks)?;
         for disk in &disks {
-            fio(&format!("--filename=/dev/{disk} {READS} {options}"))?;
+            fio_direct(disk, &options)?;
         }
-        let did = Did { bios: submitted.since()?, ..counters.since()? };
+        let did = counters.since()?;
+        let did = Did { bios: submitted.events()?.len() as u64, ..did };
         let Did { bios, requests, .. } = did;
         ensure!(bios >= reads && requests >= 2 * bios, "{bios} bios, {requests} requests");
         Ok(Did { in_parts: bios, parts: requests - bios, ..did }.facts())
@@ -324,8 +310,7 @@ fn checksums() -> Result<Ready> {
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
         for rw in ["randwrite", "randread"] {
-            let path = format!("/dev/{}", disk.name);
-            fio(&format!("--filename={path} {READS} --rw={rw} --number_ios=100 --size=32M"))?;
+            fio_direct(&disk.name, &format!("--rw={rw} --number_ios=100 --size=32M"))?;
         }
         let did = counters.since()?;
         ensure!(did.bios == 200, "{} bios", did.bios);
@@ -338,10 +323,8 @@ fn merge() -> Result<Ready> {
     let disk = disks::virtio()?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk])?;
-        let report = fio(&format!(
-            "--filename=/dev/{disk} --rw=write --bs=4k --direct=1 --ioengine=libaio --thread --size=8M \
-             --iodepth=32 --iodepth_batch=32 --iodepth_batch_complete_min=32"
-        ))?;
+        let batches = "--iodepth=32 --iodepth_batch=32 --iodepth_batch_complete_min=32";
+        let report = fio_direct(&disk, &format!("--rw=write --size=8M {batches}"))?;
         let did = counters.since()?;
         let (Did { bios, requests, .. }, writes) = (did, report["write"]["total_ios"].as_u64());
         ensure!(writes == Some(bios), "fio wrote {writes:?} times, and there are {bios} bios");
@@ -360,8 +343,7 @@ fn tried_again(opts: &str) -> Result<Ready> {
             Ok(u64::from_str_radix(text.trim().trim_start_matches("0x"), 16)?)
         };
         let (counters, before) = (Counters::of(&[&disk.name])?, commands()?);
-        let path = format!("/dev/{}", disk.name);
-        fio(&format!("--filename={path} {READS} --rw=read --bs=64k --number_ios=60 --size=4M"))?;
+        fio_direct(&disk.name, "--rw=read --bs=64k --number_ios=60 --size=4M")?;
         let (did, commands) = (counters.since()?, commands()? - before);
         let requests = did.requests;
         ensure!(requests >= 60 && commands >= requests + 5, "{requests} requests, {commands}");
@@ -375,8 +357,7 @@ fn iostats_off() -> Result<Ready> {
     fs::write(disk.queue("iostats"), "0")?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
-        let report =
-            fio(&format!("--filename=/dev/{} {READS} --iodepth=8 --number_ios=400", disk.name))?;
+        let report = fio_direct(&disk.name, "--iodepth=8 --number_ios=400")?;
         ensure!(counters.since()?.requests == 0, "the kernel still counts");
         Ok(Did { clones: Some(0), ..Did::only(total(&report)?) }.facts())
     })
@@ -385,11 +366,10 @@ fn iostats_off() -> Result<Ready> {
 /// Reads of a device that device mapper or md makes: bios by fio's count, and requests of the disks below.
 /// The counters of a RAID count some bios twice on newer kernels. What it lies on lives as long as the load.
 fn stacked<T: 'static>(stack: (Mapped, T), below: Vec<String>, load: &str) -> Result<Ready> {
-    let load = format!("--filename={} {READS} {load}", stack.0.path());
+    let load = load.to_owned();
     Ready::new(move || {
-        let _stack = &stack;
         let bottom = Counters::of(&below)?;
-        let report = fio(&load)?;
+        let report = fio_direct(&stack.0.path(), &load)?;
         let (bios, did) = (total(&report)?, bottom.since()?);
         ensure!(bios >= 640 && did.requests >= bios, "{bios} reads, {} requests", did.requests);
         Ok(Did { bios, clones: None, ..did }.facts())
@@ -444,8 +424,8 @@ fn crypt_on_raid1() -> Result<Ready> {
 }
 
 /// 64 threads that read and write 64 KiB: bios by ftrace, since what is made of them submits bios, too.
-const MIXED_BY_64: &str = "--rw=randrw --bs=64k --direct=1 --ioengine=libaio --iodepth=4 --thread \
-                           --norandommap --size=32M --numjobs=64 --number_ios=20";
+const MIXED_BY_64: &str =
+    "--rw=randrw --bs=64k --iodepth=4 --size=32M --numjobs=64 --number_ios=20";
 
 /// A load whose bios end in tasks of the kernel.
 fn in_workers<T: 'static>(
@@ -454,13 +434,15 @@ fn in_workers<T: 'static>(
     mut load: impl FnMut(&T) -> Result<()> + 'static,
 ) -> Result<Ready> {
     Ready::new(move || {
-        let submitted = Submitted::new()?;
+        let submitted = Ftrace::new(&[Hook::Function("submit_bio")])?;
         // Whoever writes behind may write more at once than a disk takes: at most so many bios are in parts.
         let splits = Ftrace::new(&[Hook::Tracepoint("block/block_split", "")])?;
         let bottom = Counters::of(&below)?;
         load(&kept)?;
         let did = bottom.since()?;
-        let (bios, in_parts) = (submitted.since()?, splits.events()?.len() as u64);
+        let [bios, in_parts] =
+            [submitted, splits].map(|ftrace| ftrace.events().map(|all| all.len() as u64));
+        let (bios, in_parts) = (bios?, in_parts?);
         ensure!(bios >= 640 && did.requests >= 640, "{bios} bios, {} requests", did.requests);
         Ok(Did { bios, clones: None, asks_unseen: true, in_parts, ..did }.facts())
     })
@@ -479,7 +461,7 @@ fn raid5() -> Result<Ready> {
     let table = format!("0 131072 raid raid5_ls 2 64 nosync 3 - {a} - {b} - {c}");
     let raid = Mapped::new("raid5", &table)?;
     in_workers((raid, slices), vec![virtio, nvme], |(raid, _)| {
-        fio(&format!("--filename={} {MIXED_BY_64}", raid.path())).map(drop)
+        fio_direct(&raid.path(), MIXED_BY_64).map(drop)
     })
 }
 
@@ -494,7 +476,7 @@ fn thin() -> Result<Ready> {
     shell(&format!("dmsetup message {} 0 'create_thin 0'", pool.path()))?;
     let thin = Mapped::new("thin", &format!("0 65536 thin {} 0", pool.path()))?;
     in_workers((thin, pool, slices), vec![virtio], |(thin, pool, _)| {
-        fio(&format!("--filename={} {MIXED_BY_64} --rw=randwrite", thin.path()))?;
+        fio_direct(&thin.path(), &format!("{MIXED_BY_64} --rw=randwrite"))?;
         shell(&format!("blkdiscard {}", thin.path()))?;
         // The pool writes its metadata within a second, unasked; when it is suspended, at once.
         pool.suspend(true)
@@ -505,24 +487,12 @@ fn thin() -> Result<Ready> {
 fn btrfs() -> Result<Ready> {
     let settings = [("irqmode", "1"), ("memory_backed", "1"), ("submit_queues", "2")];
     let disk = NullBlk::named("btrfs", &settings)?;
-    shell(&format!(
-        "modprobe btrfs; mkfs.btrfs --quiet --force /dev/{0}; mkdir -p /run/btrfs; \
-         mount -t btrfs -o commit=1000 /dev/{0} /run/btrfs; sync -f /run/btrfs",
-        disk.name
-    ))
-    .context("no btrfs: is the package btrfs-progs installed?")?;
-    struct Unmounted {
-        _disk: NullBlk,
-    }
-    impl Drop for Unmounted {
-        fn drop(&mut self) {
-            shell("! mountpoint -q /run/btrfs || umount /run/btrfs").ok();
-        }
-    }
+    let mounted = Mounted::made("btrfs", &disk.name, "commit=1000")?;
+    shell("sync -f /run/btrfs")?;
     let below = vec![disk.name.clone()];
-    in_workers(Unmounted { _disk: disk }, below, |_| {
-        fio(&format!("--filename=/run/btrfs/file {MIXED_BY_64}"))?;
-        shell("umount /run/btrfs").map(drop)
+    in_workers((mounted, disk), below, |(mounted, _)| {
+        fio_direct("/run/btrfs/file", MIXED_BY_64)?;
+        mounted.unmount()
     })
 }
 
@@ -540,9 +510,7 @@ fn two_disks() -> Result<Ready> {
     let (fast, slow) = (NullBlk::timer("fast", 2, &[])?, NullBlk::timer("late", 250, &[])?);
     Ready::new(move || {
         let reads = |disk: &NullBlk| {
-            let path = format!("/dev/{}", disk.name);
-            let load = "--rw=read --iodepth=4 --number_ios=20 --size=80k";
-            fio_command(&format!("--filename={path} {READS} {load}"))
+            fio_direct_command(&disk.name, "--rw=read --iodepth=4 --number_ios=20 --size=80k")
         };
         let counters = Counters::of(&[&fast.name, &slow.name])?;
         let fast = format!("for i in 1 2 3 4 5 6 7 8; do {} >/dev/null; done", reads(&fast));
@@ -550,9 +518,7 @@ fn two_disks() -> Result<Ready> {
         let did = counters.since()?;
         ensure!(did.requests >= 180, "{} requests", did.requests);
         let slowest = slowest(&fio_report(&report)?)?;
-        let mut facts = did.facts();
-        facts.push(Fact::between(SlowestRequest, 250_000_000, slowest));
-        Ok(facts)
+        Ok([did.facts(), vec![Fact::between(SlowestRequest, 250_000_000, slowest)]].concat())
     })
 }
 
@@ -562,10 +528,7 @@ fn flush() -> Result<Ready> {
     let disk = disks::virtio()?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk])?;
-        let report = fio(&format!(
-            "--filename=/dev/{disk} --rw=write --bs=4k --direct=1 --ioengine=libaio --thread --fsync=4 \
-             --number_ios=200 --size=128M"
-        ))?;
+        let report = fio_direct(&disk, "--rw=write --fsync=4 --number_ios=200 --size=128M")?;
         let (did, asked) = (counters.since()?, synced(&report)?);
         ensure!(did.flushes >= 20 && asked >= 20, "{} flushes, {asked} asked for", did.flushes);
         Ok(Did { asked, ..did }.facts())
@@ -580,11 +543,8 @@ fn unqueued_flush() -> Result<Ready> {
     ensure!(cache.trim() == "write through", "null_blk has a cache: {cache}");
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
-        let report = fio(&format!(
-            "--filename=/dev/{} --rw=randwrite --bs=4k --direct=1 --thread --fsync=1 --number_ios=200 \
-             --size=64M",
-            disk.name
-        ))?;
+        let load = "--rw=randwrite --ioengine=psync --fsync=1 --number_ios=200 --size=64M";
+        let report = fio_direct(&disk.name, load)?;
         let (did, flushes) = (counters.since()?, synced(&report)?);
         ensure!(did.bios == 200 && flushes > 190, "{} writes, {flushes} flushes", did.bios);
         Ok(Did { bios: did.bios + flushes, ..did }.facts())
@@ -659,15 +619,14 @@ fn one_tag() -> Result<Ready> {
     disk.queues()?;
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
-        let path = format!("/dev/{}", disk.name);
-        let load = "--iodepth=8 --number_ios=40 --size=16M";
-        let report = fio(&format!("--filename={path} {READS} {load}"))?;
+        let report = fio_direct(&disk.name, "--iodepth=8 --number_ios=40 --size=16M")?;
         let slowest = slowest(&report)?;
         ensure!(slowest >= 4 * TIMER, "{slowest} ns: nothing has waited");
-        let mut facts = counters.since()?.facts();
-        facts.push(Fact::between(QueuedShare, 50, 99));
-        facts.push(Fact::between(SlowestBio, 4 * TIMER, slowest));
-        Ok(facts)
+        Ok([
+            counters.since()?.facts(),
+            vec![Fact::between(QueuedShare, 50, 99), Fact::between(SlowestBio, 4 * TIMER, slowest)],
+        ]
+        .concat())
     })
 }
 
@@ -677,11 +636,8 @@ fn io_max() -> Result<Ready> {
     let disk = NullBlk::timer("throttled", 1, &[])?;
     let cgroup = throttle(&disk.name)?;
     Ready::new(move || {
-        let fio = fio_command(&format!(
-            "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=psync --thread \
-             --number_ios={READS} --size=16M",
-            disk.name
-        ));
+        let load = format!("--ioengine=psync --number_ios={READS} --size=16M");
+        let fio = fio_direct_command(&disk.name, &load);
         let report = shell(&format!("sh -c 'echo $$ >{cgroup}/cgroup.procs; exec {fio}'"));
         shell(&format!("rmdir {cgroup}"))?;
         let report = fio_report(&report?)?;
@@ -748,7 +704,7 @@ fn all_are(file: &Watched, what: &str, other: fn(&Read) -> u64) -> Result<Vec<Re
 
 fn cache_cold() -> Result<Ready> {
     cached("cold", false, |file| {
-        file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+        file.advise(Advice::Random, 0, 0)?;
         all_are(file, "missing", |read| read.hit)
     })
 }
@@ -759,7 +715,7 @@ fn cache_warm() -> Result<Ready> {
 
 fn cache_random() -> Result<Ready> {
     cached("random", false, |file| {
-        file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+        file.advise(Advice::Random, 0, 0)?;
         at_random(file, 2000, (0, 1))
     })
 }
@@ -767,10 +723,11 @@ fn cache_random() -> Result<Ready> {
 /// Readahead makes large folios on 7.2, where ext4 takes them; a read of a page of one is a hit of a page.
 fn cache_folios() -> Result<Ready> {
     cached("folios", false, |file| {
+        let added = Hook::Tracepoint("filemap/mm_filemap_add_to_page_cache", "order > 0");
+        let added = Ftrace::new(&[added])?;
         let reads = [file.read_all(MIB)?, file.read_all(page_size())?].concat();
-        let large = file.pages_of_large_folios()?;
-        let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-        ensure!(large > 0 || !release.starts_with("7."), "no large folio holds this file");
+        let large = added.events()?.len();
+        ensure!(large > 0 || !release()?.starts_with("7."), "no large folio holds this file");
         Ok(reads)
     })
 }
@@ -812,7 +769,7 @@ fn cache_mmap() -> Result<Ready> {
 /// 64 threads, each with a part of the file of its own: a page is missed once, and stays.
 fn cache_threads() -> Result<Ready> {
     cached("threads", false, |file| {
-        file.advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
+        file.advise(Advice::Random, 0, 0)?;
         thread::scope(|scope| {
             let threads: Vec<_> =
                 (0..64).map(|n| scope.spawn(move || at_random(file, 100, (n, 64)))).collect();
@@ -827,7 +784,7 @@ fn sizes() -> Result<Ready> {
     Ready::new(move || {
         let read = |options: &str| -> Result<Did> {
             let counters = Counters::of(&[&disk])?;
-            fio(&format!("--filename=/dev/{disk} {READS} {options} --iodepth=8 --size=128M"))?;
+            fio_direct(&disk, &format!("{options} --iodepth=8 --size=128M"))?;
             counters.since()
         };
         let small = read("--bs=4k --number_ios=300")?.requests;
@@ -840,11 +797,11 @@ fn sizes() -> Result<Ready> {
 /// The sectors of a partition count from its start, those of the disk from the disk's.
 fn partition() -> Result<Ready> {
     let disk = NullBlk::timer("parted", 1, &[("memory_backed", "1"), ("size", "64")])?;
-    let path = format!("/dev/{}", disks::partitioned(&disk.name)?);
+    let partition = disks::partitioned(&disk.name)?;
     // The kernel counts a bio of a partition for the disk, too.
     Ready::new(move || {
         let counters = Counters::of(&[&disk.name])?;
-        fio(&format!("--filename={path} {READS} --iodepth=4 --number_ios=300"))?;
+        fio_direct(&partition, "--iodepth=4 --number_ios=300")?;
         let did = counters.since()?;
         ensure!(did.requests >= 300, "{} requests", did.requests);
         Ok(did.facts())
@@ -859,8 +816,7 @@ fn exits() -> Result<Ready> {
         let counters = Counters::of(&[&disk.name])?;
         let read = format!("dd if=/dev/{} of=/dev/null bs=64k count=1 status=none", disk.name);
         for at in 0..10 {
-            let dd = Running::bash(&format!("exec {read} skip={}", at * 64))?.end()?;
-            ensure!(dd.code == Some(0), "{dd:?}");
+            Running::bash(&format!("exec {read} skip={}", at * 64))?.end_well()?;
         }
         let (did, sectors) = (counters.since()?, disks::sectors_read(&disk.name)?);
         ensure!(did.requests >= 10 && sectors > 10 * 128, "{sectors} sectors: none was read ahead");
