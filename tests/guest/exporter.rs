@@ -12,16 +12,19 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
+use truth::{Fact, Question};
 
 use crate::{
     commands,
-    disks::{self, Mapped, NullBlk},
+    disks::{self, Mapped, NullBlk, ScsiDebug},
     run::{Running, Setting, fio, judged_weakly, needs, program, shell, wait_until, workspace},
     slow_io::reads,
+    table,
     truth::skipped,
 };
 
 tests![
+    exporter_adds_up_what_the_kernel_does,
     exporter_counts_what_the_disks_count,
     exporter_survives_hostile_clients,
     exporter_beside_prometheus,
@@ -30,8 +33,12 @@ tests![
 
 const PORT: u16 = 9435;
 
-/// Starts an exporter that listens on a port of the loopback interface.
+/// Starts an exporter of bios that listens on a port of the loopback interface.
 pub fn start(arguments: &[&str]) -> Result<Running> {
+    start_as(&[&["--bios"], arguments].concat())
+}
+
+fn start_as(arguments: &[&str]) -> Result<Running> {
     let listen = format!("127.0.0.1:{PORT}");
     Running::stage("exporter", &[&["--listen", &listen], arguments].concat())
 }
@@ -82,6 +89,29 @@ impl Scrape {
         self.get(&format!("storage_bio_latency_seconds_sum{{disk=\"{disk}\",op=\"{op}\"}}"))
     }
 
+    /// `count` or `sum` (seconds) of the requests of a disk.
+    fn requests(&self, disk: &str, op: &str, what: &str) -> f64 {
+        self.get(&format!("storage_request_latency_seconds_{what}{{disk=\"{disk}\",op=\"{op}\"}}"))
+    }
+
+    /// The sum of the requests of a disk is one that its buckets allow.
+    fn sum_fits(&self, disk: &str, op: &str) -> Result<()> {
+        if self.requests(disk, op, "count") == 0.0 {
+            return Ok(());
+        }
+        let (mut below, mut most, mut least, mut from) = (0, 0.0, 0.0, 0.0);
+        for (limit, count) in self.buckets("request", disk, op)? {
+            let here = (count - below) as f64;
+            // What took longer than the last limit may have taken any time.
+            most += if here > 0.0 { here * limit } else { 0.0 };
+            least += here * from;
+            (below, from) = (count, limit);
+        }
+        let sum = self.requests(disk, op, "sum");
+        ensure!((least..=most).contains(&sum), "{disk} {op}: {sum} s, not {least} to {most}");
+        Ok(())
+    }
+
     /// The parts of the reads of a disk, whose sum is all of their latency.
     fn parts(&self, disk: &str) -> Result<HashMap<&str, f64>> {
         let of = format!("storage_bio_part_seconds_total{{disk=\"{disk}\",op=\"read\",part=\"");
@@ -97,12 +127,13 @@ impl Scrape {
         Ok(parts)
     }
 
-    /// How many bios took at most as long as the limit of each bucket, in seconds.
-    fn buckets(&self, disk: &str, op: &str) -> Result<Vec<(f64, u64)>> {
+    /// How many bios or requests took at most as long as the limit of each bucket, in seconds.
+    fn buckets(&self, of: &str, disk: &str, op: &str) -> Result<Vec<(f64, u64)>> {
         let labels = format!("\",disk=\"{disk}\",op=\"{op}\"}}");
+        let prefix = format!("storage_{of}_latency_seconds_bucket{{le=\"");
         let mut buckets = Vec::new();
         for (name, count) in &self.0 {
-            let limit = name.strip_prefix("storage_bio_latency_seconds_bucket{le=\"");
+            let limit = name.strip_prefix(&prefix);
             if let Some(limit) = limit.and_then(|rest| rest.strip_suffix(&labels)) {
                 buckets.push((limit.parse::<f64>()?, *count as u64));
             }
@@ -110,7 +141,9 @@ impl Scrape {
         buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
         ensure!(buckets.len() == 54, "{disk} {op}: {} buckets", buckets.len());
         ensure!(buckets.is_sorted_by_key(|bucket| bucket.1), "{buckets:?}");
-        ensure!(buckets[53] == (f64::INFINITY, self.bios(disk, op)), "{buckets:?}");
+        let all = self
+            .get(&format!("storage_{of}_latency_seconds_count{}", format!("{{{}", &labels[2..])));
+        ensure!(buckets[53] == (f64::INFINITY, all as u64), "{buckets:?}");
         Ok(buckets)
     }
 
@@ -123,6 +156,268 @@ impl Scrape {
         }
         Ok(())
     }
+}
+
+/// What a load is known to have done.
+type Load = Box<dyn FnMut() -> Result<Vec<Fact>>>;
+
+/// Loads, and what they are known to make of requests that the exporter counts apart.
+const LOADS: &[(&str, &[(&str, fn(&[Fact]) -> u64)])] = &[
+    ("in_tasks", &[]),
+    ("threads_64_nvme", &[]),
+    ("polled", &[]),
+    ("parts", &[]),
+    ("merge", &[]),
+    ("requeue", &[("requests_retried_total{reason=\"requeued\"}", again)]),
+    (
+        "partial",
+        &[
+            ("requests_retried_total{reason=\"partial\"}", again),
+            ("requests_retried_total{reason=\"requeued\"}", again),
+        ],
+    ),
+    ("iostats_off", &[("requests_not_measured_total{reason=\"no_statistics\"}", requests)]),
+    ("flush", &[]),
+    (
+        "passthrough",
+        &[("requests_not_measured_total{reason=\"passthrough\"}", |facts| {
+            fact(facts, Question::DriverRequests).expected.least
+        })],
+    ),
+    ("discard", &[]),
+    ("one_tag", &[]),
+    ("partition", &[]),
+];
+
+fn fact(facts: &[Fact], question: Question) -> Fact {
+    let none = Fact::exactly(question, 0);
+    facts.iter().find(|fact| fact.question == question).copied().unwrap_or(none)
+}
+
+fn requests(facts: &[Fact]) -> u64 {
+    fact(facts, Question::Requests).expected.least
+}
+
+fn again(facts: &[Fact]) -> u64 {
+    fact(facts, Question::Requests).again
+}
+
+/// Requests, by default: after each load, how many there were and how long they took is what the kernel's own
+/// counters have, of each disk and operation. What is not measured is counted apart.
+fn exporter_adds_up_what_the_kernel_does() -> Result<()> {
+    let running = start_as(&[])?;
+    type Own = (&'static str, fn() -> Result<Load>);
+    let own: [Own; 2] = [("after_flushes", after_flushes), ("multipath", multipath)];
+    let own = own.into_iter().map(|(case, set_up)| (case, Some(set_up), &[][..]));
+    for (case, set_up, apart) in LOADS.iter().map(|(case, apart)| (*case, None, *apart)).chain(own)
+    {
+        let mut load: Load = match set_up {
+            Some(set_up) => set_up()?,
+            None => {
+                let mut ready = table::set_up(case)?;
+                Box::new(move || ready.run())
+            }
+        };
+        let before = Quiet::now()?;
+        let facts = load().context(case)?;
+        let after = Quiet::now()?;
+        after.adds_up(&before, case == "multipath").context(case)?;
+        for (name, expected) in apart {
+            let of = |quiet: &Quiet| quiet.scrape.get(&format!("storage_{name}")) as u64;
+            let (ours, expected) = (of(&after) - of(&before), expected(&facts));
+            ensure!(ours == expected && ours > 0, "{case}: {ours} {name}, not {expected}");
+        }
+    }
+    counts_starts_that_are_shared()?;
+    takes_a_place_again()?;
+    running.interrupt().map(drop)
+}
+
+/// Writes that the block layer flushes before or after: the request completes twice.
+fn after_flushes() -> Result<Load> {
+    let settings = [("memory_backed", "1"), ("size", "64"), ("cache_size", "8")];
+    let disk = NullBlk::named("flushed", &[&settings[..], &[("submit_queues", "2")]].concat())?;
+    let write = format!(
+        "--filename=/dev/{} --direct=1 --rw=write --bs=4k --thread --number_ios=50 --size=16M",
+        disk.name
+    );
+    // Without FUA, what has to be on the disk is a write and a flush.
+    fs::write(disk.queue("fua"), "0").ok();
+    Ok(Box::new(move || {
+        let flushes = disks::flushes(&disk.name)?;
+        fio(&format!("{write} --ioengine=psync --sync=dsync"))?;
+        fio(&format!("{write} --ioengine=libaio --fsync=1"))?;
+        let flushes = disks::flushes(&disk.name)? - flushes;
+        ensure!(flushes >= 90, "{flushes} flushes: the test does not test");
+        Ok(Vec::new())
+    }))
+}
+
+/// dm-multipath completes a request with its data, and once more; what it flushes is a clone of a flush.
+fn multipath() -> Result<Load> {
+    shell("modprobe -a dm_multipath dm_round_robin")?;
+    let disk = ScsiDebug::new("dev_size_mb=64 ndelay=2000000")?;
+    let table = format!("0 131072 multipath 0 0 1 1 round-robin 0 1 1 /dev/{} 1000", disk.name);
+    let mapped = Mapped::new("multipath", &table)?;
+    Ok(Box::new(move || {
+        let _disk = &disk;
+        let load = format!("--filename={} --direct=1 --thread --size=16M", mapped.path());
+        fio(&format!(
+            "{load} --rw=randread --bs=64k --ioengine=libaio --iodepth=4 --number_ios=100"
+        ))?;
+        fio(&format!("{load} --rw=randwrite --bs=4k --ioengine=psync --fsync=1 --number_ios=20"))?;
+        Ok(Vec::new())
+    }))
+}
+
+/// 32 reads that are submitted at once, and complete meanwhile. From 6.9 on, the kernel takes the time of all of
+/// them once: its own counters have them end as they begin. Fio sees their ends later than the kernel.
+fn counts_starts_that_are_shared() -> Result<()> {
+    const READS: u64 = 640;
+    let disk = NullBlk::named("plugged", &[("irqmode", "0"), ("submit_queues", "2")])?;
+    let before = Quiet::now()?;
+    let report = fio(&format!(
+        "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --thread --iodepth=32 \
+         --iodepth_batch=32 --iodepth_batch_complete_min=32 --number_ios={READS} --norandommap",
+        disk.name
+    ))?;
+    let after = Quiet::now()?;
+    let [ours, kernels] = after.since(&before, &disk.name, &["read"]);
+    let mean = report["read"]["lat_ns"]["mean"].as_f64().context("no mean")?;
+    let fios = mean * READS as f64 / 1e6;
+    ensure!(ours.count == READS as f64, "{} of {READS} reads", ours.count);
+    ensure!(ours.ms <= fios, "{} ms, and fio saw {fios} ms", ours.ms);
+    ensure!(ours.ms + 2.0 >= kernels.ms * 0.99, "{} ms, the kernel {} ms", ours.ms, kernels.ms);
+    let name = "storage_requests_shared_start_total";
+    let shared = (after.scrape.get(name) - before.scrape.get(name)) as u64;
+    let caches = fs::read("/sys/kernel/btf/vmlinux")?;
+    // The member of struct blk_plug that has the time.
+    let caches = caches.windows(11).any(|name| name == b"\0cur_ktime\0");
+    let expected = if caches { READS / 2..=READS / 32 * 31 } else { 0..=0 };
+    ensure!(expected.contains(&shared), "{shared} share a start, not {expected:?}");
+    Ok(())
+}
+
+/// A disk that comes 32 disks after another one gets its places, if that has gone: with nothing in them.
+fn takes_a_place_again() -> Result<()> {
+    for n in 0..34 {
+        let disk = NullBlk::named("again", &[("size", "16")])?;
+        if [0, 1, 32, 33].contains(&n) {
+            // The first one, all of whose places are free again when it has gone, has more than the later one.
+            shell(&reads(&format!("/dev/{}", disk.name), if n < 2 { 20 } else { 5 }))?;
+            let (scrape, stat) = (Scrape::now()?, disks::stat(&disk.name)?);
+            let ours = scrape.requests(&disk.name, "read", "count");
+            ensure!(ours == stat[0] as f64, "disk {n}: {ours}, and there were {}", stat[0]);
+        }
+        let name = disk.name.clone();
+        drop(disk);
+        ensure!(!get(PORT, "/metrics")?.contains(&format!("\"{name}\"")), "{name} has gone");
+    }
+    Ok(())
+}
+
+/// How many, and how long they took together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    count: f64,
+    ms: f64,
+}
+
+/// What the kernel and the exporter have counted, at a time when nothing completes.
+struct Quiet {
+    scrape: Scrape,
+    stats: HashMap<String, Vec<u64>>,
+}
+
+impl Quiet {
+    fn now() -> Result<Quiet> {
+        let mut last = None;
+        wait_until("a quiet moment", || {
+            let idle = disks::all_in_flight()? == 0;
+            let before = stats()?;
+            let scrape = Scrape::now()?;
+            let stats = stats()?;
+            let is_quiet = idle && before == stats;
+            last = Some(Quiet { scrape, stats });
+            Ok(is_quiet)
+        })?;
+        last.context("nothing")
+    }
+
+    /// What the exporter and the kernel have added up since then, of a disk and operations.
+    fn since(&self, before: &Quiet, disk: &str, operations: &[&str]) -> [Sum; 2] {
+        let [mut ours, mut kernels] = [Sum::default(); 2];
+        for operation in operations {
+            let [count, time] = match *operation {
+                "read" => [0, 3],
+                "write" => [4, 7],
+                "discard" => [11, 14],
+                _ => [15, 16],
+            };
+            let since = |what| {
+                let of = |quiet: &Quiet| quiet.scrape.requests(disk, operation, what);
+                of(self) - of(before)
+            };
+            ours.count += since("count");
+            ours.ms += since("sum") * 1e3;
+            let since = |field: usize| {
+                let of = |quiet: &Quiet| quiet.stats.get(disk).map_or(0, |stat| stat[field]);
+                (of(self) - of(before)) as f64
+            };
+            kernels.count += since(count);
+            kernels.ms += since(time);
+        }
+        [ours, kernels]
+    }
+
+    /// Whether the exporter has added up what the kernel has; `clones`: which counts clones of flushes as reads.
+    fn adds_up(&self, before: &Quiet, clones: bool) -> Result<()> {
+        let name = "storage_programs_skipped_total";
+        let skipped = self.scrape.get(name) - before.scrape.get(name);
+        let operations: &[&[&str]] = match clones {
+            true => &[&["read", "flush"], &["write"], &["discard"]],
+            false => &[&["read"], &["write"], &["discard"], &["flush"]],
+        };
+        for (disk, operations) in
+            self.stats.keys().flat_map(|disk| operations.iter().map(move |of| (disk, *of)))
+        {
+            let [ours, kernels] = self.since(before, disk, operations);
+            let what = format!("{disk} {operations:?}: {ours:?}, the kernel {kernels:?}");
+            let missing = kernels.count - ours.count;
+            ensure!((0.0..=skipped).contains(&missing), "{what}, {skipped} skipped");
+            if missing > 0.0 {
+                judged_weakly(&format!("{what}, {skipped} skipped"));
+                continue;
+            }
+            // The kernel takes the time a little later; of requests that complete together, before the first;
+            // and of dm-multipath's, when they have completed in a softirq, too.
+            let exact = 2.0 + 0.01 * kernels.ms + 0.3 * kernels.count;
+            let much = 0.1 * kernels.ms + kernels.count;
+            let (early, more) = match disk {
+                disk if disk.starts_with("nvme") || disk == "polled" => (much, 0.0),
+                disk if disk.starts_with("dm-") => (0.0, much),
+                _ => (0.0, 0.0),
+            };
+            let late = kernels.ms - ours.ms;
+            ensure!((-early - exact..=more + exact).contains(&late), "{what}: {late} ms later");
+            for operation in operations {
+                self.scrape.sum_fits(disk, operation)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The kernel's counters of all disks that have requests.
+fn stats() -> Result<HashMap<String, Vec<u64>>> {
+    let mut stats = HashMap::new();
+    for disk in fs::read_dir("/sys/block")? {
+        let disk = disk?.file_name().to_string_lossy().into_owned();
+        if fs::exists(format!("/sys/block/{disk}/mq"))? {
+            stats.insert(disk.clone(), disks::stat(&disk)?);
+        }
+    }
+    Ok(stats)
 }
 
 /// One exporter, and loads of which the kernel's counters, fio and timers know. Each disk is the successor of
@@ -183,7 +478,7 @@ fn counts_operations() -> Result<()> {
     ] {
         let ours = scrape.bios(name, op) - scrape_before.bios(name, op);
         ensure!(ours == kernels && ours >= 90, "{op}: {ours}, and there were {kernels}");
-        scrape.buckets(name, op)?;
+        scrape.buckets("bio", name, op)?;
     }
     ensure!(scrape.bios(&partition, "read") == 0, "a partition is no disk");
     ends_with(disk)
@@ -219,7 +514,7 @@ fn has_fios_latencies(disk: &str) -> Result<()> {
         let within = |ns: &String| ns.parse::<f64>().unwrap_or(f64::MAX) * 1.016 / 1e9 <= limit;
         bins.iter().filter(|bin| within(bin.0)).filter_map(|bin| bin.1.as_u64()).sum()
     };
-    for (limit, count) in scrape.buckets(disk, "read")? {
+    for (limit, count) in scrape.buckets("bio", disk, "read")? {
         ensure!(
             limit >= DELAY || count == 0,
             "{count} bios took {limit} s, the delay is {DELAY} s"
@@ -291,7 +586,7 @@ fn of_the_kernel(process: u32) -> Result<Option<u64>> {
 /// is left.
 fn exporter_survives_hostile_clients() -> Result<()> {
     let before = commands::loaded()?;
-    let running = start(&[])?;
+    let running = start_as(&[])?;
     for (request, expected) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "HTTP/1.1 200 OK"),
         (b"GET /etc/passwd HTTP/1.1\r\n\r\n", "HTTP/1.1 404 Not Found"),
@@ -362,6 +657,8 @@ fn exporter_survives_hostile_clients() -> Result<()> {
 }
 
 const PROMETHEUS: u16 = 9090;
+/// Of a second exporter.
+const BIOS_PORT: u16 = 9436;
 
 /// The values that a query finds.
 fn query(promql: &str) -> Result<Vec<f64>> {
@@ -388,7 +685,8 @@ fn wait_for(promql: &str, accepts: impl Fn(&[f64]) -> bool) -> Result<Vec<f64>> 
     found.with_context(|| format!("last: {last:?}")).map(|()| last)
 }
 
-/// Prometheus scrapes an exporter each second: it finds what fio did, and rules and panels find something.
+/// Prometheus scrapes two exporters each second, one of requests and one of bios: it finds what fio did, and
+/// rules and panels find something of either.
 fn exporter_beside_prometheus() -> Result<()> {
     needs("prometheus")?;
     let rules = fs::canonicalize(workspace().join("tools/exporter/rules.yml"))?;
@@ -398,35 +696,48 @@ fn exporter_beside_prometheus() -> Result<()> {
     fs::create_dir_all(directory)?;
     let config = format!(
         "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [{}]\n\
-         scrape_configs:\n- job_name: storage\n  static_configs:\n  - targets: ['127.0.0.1:{PORT}']\n",
+         scrape_configs:\n- job_name: storage\n  static_configs:\n  - targets: ['127.0.0.1:{PORT}', '127.0.0.1:{BIOS_PORT}']\n",
         rules.display()
     );
     fs::write(format!("{directory}/prometheus.yml"), config)?;
     let disk = NullBlk::timer("test", 10, &[])?;
     let name = &disk.name;
-    let exporter = start(&["--parts"])?;
+    let listen = format!("127.0.0.1:{BIOS_PORT}");
+    let exporters =
+        [start_as(&[])?, Running::stage("exporter", &["--parts", "--listen", &listen])?];
     let prometheus = Running::spawn(Command::new("prometheus").args([
         &format!("--config.file={directory}/prometheus.yml"),
         &format!("--storage.tsdb.path={directory}"),
         &format!("--web.listen-address=127.0.0.1:{PROMETHEUS}"),
     ]))?;
-    shell(&format!("curl -s http://127.0.0.1:{PORT}/metrics | promtool check metrics"))?;
+    for port in [PORT, BIOS_PORT] {
+        shell(&format!("curl -s http://127.0.0.1:{port}/metrics | promtool check metrics"))?;
+    }
     wait_until("Prometheus", || Ok(get(PROMETHEUS, "/-/ready").is_ok()))?;
     // A series starts with its first I/O: let Prometheus see it before the load.
     let of = format!("disk=\"{name}\",op=\"read\"");
-    let total = format!("storage_bio_latency_seconds_count{{{of}}}");
+    let totals =
+        ["request", "bio"].map(|what| format!("storage_{what}_latency_seconds_count{{{of}}}"));
     shell(&reads(&format!("/dev/{name}"), 1))?;
-    wait_for(&total, |bios| bios == [1.0])?;
+    for total in &totals {
+        wait_for(total, |ios| ios == [1.0])?;
+    }
     let report = fio(&format!(
         "--filename=/dev/{name} --direct=1 --rw=randread --bs=4k --size=512m --thread --number_ios=150"
     ))?;
     let ios = report["read"]["total_ios"].as_f64().context("fio's reads")?;
-    let bios = wait_for(&total, |bios| bios.iter().any(|bios| *bios > ios))?;
-    ensure!(bios == [ios + 1.0], "fio {ios}, dd 1, Prometheus {bios:?}");
-
-    for rule in ["bio_latency_seconds:p99_5m", "bios:rate5m", "page_cache_hit:ratio5m"] {
-        wait_for(&format!("storage:{rule}"), |found| !found.is_empty())?;
+    for total in &totals {
+        let seen = wait_for(total, |seen| seen.iter().any(|seen| *seen > ios))?;
+        ensure!(seen == [ios + 1.0], "fio {ios}, dd 1, Prometheus {seen:?}");
     }
+
+    for rule in ["io_latency_seconds:p99_5m", "ios:rate5m"] {
+        for port in [PORT, BIOS_PORT] {
+            let of = format!("instance=\"127.0.0.1:{port}\",{of}");
+            wait_for(&format!("storage:{rule}{{{of}}}"), |found| !found.is_empty())?;
+        }
+    }
+    wait_for("storage:page_cache_hit:ratio5m", |found| !found.is_empty())?;
 
     // Every panel of the dashboard shows something.
     let dashboard = workspace().join("tools/exporter/dashboard.json");
@@ -444,7 +755,7 @@ fn exporter_beside_prometheus() -> Result<()> {
     prometheus.signal(Signal::TERM)?;
     let ended = prometheus.end()?;
     ensure!(!ended.stderr.contains("level=error"), "{}", ended.stderr);
-    exporter.interrupt().map(drop)
+    exporters.into_iter().try_for_each(|exporter| exporter.interrupt().map(drop))
 }
 
 /// The unit's user and capabilities are enough, and each of them is needed; systemd understands the unit.

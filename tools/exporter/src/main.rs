@@ -15,13 +15,15 @@ use libbpf_rs::skel::Skel;
 
 mod http;
 mod metrics;
+mod requests;
 mod series;
 mod shared;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
 use http::Server;
-use metrics::{Build, Metrics, NotMeasured};
+use metrics::{Build, Ios, Metrics, reads_not_measured};
+use requests::Requests;
 use series::Histograms;
 use shared::Shared;
 use trace::TraceSkelBuilder;
@@ -32,12 +34,21 @@ struct Exporter {
     /// Where to listen: address and port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9435")]
     listen: SocketAddr,
-    /// Also count the seconds that bios spend in each part of their way: as `slow_io` does
+    /// Measure bios, from their submission on, instead of requests: this costs more
+    #[arg(long)]
+    bios: bool,
+    /// As --bios, and count the seconds that bios spend in each part of their way: as `slow_io` does
     #[arg(long)]
     parts: bool,
-    /// The size of the maps.
+    /// The size of the maps of bios.
     #[command(flatten)]
     room: InFlight,
+}
+
+/// What the histograms are of.
+enum Measured<'a> {
+    Requests(Requests),
+    Bios(Histograms<'a>),
 }
 
 fn main() -> ExitCode {
@@ -45,7 +56,8 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
-    let Exporter { listen, parts, ref room } = cli.own;
+    let Exporter { listen, bios, parts, ref room } = cli.own;
+    let bios = bios || parts;
     let listener = TcpListener::bind(listen).with_context(|| {
         format!("{listen} cannot be listened on; choose another address with --listen")
     })?;
@@ -54,22 +66,36 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let cpus = libbpf_rs::num_possible_cpus().context("the number of CPUs is unknown")? as u32;
-    open.maps.ios.set_max_entries(room.in_flight)?;
-    open.maps.issues.set_max_entries(if parts { room.in_flight } else { 1 })?;
-    open.maps.ways.set_max_entries(if parts { room.in_flight } else { 1 })?;
-    open.maps.histograms.set_max_entries(series::PLACES * cpus)?;
-    open.maps.pages.set_max_entries(cpus)?;
+    let maps = &mut open.maps;
+    maps.ios.set_max_entries(if bios { room.in_flight } else { 1 })?;
+    maps.issues.set_max_entries(if parts { room.in_flight } else { 1 })?;
+    maps.ways.set_max_entries(if parts { room.in_flight } else { 1 })?;
+    maps.histograms.set_max_entries(if bios { series::PLACES * cpus } else { 1 })?;
+    maps.requests.set_max_entries(if bios { 1 } else { series::PLACES * cpus })?;
+    maps.others.set_max_entries(cpus)?;
+    maps.pages.set_max_entries(cpus)?;
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.cpus = cpus;
     constants.page_shift = common::page_shift();
     constants.with_parts = parts;
-    constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
-    // Of a module that may not be loaded: then there are no such bios.
-    constants.address_of_crypt_endio = common::kernel_function("crypt_endio").unwrap_or(u64::MAX);
+    if bios {
+        constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
+        // Of a module that may not be loaded: then there are no such bios.
+        constants.address_of_crypt_endio =
+            common::kernel_function("crypt_endio").unwrap_or(u64::MAX);
+    } else {
+        constants.address_of_mq_flush_data_end_io =
+            common::kernel_function("mq_flush_data_end_io")?;
+    }
     let preempts = common::preempts()?;
     constants.first = preempts.into();
     let progs = &mut open.progs;
-    progs.bio_end_probe.set_autoload(preempts);
+    progs.rq_done.set_autoload(!bios);
+    progs.rq_requeued.set_autoload(!bios);
+    progs.bio_start.set_autoload(bios);
+    progs.bio_chained.set_autoload(bios);
+    progs.bio_end.set_autoload(bios);
+    progs.bio_end_probe.set_autoload(bios && preempts);
     progs.rq_start.set_autoload(parts);
     progs.rq_end.set_autoload(parts);
     progs.bio_remap.set_autoload(parts);
@@ -79,11 +105,16 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     progs.filemap_read_entry.set_autoload(!has_sessions);
     progs.filemap_read_exit.set_autoload(!has_sessions);
     let skel = session.load(open)?;
-    let histograms = Histograms::new(&skel.maps, cpus)?;
+    let measured = if bios {
+        Measured::Bios(Histograms::new(&skel.maps, cpus)?)
+    } else {
+        Measured::Requests(Requests::new(&skel.maps, cpus)?)
+    };
     let pages: Shared<shared::Pages> = Shared::new(&skel.maps.pages, cpus as usize)?;
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel's release")?;
     let build = Build { version: env!("CARGO_PKG_VERSION"), kernel: kernel.trim().to_owned() };
 
+    session.attach([&skel.progs.rq_requeued, &skel.progs.rq_done])?;
     // The completions first: then no I/O is seen to start whose completion is not hooked yet.
     let progs = &skel.progs;
     session.attach([&progs.bio_end, &progs.bio_end_probe, &progs.rq_end, &progs.rq_end_probe])?;
@@ -96,12 +127,15 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     while !session.is_over() {
         server.serve(Duration::from_millis(50), |format| {
             let counts = common::counters(&skel.maps.bss_data)?;
+            let ios = match &measured {
+                Measured::Requests(requests) => Ios::requests(requests.read()?, requests.others()),
+                Measured::Bios(histograms) => Ios::bios(histograms.read()?, parts, counts),
+            };
             let metrics = Metrics {
                 build: build.clone(),
-                series: histograms.read()?,
-                with_parts: parts,
+                ios,
                 pages: pages.iter().map(shared::Pages::read).collect(),
-                not_measured: NotMeasured::from(counts),
+                reads_not_measured: reads_not_measured(counts),
                 skipped: session.times_skipped(skel.object())?,
             };
             metrics.encode(format)

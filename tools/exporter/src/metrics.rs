@@ -14,6 +14,7 @@ use prometheus_client::{
 };
 
 use crate::{
+    requests::OTHERS,
     series::{PARTS, Series, Sums, limits},
     trace::types::bss,
 };
@@ -46,29 +47,69 @@ pub struct Build {
     pub kernel: String,
 }
 
-/// What was not measured, and why.
+/// Numbers by the reason of what they count.
+pub type Reasons<const N: usize> = [(&'static str, u64); N];
+
+/// What is measured of each disk and operation, and what is not.
 #[derive(Debug)]
-pub struct NotMeasured {
-    bios: [(&'static str, u64); 4],
-    reads: [(&'static str, u64); 3],
+pub enum Ios {
+    /// Requests, as the kernel's own counters have them.
+    Requests {
+        /// Of each disk and operation.
+        series: BTreeMap<Series, Sums>,
+        /// Those that are in no histogram.
+        not_measured: Reasons<3>,
+        /// Attempts that were not the last one.
+        retried: Reasons<2>,
+        /// Those that have the start of another one.
+        shared_start: u64,
+    },
+    /// Bios.
+    Bios {
+        /// Of each disk and operation.
+        series: BTreeMap<Series, Sums>,
+        /// Whether the parts of their latencies are known.
+        with_parts: bool,
+        /// Those that are in no histogram.
+        not_measured: Reasons<4>,
+    },
 }
 
-impl From<&bss> for NotMeasured {
-    fn from(counts: &bss) -> NotMeasured {
-        NotMeasured {
-            bios: [
-                ("dropped", counts.dropped),
-                ("unmatched", counts.unmatched),
-                ("refused", counts.refused),
-                ("too_many_disks", counts.without_series),
+impl Ios {
+    /// Requests: their histograms, and what [`Requests::others`](crate::requests::Requests::others) has.
+    pub fn requests(series: BTreeMap<Series, Sums>, others: [u64; OTHERS]) -> Ios {
+        let [no_statistics, passthrough, without_place, partial, requeued, shared_start] = others;
+        Ios::Requests {
+            series,
+            not_measured: [
+                ("no_statistics", no_statistics),
+                ("passthrough", passthrough),
+                ("too_many_disks", without_place),
             ],
-            reads: [
-                ("dropped", counts.reads_dropped),
-                ("unmatched", counts.reads_unmatched),
-                ("asynchronous", counts.reads_not_judged),
-            ],
+            retried: [("partial", partial), ("requeued", requeued)],
+            shared_start,
         }
     }
+
+    /// Bios: their histograms, and what the BPF programs have counted.
+    pub fn bios(series: BTreeMap<Series, Sums>, with_parts: bool, counts: &bss) -> Ios {
+        let not_measured = [
+            ("dropped", counts.dropped),
+            ("unmatched", counts.unmatched),
+            ("refused", counts.refused),
+            ("too_many_disks", counts.without_series),
+        ];
+        Ios::Bios { series, with_parts, not_measured }
+    }
+}
+
+/// The reads whose pages are not counted.
+pub fn reads_not_measured(counts: &bss) -> Reasons<3> {
+    [
+        ("dropped", counts.reads_dropped),
+        ("unmatched", counts.reads_unmatched),
+        ("asynchronous", counts.reads_not_judged),
+    ]
 }
 
 /// All that one scrape gets.
@@ -76,14 +117,12 @@ impl From<&bss> for NotMeasured {
 pub struct Metrics {
     /// What runs.
     pub build: Build,
-    /// The bios of each disk and operation.
-    pub series: BTreeMap<Series, Sums>,
-    /// Whether the parts of their latencies are known.
-    pub with_parts: bool,
+    /// Of the disks.
+    pub ios: Ios,
     /// Of each CPU: pages hit, missed, readahead.
     pub pages: Vec<[u64; 3]>,
-    /// What was not measured.
-    pub not_measured: NotMeasured,
+    /// Reads whose pages are not counted.
+    pub reads_not_measured: Reasons<3>,
     /// How often a BPF program was skipped.
     pub skipped: u64,
 }
@@ -102,6 +141,13 @@ impl Metrics {
 const BIOS_NOT_MEASURED: &str = "Bios that are in no histogram; unmatched: completions of bios that \
     no submit_bio() started, such as the clones that md makes of a bio that is measured; refused: attempts \
     that would have had to wait (REQ_NOWAIT), and are made again";
+const REQUESTS_NOT_MEASURED: &str = "Requests that are in no histogram; no_statistics: of disks whose \
+    queue/iostats is 0, where the kernel notes no time; passthrough: commands that a driver or an \
+    application gives a disk";
+const REQUESTS_SHARED_START: &str = "Requests to which the kernel gave the start of another one, as it does \
+    from 6.9 on in a plug: their latency is too long by the CPU time between the two";
+const REQUESTS_RETRIED: &str = "Attempts that did not complete a request: of a part of it, or of none, \
+    and then it was requeued; the latency of the request has all of them";
 
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
@@ -111,33 +157,17 @@ impl Collector for Metrics {
         let labels = [("version", self.build.version), ("kernel", &self.build.kernel)];
         info.encode_family(&labels)?.encode_gauge(&1_u64)?;
 
-        let help = "Time from submit_bio() to bio_endio(), by disk and operation";
-        let (seconds, histogram) = (Some(&Unit::Seconds), MetricType::Histogram);
-        let mut family = encoder.encode_descriptor("bio_latency", help, seconds, histogram)?;
-        for ((disk, operation), sums) in &self.series {
-            let limits = limits().map(|ns| ns.map_or(f64::MAX, in_seconds));
-            let buckets: Vec<_> = limits.zip(sums.buckets).collect();
-            family
-                .encode_family(&[("disk", &*escaped(disk)), ("op", operation)])?
-                .encode_histogram(
-                    in_seconds(sums.sum),
-                    sums.buckets.iter().sum(),
-                    &buckets,
-                    None::<&HashMap<usize, Exemplar<NoLabelSet, f64>>>,
-                )?;
-        }
-        if self.with_parts {
-            let help = "Time that bios spent in each part of their way, as `slow_io` divides it; a part \
-                        that cannot be told from the next one is included there; unknown: of bios \
-                        of which no part is known";
-            let mut family =
-                encoder.encode_descriptor("bio_part", help, seconds, MetricType::Counter)?;
-            for ((disk, operation), sums) in &self.series {
-                // No bio had this part, or of none it is known, which is not 0.
-                let parts = PARTS.into_iter().zip(sums.parts).filter(|(_, ns)| *ns > 0);
-                for (part, ns) in parts {
-                    let labels = [("disk", &*escaped(disk)), ("op", operation), ("part", part)];
-                    count(&mut family, &labels, in_seconds(ns))?;
+        match &self.ios {
+            Ios::Requests { series, .. } => {
+                let help = "Time from the allocation of a request to its completion, by disk and \
+                            operation: await of iostat";
+                histograms(&mut encoder, "request_latency", help, series)?;
+            }
+            Ios::Bios { series, with_parts, .. } => {
+                let help = "Time from submit_bio() to bio_endio(), by disk and operation";
+                histograms(&mut encoder, "bio_latency", help, series)?;
+                if *with_parts {
+                    parts(&mut encoder, series)?;
                 }
             }
         }
@@ -149,20 +179,79 @@ impl Collector for Metrics {
             let pages: u64 = self.pages.iter().map(|cpu| cpu[index]).sum();
             count(&mut family, &[("result", result)], pages as f64)?;
         }
-        for (name, help, counts) in [
-            ("bios_not_measured", BIOS_NOT_MEASURED, &self.not_measured.bios[..]),
-            ("reads_not_measured", "Reads whose pages are not counted", &self.not_measured.reads),
-        ] {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for &(reason, number) in counts {
-                count(&mut family, &[("reason", reason)], number as f64)?;
+        match &self.ios {
+            Ios::Requests { not_measured, retried, shared_start, .. } => {
+                let name = "requests_not_measured";
+                reasons(&mut encoder, name, REQUESTS_NOT_MEASURED, not_measured)?;
+                reasons(&mut encoder, "requests_retried", REQUESTS_RETRIED, retried)?;
+                let name = "requests_shared_start";
+                total(&mut encoder, name, REQUESTS_SHARED_START, *shared_start)?;
+            }
+            Ios::Bios { not_measured, .. } => {
+                reasons(&mut encoder, "bios_not_measured", BIOS_NOT_MEASURED, not_measured)?;
             }
         }
+        let help = "Reads whose pages are not counted";
+        reasons(&mut encoder, "reads_not_measured", help, &self.reads_not_measured)?;
         let help = "How often the kernel skipped a BPF program that was running on the same CPU";
-        let mut family =
-            encoder.encode_descriptor("programs_skipped", help, None, MetricType::Counter)?;
-        family.encode_counter::<NoLabelSet, _, f64>(&self.skipped, None)
+        total(&mut encoder, "programs_skipped", help, self.skipped)
     }
+}
+
+fn histograms(
+    encoder: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    series: &BTreeMap<Series, Sums>,
+) -> fmt::Result {
+    let (seconds, histogram) = (Some(&Unit::Seconds), MetricType::Histogram);
+    let mut family = encoder.encode_descriptor(name, help, seconds, histogram)?;
+    for ((disk, operation), sums) in series {
+        let limits = limits().map(|ns| ns.map_or(f64::MAX, in_seconds));
+        let buckets: Vec<_> = limits.zip(sums.buckets).collect();
+        family.encode_family(&[("disk", &*escaped(disk)), ("op", operation)])?.encode_histogram(
+            in_seconds(sums.sum),
+            sums.buckets.iter().sum(),
+            &buckets,
+            None::<&HashMap<usize, Exemplar<NoLabelSet, f64>>>,
+        )?;
+    }
+    Ok(())
+}
+
+fn parts(encoder: &mut DescriptorEncoder, series: &BTreeMap<Series, Sums>) -> fmt::Result {
+    let help = "Time that bios spent in each part of their way, as `slow_io` divides it; a part \
+                that cannot be told from the next one is included there; unknown: of bios \
+                of which no part is known";
+    let unit = Some(&Unit::Seconds);
+    let mut family = encoder.encode_descriptor("bio_part", help, unit, MetricType::Counter)?;
+    for ((disk, operation), sums) in series {
+        // No bio had this part, or of none it is known, which is not 0.
+        let parts = PARTS.into_iter().zip(sums.parts).filter(|(_, ns)| *ns > 0);
+        for (part, ns) in parts {
+            let labels = [("disk", &*escaped(disk)), ("op", operation), ("part", part)];
+            count(&mut family, &labels, in_seconds(ns))?;
+        }
+    }
+    Ok(())
+}
+
+fn reasons(
+    encoder: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    counts: &[(&str, u64)],
+) -> fmt::Result {
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for &(reason, number) in counts {
+        count(&mut family, &[("reason", reason)], number as f64)?;
+    }
+    Ok(())
+}
+
+fn total(encoder: &mut DescriptorEncoder, name: &str, help: &str, number: u64) -> fmt::Result {
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    family.encode_counter::<NoLabelSet, _, f64>(&number, None)
 }
 
 fn count(family: &mut MetricEncoder, labels: &impl EncodeLabelSet, value: f64) -> fmt::Result {
@@ -203,23 +292,38 @@ mod tests {
 
     #[test]
     fn both_formats_have_all() {
-        let metrics = || Metrics {
-            build: Build { version: "1", kernel: "6".into() },
-            series: BTreeMap::from([(
+        let series = || {
+            BTreeMap::from([(
                 ("v\"d\\a\n".to_owned(), "read"),
                 Sums { parts: [0, 0, 0, 0, 1_000, 3_000_000_000], ..Sums::default() },
-            )]),
-            with_parts: true,
+            )])
+        };
+        let metrics = |ios| Metrics {
+            build: Build { version: "1", kernel: "6".into() },
+            ios,
             pages: vec![[1, 2, 3], [10, 20, 30]],
-            not_measured: NotMeasured {
-                bios: [("dropped", 1), ("unmatched", 2), ("refused", 9), ("too_many_disks", 3)],
-                reads: [("dropped", 4), ("unmatched", 5), ("asynchronous", 6)],
-            },
+            reads_not_measured: [("dropped", 4), ("unmatched", 5), ("asynchronous", 6)],
             skipped: 7,
         };
-        let new = metrics().encode(Format::OpenMetrics).unwrap();
-        let old = metrics().encode(Format::Prometheus).unwrap();
-        for line in [
+        let not_measured =
+            [("dropped", 1), ("unmatched", 2), ("refused", 9), ("too_many_disks", 3)];
+        let bios = || Ios::Bios { series: series(), with_parts: true, not_measured };
+        let requests = || Ios::requests(series(), [1, 2, 3, 4, 5, 6]);
+        both_have(
+            [Format::OpenMetrics, Format::Prometheus].map(|f| metrics(requests()).encode(f)),
+            &[
+                "storage_request_latency_seconds_bucket{le=\"+Inf\",disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
+                "storage_requests_not_measured_total{reason=\"no_statistics\"} 1.0",
+                "storage_requests_not_measured_total{reason=\"passthrough\"} 2.0",
+                "storage_requests_not_measured_total{reason=\"too_many_disks\"} 3.0",
+                "storage_requests_retried_total{reason=\"partial\"} 4.0",
+                "storage_requests_retried_total{reason=\"requeued\"} 5.0",
+                "storage_requests_shared_start_total 6",
+            ],
+        );
+        let new = metrics(bios()).encode(Format::OpenMetrics).unwrap();
+        let old = metrics(bios()).encode(Format::Prometheus).unwrap();
+        let lines = [
             "storage_exporter_build_info{version=\"1\",kernel=\"6\"} 1",
             "storage_bio_latency_seconds_bucket{le=\"+Inf\",disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
             "storage_bio_part_seconds_total{disk=\"v\\\"d\\\\a\\n\",op=\"read\",part=\"mapper\"} 0.000001",
@@ -228,16 +332,20 @@ mod tests {
             "storage_bios_not_measured_total{reason=\"unmatched\"} 2.0",
             "storage_reads_not_measured_total{reason=\"asynchronous\"} 6.0",
             "storage_programs_skipped_total 7",
-        ] {
-            assert!(
-                new.lines().any(|l| l == line) && old.lines().any(|l| l == line),
-                "{line}: {new}"
-            );
-        }
+        ];
+        both_have([Ok(new.clone()), Ok(old.clone())], &lines);
         assert!(!new.contains("part=\"wait\""), "unknown is not 0: {new}");
         assert!(new.ends_with("# EOF\n") && new.contains("# UNIT storage_bio_latency_seconds"));
         assert!(new.contains("# TYPE storage_programs_skipped counter\n"), "{new}");
         assert!(old.contains("# TYPE storage_programs_skipped_total counter\n"), "{old}");
         assert!(!old.contains("# EOF") && !old.contains("# UNIT"), "{old}");
+    }
+
+    fn both_have(texts: [Result<String>; 2], lines: &[&str]) {
+        for text in texts.map(Result::unwrap) {
+            for line in lines {
+                assert!(text.lines().any(|l| l == *line), "{line}: {text}");
+            }
+        }
     }
 }

@@ -15,12 +15,13 @@ use crate::{
 
 /// How many disks and partitions times operations there may be: SERIES in series.h.
 pub const PLACES: u32 = 256;
-const BUCKETS: usize = 54;
+/// How many buckets a histogram has: BUCKETS in buckets.h.
+pub const BUCKETS: usize = 54;
 
 /// The parts in the order of `enum part` in parts.h; last, `in_no_part` of series.h.
 pub const PARTS: [&str; 6] = ["wait", "queue", "device", "end", "mapper", "unknown"];
 /// The operations in the order of `enum operation` in series.h.
-const OPERATIONS: [&str; 5] = ["read", "write", "flush", "discard", "other"];
+pub const OPERATIONS: [&str; 5] = ["read", "write", "flush", "discard", "other"];
 
 /// `struct histogram` of series.h.
 #[repr(C)]
@@ -37,14 +38,14 @@ const _: () = assert!(size_of::<Histogram>() == size_of::<types::histogram>());
 // SAFETY: atomics only.
 unsafe impl Atomics for Histogram {}
 
-/// What was added up of the bios of a disk and operation.
+/// What was added up of the bios, or the requests, of a disk and operation.
 #[derive(Clone, Debug)]
 pub struct Sums {
     /// Of all latencies, ns.
     pub sum: u64,
-    /// Of each of [`PARTS`], ns.
+    /// Of each of [`PARTS`] of bios, ns.
     pub parts: [u64; PARTS.len()],
-    /// How many bios fell into each bucket.
+    /// How many fell into each bucket.
     pub buckets: [u64; BUCKETS],
 }
 
@@ -55,7 +56,8 @@ impl Default for Sums {
 }
 
 impl Sums {
-    fn add(&mut self, other: &Sums) {
+    /// Adds those of another CPU.
+    pub fn add(&mut self, other: &Sums) {
         self.sum += other.sum;
         self.parts.iter_mut().zip(other.parts).for_each(|(sum, part)| *sum += part);
         self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, count)| *sum += count);

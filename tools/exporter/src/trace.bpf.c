@@ -2,6 +2,7 @@
 #include "vmlinux.h"
 #include "join.h"
 #include "reads.h"
+#include "requests.h"
 #include "series.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
@@ -9,7 +10,20 @@
 const volatile bool with_parts;
 const volatile u32 first; /* 1 where the probes at the ends are loaded, too: they run first */
 
-/* An operation that few disks have has no histogram of its own: their number has to stay small. */
+/* The default, these two. */
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(rq_done, struct request *rq, int error, unsigned int nr_bytes)
+{
+	return request_completes(rq, nr_bytes);
+}
+
+SEC("tp_btf/block_rq_requeue")
+int BPF_PROG(rq_requeued, struct request *rq)
+{
+	return request_is_requeued();
+}
+
+/* --bios and --parts, from here to rq_end_probe(). An operation that few disks have has no histogram of its own: their number has to stay small. */
 static __always_inline u32 operation_of(struct bio *bio)
 {
 	switch (BPF_CORE_READ(bio, bi_opf) & REQ_OP_MASK) {
@@ -81,7 +95,7 @@ int BPF_KPROBE(bio_end_probe, struct bio *bio)
 	return bio_ends((u64)bio, 1);
 }
 
-/* --parts, from here to rq_end_probe(): as in `slow_io`. */
+/* --parts: as in `slow_io`. */
 SEC("tp_btf/block_bio_remap")
 int BPF_PROG(bio_remap, struct bio *bio)
 {

@@ -1,0 +1,82 @@
+//! The histograms of requests: from each CPU's memory to one for each disk and operation.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use anyhow::Result;
+
+use crate::{
+    series::{BUCKETS, OPERATIONS, PLACES, Series, Sums},
+    shared::{Atomics, Shared, read},
+    trace::{TraceMaps, types},
+};
+
+/// `struct requests` of requests.h.
+#[repr(C)]
+struct Histogram {
+    of: AtomicU64,
+    sum: AtomicU64,
+    started: AtomicU64,
+    buckets: [AtomicU64; BUCKETS],
+}
+
+const _: () = assert!(size_of::<Histogram>() == size_of::<types::requests>());
+// SAFETY: atomics only.
+unsafe impl Atomics for Histogram {}
+
+/// How many counters `struct others` of requests.h has.
+pub const OTHERS: usize = 6;
+
+/// `struct others`.
+#[repr(C)]
+struct Others([AtomicU64; OTHERS]);
+
+const _: () = assert!(size_of::<Others>() == size_of::<types::others>());
+// SAFETY: atomics only.
+unsafe impl Atomics for Others {}
+
+/// The histograms of all CPUs.
+pub struct Requests {
+    requests: Shared<Histogram>,
+    others: Shared<Others>,
+}
+
+impl Requests {
+    /// Those of maps that are loaded.
+    pub fn new(maps: &TraceMaps<'_>, cpus: u32) -> Result<Requests> {
+        let requests = Shared::new(&maps.requests, (PLACES * cpus) as usize)?;
+        Ok(Requests { requests, others: Shared::new(&maps.others, cpus as usize)? })
+    }
+
+    /// The sums of each disk that there is. Empties the places of those that are gone.
+    pub fn read(&self) -> Result<BTreeMap<Series, Sums>> {
+        let mut disks = common::block_devices()?;
+        disks.retain(|disk| !disk.is_partition);
+        let mut series: BTreeMap<Series, Sums> = BTreeMap::new();
+        for place in self.requests.iter() {
+            let of = place.of.load(Relaxed);
+            let (diskseq, operation) = (of >> 3, of as usize & 7);
+            if diskseq == 0 {
+                continue;
+            }
+            let Some(disk) = disks.iter().find(|disk| disk.diskseq == diskseq) else {
+                place.buckets.iter().chain([&place.sum]).for_each(|count| count.store(0, Relaxed));
+                place.of.store(0, Relaxed);
+                continue;
+            };
+            let operation = OPERATIONS.get(operation).copied().unwrap_or("other");
+            let (sum, buckets) = (place.sum.load(Relaxed), read(&place.buckets));
+            let sums = series.entry((disk.name.clone(), operation)).or_default();
+            sums.add(&Sums { sum, buckets, ..Sums::default() });
+        }
+        Ok(series)
+    }
+
+    /// No statistics, passthrough, without a place, partial, requeued, shared start.
+    pub fn others(&self) -> [u64; OTHERS] {
+        let cpus: Vec<[u64; OTHERS]> = self.others.iter().map(|cpu| read(&cpu.0)).collect();
+        std::array::from_fn(|index| cpus.iter().map(|cpu| cpu[index]).sum())
+    }
+}
