@@ -91,7 +91,11 @@ impl Scrape {
 
     /// `count` or `sum` (seconds) of the requests of a disk.
     fn requests(&self, disk: &str, op: &str, what: &str) -> f64 {
-        self.get(&format!("storage_request_latency_seconds_{what}{{disk=\"{disk}\",op=\"{op}\"}}"))
+        let name = match what {
+            "count" => "storage_request_latency_seconds_count",
+            _ => "storage_request_latency_seconds_sum",
+        };
+        self.get(&format!("{name}{{disk=\"{disk}\",op=\"{op}\"}}"))
     }
 
     /// The sum of the requests of a disk is one that its buckets allow.
@@ -100,7 +104,7 @@ impl Scrape {
             return Ok(());
         }
         let (mut below, mut most, mut least, mut from) = (0, 0.0, 0.0, 0.0);
-        for (limit, count) in self.buckets("request", disk, op)? {
+        for (limit, count) in self.buckets("storage_request_latency_seconds_bucket", disk, op)? {
             let here = (count - below) as f64;
             // What took longer than the last limit may have taken any time.
             most += if here > 0.0 { here * limit } else { 0.0 };
@@ -128,9 +132,9 @@ impl Scrape {
     }
 
     /// How many bios or requests took at most as long as the limit of each bucket, in seconds.
-    fn buckets(&self, of: &str, disk: &str, op: &str) -> Result<Vec<(f64, u64)>> {
+    fn buckets(&self, name: &str, disk: &str, op: &str) -> Result<Vec<(f64, u64)>> {
         let labels = format!("\",disk=\"{disk}\",op=\"{op}\"}}");
-        let prefix = format!("storage_{of}_latency_seconds_bucket{{le=\"");
+        let prefix = format!("{name}{{le=\"");
         let mut buckets = Vec::new();
         for (name, count) in &self.0 {
             let limit = name.strip_prefix(&prefix);
@@ -141,8 +145,8 @@ impl Scrape {
         buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
         ensure!(buckets.len() == 54, "{disk} {op}: {} buckets", buckets.len());
         ensure!(buckets.is_sorted_by_key(|bucket| bucket.1), "{buckets:?}");
-        let all = self
-            .get(&format!("storage_{of}_latency_seconds_count{}", format!("{{{}", &labels[2..])));
+        let all = name.replace("_bucket", "_count");
+        let all = self.get(&format!("{all}{{{}", &labels[2..]));
         ensure!(buckets[53] == (f64::INFINITY, all as u64), "{buckets:?}");
         Ok(buckets)
     }
@@ -168,19 +172,19 @@ const LOADS: &[(&str, &[(&str, fn(&[Fact]) -> u64)])] = &[
     ("polled", &[]),
     ("parts", &[]),
     ("merge", &[]),
-    ("requeue", &[("requests_retried_total{reason=\"requeued\"}", again)]),
+    ("requeue", &[("storage_requests_retried_total{reason=\"requeued\"}", again)]),
     (
         "partial",
         &[
-            ("requests_retried_total{reason=\"partial\"}", again),
-            ("requests_retried_total{reason=\"requeued\"}", again),
+            ("storage_requests_retried_total{reason=\"partial\"}", again),
+            ("storage_requests_retried_total{reason=\"requeued\"}", again),
         ],
     ),
-    ("iostats_off", &[("requests_not_measured_total{reason=\"no_statistics\"}", requests)]),
+    ("iostats_off", &[("storage_requests_not_measured_total{reason=\"no_statistics\"}", requests)]),
     ("flush", &[]),
     (
         "passthrough",
-        &[("requests_not_measured_total{reason=\"passthrough\"}", |facts| {
+        &[("storage_requests_not_measured_total{reason=\"passthrough\"}", |facts| {
             fact(facts, Question::DriverRequests).expected.least
         })],
     ),
@@ -223,7 +227,7 @@ fn exporter_adds_up_what_the_kernel_does() -> Result<()> {
         let after = Quiet::now()?;
         after.adds_up(&before, case == "multipath").context(case)?;
         for (name, expected) in apart {
-            let of = |quiet: &Quiet| quiet.scrape.get(&format!("storage_{name}")) as u64;
+            let of = |quiet: &Quiet| quiet.scrape.get(name) as u64;
             let (ours, expected) = (of(&after) - of(&before), expected(&facts));
             ensure!(ours == expected && ours > 0, "{case}: {ours} {name}, not {expected}");
         }
@@ -474,7 +478,7 @@ fn counts_operations() -> Result<()> {
     ] {
         let ours = scrape.bios(name, op) - scrape_before.bios(name, op);
         ensure!(ours == kernels && ours >= 90, "{op}: {ours}, and there were {kernels}");
-        scrape.buckets("bio", name, op)?;
+        scrape.buckets("storage_bio_latency_seconds_bucket", name, op)?;
     }
     ensure!(scrape.bios(&partition, "read") == 0, "a partition is no disk");
     ends_with(disk)
@@ -510,7 +514,7 @@ fn has_fios_latencies(disk: &str) -> Result<()> {
         let within = |ns: &String| ns.parse::<f64>().unwrap_or(f64::MAX) * 1.016 / 1e9 <= limit;
         bins.iter().filter(|bin| within(bin.0)).filter_map(|bin| bin.1.as_u64()).sum()
     };
-    for (limit, count) in scrape.buckets("bio", disk, "read")? {
+    for (limit, count) in scrape.buckets("storage_bio_latency_seconds_bucket", disk, "read")? {
         ensure!(
             limit >= DELAY || count == 0,
             "{count} bios took {limit} s, the delay is {DELAY} s"
