@@ -165,8 +165,11 @@ impl Scrape {
 /// What a load is known to have done.
 type Load = Box<dyn FnMut() -> Result<Vec<Fact>>>;
 
+/// A metric, and how much it grows by a load of which these facts are known.
+type Apart = (&'static str, fn(&[Fact]) -> u64);
+
 /// Loads, and what they are known to make of requests that the exporter counts apart.
-const LOADS: &[(&str, &[(&str, fn(&[Fact]) -> u64)])] = &[
+const LOADS: &[(&str, &[Apart])] = &[
     ("in_tasks", &[]),
     ("threads_64_nvme", &[]),
     ("polled", &[]),
