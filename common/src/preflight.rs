@@ -70,7 +70,7 @@ pub fn hooks_run(hooks: &[String]) -> Result<()> {
         let is_off = fs::read_to_string(file).is_ok_and(|state| state.trim() == "0");
         if is_off && let Some(hook) = is_any(kinds) {
             return unsupported(format!(
-                "{file} is 0: {hook} would be attached, and never run. As root, {remedy} switches it on"
+                "{file} is 0, and {hook} never runs. As root, {remedy} switches it on"
             ));
         }
     }

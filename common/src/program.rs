@@ -108,7 +108,8 @@ fn start<Own: Args>(
     let on_terminal = std::io::stdout().is_terminal();
     stdout::passed_on(&stop, || {
         let mut session = Session::new(*program, cli, Arc::clone(&stop), on_terminal);
-        run(cli, &mut session)
+        run(cli, &mut session)?;
+        session.hooks_still_run()
     })
 }
 

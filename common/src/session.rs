@@ -202,6 +202,16 @@ impl Session {
         wait_for_programs().context("the programs that are still running could not be waited for")
     }
 
+    /// Fails, with exit code 3, where somebody has switched the hooks off after the run began.
+    pub fn hooks_still_run(&self) -> Result<()> {
+        if self.start.is_none() {
+            return Ok(());
+        }
+        preflight::hooks_run(&self.hooks).context(
+            "the hooks were switched off during the run: what came after that is not counted",
+        )
+    }
+
     /// How often the kernel skipped any of the object's programs, also while they are attached. Unlike a
     /// look at a map, this keeps no program from running.
     pub fn times_skipped(&self, object: &Object) -> Result<u64> {

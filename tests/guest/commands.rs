@@ -112,6 +112,13 @@ fn refusals_say_why() -> Result<()> {
         let is_said = said.contains(word) && (code == 0 || ended.stdout.is_empty());
         ensure!(ended.code == Some(code) && is_said, "{code}, {word:?}: {script}: {ended:?}");
     }
+    // Kprobes are switched off while it runs: it shows what it has counted until then.
+    let running = Running::stage("stage04", &[])?;
+    let _off = Setting::new("/sys/kernel/debug/kprobes/enabled", "0")?;
+    running.signal(Signal::INT)?;
+    let ended = running.end()?;
+    let is_said = ended.stderr.contains("switched off") && ended.stdout.contains("bios completed");
+    ensure!(ended.code == Some(3) && is_said, "switched off: {ended:?}");
     Ok(())
 }
 

@@ -126,6 +126,7 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     session.begin()?;
     while !session.is_over() {
         server.serve(Duration::from_millis(50), |format| {
+            session.hooks_still_run()?;
             let counts = common::counters(&skel.maps.bss_data)?;
             let ios = match &measured {
                 Measured::Requests(requests) => Ios::requests(requests.read()?, requests.others()),
