@@ -237,6 +237,7 @@ impl ScsiDebug {
         if shell("modprobe --dry-run --quiet scsi_debug").is_err() {
             return not_judged("this kernel has no module scsi_debug");
         }
+        ensure!(!ScsiDebug::is_loaded(), "scsi_debug is loaded, with other parameters");
         shell(&format!("modprobe scsi_debug {parameters}"))?;
         let mut disk = ScsiDebug { name: String::new() };
         let find = "grep -l scsi_debug /sys/block/sd*/device/model | cut -d/ -f4";
@@ -246,11 +247,17 @@ impl ScsiDebug {
         })?;
         Ok(disk)
     }
+
+    fn is_loaded() -> bool {
+        Path::new("/sys/module/scsi_debug").exists()
+    }
 }
 
 impl Drop for ScsiDebug {
     fn drop(&mut self) {
-        shell("rmmod scsi_debug").ok();
+        // A disk that is still looked at keeps the module.
+        let gone = || Ok(shell("rmmod scsi_debug").is_ok() || !ScsiDebug::is_loaded());
+        wait_until("the end of scsi_debug", gone).ok();
     }
 }
 
