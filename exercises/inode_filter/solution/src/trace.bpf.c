@@ -61,7 +61,7 @@ SEC("fexit/filemap_read")
 int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
 {
 	u64 thread = bpf_get_current_pid_tgid(), pages = 0, missed;
-	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what this call read */
+	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what it read */
 	struct read *read = bpf_map_lookup_elem(&reads, &thread);
 
 	if (filtered_out(iocb->ki_filp->f_mapping->host))

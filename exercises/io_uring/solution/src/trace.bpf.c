@@ -84,7 +84,7 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 {
 	u64 thread = bpf_get_current_pid_tgid(), io = (u64)iocb, pages = 0, missed, others;
 	bool was_refused = ret == -EAGAIN || ret == -EIOCBQUEUED;
-	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what this call read */
+	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what it read */
 	struct read *read = bpf_map_lookup_elem(&reads, &thread);
 
 	if (!read || read->offset != offset) {
