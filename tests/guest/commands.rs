@@ -57,6 +57,7 @@ fn refusals_say_why() -> Result<()> {
         ("stage06", "mount -t tmpfs none /sys;", "", 3, "mount -t sysfs"),
         ("stage06", locked, "", 3, "lockdown=confidentiality"),
         ("stage06", untraced, "", 3, "mount -t tracefs"),
+        ("stage06", "exec >&-;", "", 1, "stdout is closed"),
         ("stage06", helpless, "", 3, "CAP_BPF and CAP_PERFMON"),
         ("stage06", &no_stacks, "", 3, "max_stack is 16"),
         ("stage01", &no_kprobes, "", 3, "kprobes/enabled"),
