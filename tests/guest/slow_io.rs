@@ -9,8 +9,8 @@ use crate::{
     disks::{self, Mapped, NullBlk, ScsiDebug},
     ftrace::{Event, Ftrace, Hook},
     run::{
-        Gate, Running, beside_a_stopped, count, fio, fio_command, judged_weakly, not_judged,
-        program, shell, stage, wait_until, workspace,
+        Gate, Running, beside_a_stopped, count, fio, fio_command, judged_weakly, program, shell,
+        stage, wait_until, workspace,
     },
 };
 
@@ -79,6 +79,16 @@ pub fn objects(output: &str, kind: &str) -> Result<Vec<Value>> {
 
 /// What `slow_io --json --min 0` prints while a load runs: a line for each bio, whose parts are its latency.
 pub fn traced(options: &[&str], load: impl FnOnce() -> Result<()>) -> Result<String> {
+    let (output, unseen) = traced_but_skipped(options, load)?;
+    ensure!(unseen == 0, "{unseen} completions were not seen: {output}");
+    Ok(output)
+}
+
+/// The same, and how many completions were not seen: no more than it says were skipped.
+pub fn traced_but_skipped(
+    options: &[&str],
+    load: impl FnOnce() -> Result<()>,
+) -> Result<(String, u64)> {
     let running = Running::stage("slow_io", &[&["--json", "--min", "0"], options].concat())?;
     load()?;
     wait_until("idle disks", || Ok(disks::all_in_flight()? == 0))?;
@@ -91,16 +101,12 @@ pub fn traced(options: &[&str], load: impl FnOnce() -> Result<()>) -> Result<Str
     }
     let [counters] = &counters[..] else { anyhow::bail!("{counters:?}") };
     ensure!(counters["completed"] == lines.len(), "{} lines: {counters}", lines.len());
-    // A start whose completion was not seen is left, or dropped with the next one at its address. The kernel skips
-    // a program that interrupts itself: where a task completes a bio, as io_uring's that must not wait.
+    // A start whose completion was not seen is left, or dropped with the next one at its address.
     let [lost, dropped, left, skipped] =
         ["lost", "dropped", "in_flight", "skipped"].map(|name| counters[name].as_u64());
     let unseen = left.context("in_flight")? + dropped.context("dropped")?.div_ceil(2);
     ensure!(lost == Some(0) && Some(unseen) <= skipped, "more is missing than skipped: {counters}");
-    if unseen > 0 {
-        return not_judged(format!("{unseen} completions were skipped, and are counted as such"));
-    }
-    Ok(output)
+    Ok((output, unseen))
 }
 
 /// The lines of one disk.

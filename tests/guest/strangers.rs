@@ -11,7 +11,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use crate::{
     exporter::{self, Scrape},
     prelude::*,
-    slow_io::{objects, of_disk, part, reads, traced},
+    slow_io::{objects, of_disk, part, reads, traced, traced_but_skipped},
 };
 
 tests![
@@ -135,17 +135,25 @@ fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
     let disk = NullBlk::timer("test", 10, &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
     fs::write(disk.queue("scheduler"), "none")?;
     let server = exporter::start(&[])?;
-    let output = traced(&["--disk", &disk.name], || {
+    let (output, unseen) = traced_but_skipped(&["--disk", &disk.name], || {
         let options = format!("--ioengine=io_uring --iodepth=32 --number_ios={READS} --size=64M");
         fio_direct(&disk.name, &options).map(drop)
     })?;
     let scrape = Scrape::now()?;
     server.interrupt()?;
+    // Where a task completes a refusal, an interrupt may complete another bio in the middle of the fentry program.
+    // Only kernels that preempt have a second program, which sees that.
+    let is_whole = unseen == 0 || preempts()?;
+    if !is_whole {
+        judged_weakly(&format!("{unseen} completions were skipped, and are counted as such"));
+    }
     let lines = objects(&output, "bio")?;
     let refused = objects(&output, "counters")?[0]["refused"].as_u64().unwrap_or(0);
     let quickest = lines.iter().map(|line| part(line, "total")).min();
     ensure!(refused > 0, "no read was refused, the test does not test: {output}");
-    ensure!(lines.len() as u64 == READS, "{} lines of {READS} reads", lines.len());
+    // A start that is left may take the next one at its address with it.
+    let least = if is_whole { READS } else { READS - 2 * unseen };
+    ensure!((least..=READS).contains(&(lines.len() as u64)), "{} of {READS} lines", lines.len());
     ensure!(quickest >= Some(10_000_000), "no read takes less than the timer: {quickest:?} ns");
     let bios = scrape.bios(&disk.name, "read");
     ensure!(bios == READS, "exporter: {bios} of {READS} reads");

@@ -23,7 +23,8 @@ int BPF_PROG(rq_requeued, struct request *rq)
 	return request_is_requeued();
 }
 
-/* --bios and --parts, from here to rq_end_probe(). An operation that few disks have has no histogram of its own: their number has to stay small. */
+/* --bios and --parts, from here to rq_end_probe(). An operation that few disks have has no histogram of
+ * its own: their number has to stay small. */
 static __always_inline u32 operation_of(struct bio *bio)
 {
 	switch (BPF_CORE_READ(bio, bi_opf) & REQ_OP_MASK) {
