@@ -1,6 +1,7 @@
 //! `cargo book`: makes the web book out of the workshop's READMEs, pages and sources.
 
 mod code;
+mod drawing;
 mod exercise;
 mod glossary;
 mod markdown;

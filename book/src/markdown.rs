@@ -1,12 +1,12 @@
 //! What a page of the repository becomes in the book. The words stay; links lead to pages of the book,
-//! differences get colours, the answer is folded, and words of the glossary show their meaning.
+//! differences get colours, drawings lines, the answer is folded, and words of the glossary show their meaning.
 
 use std::{ops::Range, path::Path};
 
 use anyhow::Result;
 use pulldown_cmark::{CodeBlockKind, Event, HeadingLevel, LinkType, Options, Parser, Tag, TagEnd};
 
-use crate::{code, glossary::Glossary};
+use crate::{code, drawing, glossary::Glossary};
 
 /// What the transformation asks of the book.
 pub trait Links {
@@ -62,11 +62,13 @@ pub fn page(text: &str, links: &impl Links, extras: &Extras) -> Result<String> {
             ) => quiet -= 1,
             Event::Start(Tag::CodeBlock(kind)) => {
                 code_block = true;
-                let is_diff = matches!(&kind, CodeBlockKind::Fenced(name) if &**name == "diff");
-                let block = &text[range.clone()];
-                if let Some((_, inner)) = block.split_once('\n').filter(|_| is_diff) {
-                    let inner = inner.trim_end_matches('`');
+                let CodeBlockKind::Fenced(name) = kind else { continue };
+                let block = text[range.clone()].split_once('\n');
+                let inner = block.map_or("", |(_, inner)| inner.trim_end_matches('`'));
+                if &*name == "diff" {
                     edits.push((range, code::piece(inner, &extras.sources) + "\n"));
+                } else if name.is_empty() && drawing::is_one(inner) {
+                    edits.push((range, drawing::figure(inner) + "\n"));
                 }
             }
             Event::End(TagEnd::CodeBlock) => code_block = false,

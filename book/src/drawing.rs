@@ -1,0 +1,213 @@
+//! A drawing made of characters, as the READMEs have it, as SVG: lines become lines, arrows arrows, and the
+//! words stay text. What it takes its colours from is the page's style.
+
+use std::fmt::Write;
+
+use crate::escape;
+
+/// A character's width and height.
+const WIDTH: usize = 8;
+const HEIGHT: usize = 17;
+
+/// What stands between words and is no word.
+#[derive(Clone, Copy, PartialEq)]
+enum Cell {
+    Space,
+    Text,
+    /// Lines from the middle to these sides.
+    Lines(Sides),
+    /// The tip of an arrow that comes from this side.
+    Tip(Sides),
+    /// `/`: true, `\`: false.
+    Slope(bool),
+    /// A part of a bar of `#`.
+    Bar,
+}
+
+/// Left, right, up, down.
+type Sides = [bool; 4];
+
+const LEFT: Sides = [true, false, false, false];
+const RIGHT: Sides = [false, true, false, false];
+const UP: Sides = [false, false, true, false];
+const DOWN: Sides = [false, false, false, true];
+
+/// Whether a block of code is a drawing: it has lines, or arrows with a shaft.
+pub fn is_one(text: &str) -> bool {
+    ["--->", "<---", "+--", "|--", "──"].iter().any(|line| text.contains(line))
+}
+
+/// The drawing as a figure, in one line of HTML.
+pub fn figure(text: &str) -> String {
+    let grid: Vec<Vec<char>> = text.lines().map(|line| line.chars().collect()).collect();
+    let cells = |row: usize| (0..grid[row].len()).map(move |column| (row, column));
+    let columns = grid.iter().map(Vec::len).max().unwrap_or(0);
+    let [mut lines, mut tips, mut bars, mut words] = [const { String::new() }; 4];
+    for (row, column) in (0..grid.len()).flat_map(cells) {
+        let (x, y) = (column * WIDTH, row * HEIGHT);
+        let (middle, centre) = (x + WIDTH / 2, y + HEIGHT / 2);
+        match cell(&grid, row, column) {
+            Cell::Lines(sides) => {
+                line(&mut lines, (middle, centre), reach(&grid, row, column, sides))
+            }
+            Cell::Tip(from) => {
+                line(&mut lines, (middle, centre), reach(&grid, row, column, from));
+                tip(&mut tips, (middle, centre), from);
+            }
+            Cell::Slope(is_rising) => {
+                let (from, to) = if is_rising { (y + HEIGHT, y) } else { (y, y + HEIGHT) };
+                let _ = write!(lines, "M{x} {from}L{} {to}", x + WIDTH);
+            }
+            Cell::Bar => {
+                let _ = write!(bars, "M{x} {}h{WIDTH}v{}h-{WIDTH}z", y + 5, HEIGHT - 10);
+            }
+            Cell::Text if column == 0 || cell(&grid, row, column - 1) != Cell::Text => {
+                let is_text = |&at: &usize| cell(&grid, row, at) == Cell::Text;
+                let word: String =
+                    (column..grid[row].len()).take_while(is_text).map(|at| grid[row][at]).collect();
+                let length = word.chars().count() * WIDTH;
+                let _ = write!(
+                    words,
+                    "<text x=\"{x}\" y=\"{}\" textLength=\"{length}\">{}</text>",
+                    y + 13,
+                    escape(&word)
+                );
+            }
+            Cell::Text | Cell::Space => {}
+        }
+    }
+    let (width, height) = (columns * WIDTH, grid.len() * HEIGHT);
+    let label: Vec<&str> =
+        text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).collect();
+    format!(
+        "<figure class=\"drawing\"><svg role=\"img\" aria-label=\"{}\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\"><path class=\"lines\" d=\"{lines}\"/><path d=\"{tips}{bars}\"/>\
+         {words}</svg></figure>",
+        escape(&label.join(" ")),
+    )
+}
+
+fn at(grid: &[Vec<char>], row: Option<usize>, column: Option<usize>) -> char {
+    let found = row.and_then(|row| grid.get(row)?.get(column?));
+    found.copied().unwrap_or(' ')
+}
+
+/// The characters on the four sides.
+fn around(grid: &[Vec<char>], row: usize, column: usize) -> [char; 4] {
+    [
+        at(grid, Some(row), column.checked_sub(1)),
+        at(grid, Some(row), Some(column + 1)),
+        at(grid, row.checked_sub(1), Some(column)),
+        at(grid, Some(row + 1), Some(column)),
+    ]
+}
+
+fn cell(grid: &[Vec<char>], row: usize, column: usize) -> Cell {
+    let around = around(grid, row, column);
+    let [left, right, above, below] = around;
+    let is_word = left.is_alphanumeric() || right.is_alphanumeric();
+    match grid[row][column] {
+        ' ' => Cell::Space,
+        '-' if is_line(&grid[row], column) => Cell::Lines([true, true, false, false]),
+        '|' => Cell::Lines([false, false, true, true]),
+        '+' => {
+            let sides = [
+                "-+".contains(left),
+                "-+".contains(right),
+                "|+v".contains(above),
+                "|+v".contains(below),
+            ];
+            if sides.contains(&true) { Cell::Lines(sides) } else { Cell::Text }
+        }
+        '>' if "-─".contains(left) && is_line(&grid[row], column - 1) => Cell::Tip(LEFT),
+        '<' if "-─".contains(right) => Cell::Tip(RIGHT),
+        'v' if left == ' ' && right == ' ' => Cell::Tip(UP),
+        '^' => Cell::Tip(DOWN),
+        '/' if !is_word && !"/_".contains(right) => Cell::Slope(true),
+        '\\' if !is_word => Cell::Slope(false),
+        '#' if left == '#' || right == '#' => Cell::Bar,
+        '─' => Cell::Lines([true, true, false, false]),
+        '│' => Cell::Lines([false, false, true, true]),
+        '┐' => Cell::Lines([true, false, false, true]),
+        '└' => Cell::Lines([false, true, true, false]),
+        '┴' => Cell::Lines([true, true, true, false]),
+        _ => Cell::Text,
+    }
+}
+
+/// Whether a `-` belongs to a line, and not to words such as `01-06`, `rq->bio`, `--json` and `8 - 4`.
+fn is_line(row: &[char], column: usize) -> bool {
+    let is_dash = |&at: &usize| row.get(at) == Some(&'-');
+    let start = (0..=column).rev().take_while(is_dash).last().unwrap_or(column);
+    let end = (column..row.len()).take_while(is_dash).last().unwrap_or(column) + 1;
+    let before = start.checked_sub(1).map_or(' ', |before| row[before]);
+    let after = row.get(end).copied().unwrap_or(' ');
+    let within_a_word = |from: char, to: Option<&char>| {
+        from.is_alphanumeric() && to.is_some_and(|to| to.is_alphanumeric())
+    };
+    // `01-06`, `rq->bio`
+    let next = if after == '>' { row.get(end + 1) } else { row.get(end) };
+    let joins = "+|<>\\/".contains(before) || "+|<>\\/".contains(after);
+    (joins || end - start > 2) && !within_a_word(before, next)
+}
+
+/// How far lines go from the middle to each side, in halves of a cell: to its edge, or to the middle of a
+/// neighbour that has a line of its own there.
+fn reach(grid: &[Vec<char>], row: usize, column: usize, sides: Sides) -> [usize; 4] {
+    let neighbours = around(grid, row, column);
+    std::array::from_fn(|side| match (sides[side], neighbours[side]) {
+        (false, _) => 0,
+        (true, '|' | '+' | '│') if side < 2 => 2,
+        (true, '-') if side >= 2 => 2,
+        _ => 1,
+    })
+}
+
+fn line(path: &mut String, (x, y): (usize, usize), [left, right, up, down]: [usize; 4]) {
+    let (half, rise) = (WIDTH / 2, HEIGHT.div_ceil(2));
+    if left + right > 0 {
+        let _ = write!(path, "M{} {y}H{}", x - left * half, x + right * half);
+    }
+    if up + down > 0 {
+        let _ = write!(path, "M{x} {}V{}", (y + 1).saturating_sub(up * rise), y + down * rise);
+    }
+}
+
+fn tip(path: &mut String, (x, y): (usize, usize), from: Sides) {
+    let (x, y) = (x as i32, y as i32);
+    let (dx, dy) = match from {
+        LEFT => (1, 0),
+        RIGHT => (-1, 0),
+        UP => (0, 1),
+        _ => (0, -1),
+    };
+    let (x, y) = (x + 5 * dx, y + 5 * dy);
+    let [(ax, ay), (bx, by)] =
+        [(dy, dx), (-dy, -dx)].map(|(px, py)| (x - 9 * dx + 4 * px, y - 9 * dy + 4 * py));
+    let _ = write!(path, "M{x} {y}L{ax} {ay}L{bx} {by}z");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(svg: &str) -> Vec<&str> {
+        svg.split("<text ").skip(1).filter_map(|text| text.split(['>', '<']).nth(1)).collect()
+    }
+
+    #[test]
+    fn words_stay_and_lines_are_drawn() {
+        let svg = figure(" a_b(c) ---> 01-06 --x 8 - 4 a->b\n   |\n   v\n");
+        assert_eq!(words(&svg), ["a_b(c)", "01-06", "--x", "8", "-", "4", "a-&gt;b"]);
+        // Three pieces of the shaft, the arrow's own half, the line down and its end.
+        let lines = svg.split("class=\"lines\" d=\"").nth(1).unwrap().split('"').next().unwrap();
+        assert_eq!(lines, "M64 8H72M72 8H80M80 8H88M88 8H92M28 17V34M28 34V42");
+        assert_eq!(svg.matches('z').count(), 2);
+    }
+
+    #[test]
+    fn a_drawing_is_told_from_code() {
+        assert!(["a ---> b", "+--+", " └─x ──"].iter().all(|text| is_one(text)));
+        assert!(!["a->b", "cargo run -- --json", "| a | b |"].iter().any(|text| is_one(text)));
+    }
+}
