@@ -59,12 +59,12 @@ impl Exercise {
         Ok(exercises)
     }
 
-    /// Whether its answer is no stage.
+    /// Whether it has a page of its own, because no stage has it in its text.
     pub fn is_own(&self) -> bool {
-        self.solution.starts_with("exercises")
+        !self.id.starts_with(|first: char| first.is_ascii_digit())
     }
 
-    /// The page of an exercise whose answer is no stage; `diff` is the difference between start and answer.
+    /// The page of an exercise that is in no stage's text; `diff` is the difference between start and answer.
     pub fn page(&self, diff: &str) -> String {
         format!(
             "# {}: {}\n\n```\ncargo lesson start {}     # a copy of {}\ncargo lesson check\n```\n\n\

@@ -106,7 +106,8 @@ impl Exercise {
 
     /// Whether it starts from nothing, and names no hook.
     pub fn is_own(&self) -> bool {
-        !self.has_number() && self.start.starts_with("exercises")
+        let begins_and_ends_here = [&self.start, &self.solution];
+        !self.has_number() && begins_and_ends_here.iter().all(|it| it.starts_with("exercises"))
     }
 
     /// The package of an attempt.
@@ -130,8 +131,8 @@ mod tests {
         let workspace = workspace();
         let exercises = Exercise::all(&workspace).unwrap();
         let ids: Vec<&str> = exercises.iter().map(|exercise| exercise.id.as_str()).collect();
-        let all = "01 02 03 04 05 06 07 08 09 10 11 12 13 bytes disk histogram inode io_uring queue returns \
-                   retransmit runqueue";
+        let all = "01 02 03 04 05 06 07 08 09 10 11 12 13 bytes disk histogram inode io_uring join queue \
+                   returns retransmit runqueue";
         assert_eq!(ids.join(" "), all);
         for exercise in exercises {
             for directory in [&exercise.start, &exercise.solution] {

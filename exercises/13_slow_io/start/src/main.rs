@@ -39,7 +39,8 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         "TOTAL", "WAIT", "QUEUE", "DEVICE", "END", ""
     );
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
-    session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
+    session.attach([&skel.progs.io_end, &skel.progs.rq_end])?;
+    session.attach([&skel.progs.rq_start, &skel.progs.io_start])?;
     session.wait()?;
     session.detach()?;
     let counts = common::counters(&skel.maps.bss_data)?;

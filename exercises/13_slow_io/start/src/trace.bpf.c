@@ -29,6 +29,13 @@ struct {
 	__type(value, struct start);
 } starts SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u64); /* address of the request */
+	__type(value, struct times);
+} requests SEC(".maps");
+
 SEC("kprobe/submit_bio")
 int BPF_KPROBE(io_start, struct bio *bio)
 {
@@ -50,11 +57,55 @@ int BPF_KPROBE(io_start, struct bio *bio)
 	return 0;
 }
 
+SEC("kprobe/blk_mq_start_request")
+int BPF_KPROBE(rq_start, struct request *rq)
+{
+	u64 key = (u64)rq;
+	struct times times = { BPF_CORE_READ(rq, start_time_ns), bpf_ktime_get_ns() };
+	struct times *before = bpf_map_lookup_elem(&requests, &key);
+
+	if (!before || before->allocated != times.allocated || before->completed)
+		bpf_map_update_elem(&requests, &key, &times, BPF_ANY);
+	return 0; /* else it is started again: the first time counts */
+}
+
 /* Of a part, the bio that it was cut off from; NULL of any other bio. */
 static __always_inline struct bio *whole_of(struct bio *bio)
 {
 	bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
 	return is_part ? BPF_CORE_READ(bio, bi_private) : NULL;
+}
+
+/* Copies a request's times to one of its bios. Not static: the verifier checks it on its own, once. */
+__noinline int note(u64 bio, struct times *times)
+{
+	struct start *start = bpf_map_lookup_elem(&starts, &bio);
+
+	for (int i = 0; i < 64 && !start && (bio = (u64)whole_of((void *)bio)); i++)
+		start = bpf_map_lookup_elem(&starts, &bio);
+	if (start && times)
+		start->request = *times;
+	return 0;
+}
+
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
+{
+	u64 key = (u64)rq, bio = (u64)BPF_CORE_READ(rq, bio), last = (u64)BPF_CORE_READ(rq, biotail);
+	struct times *found = bpf_map_lookup_elem(&requests, &key);
+
+	/* Not for a start that was not seen, the flush after a write, a disk without statistics. */
+	if (!found || found->allocated != rq->start_time_ns || found->completed || !rq->part)
+		return 0;
+	struct times times = *found;
+	times.completed = bpf_ktime_get_ns();
+	if (nr_bytes >= rq->__data_len)
+		found->completed = times.completed; /* the next one at this address is another request */
+	for (int i = 0; i < 1024 && bio; i++) { /* several, where bios were merged */
+		note(bio, &times);
+		bio = bio == last ? 0 : (u64)BPF_CORE_READ((struct bio *)bio, bi_next);
+	}
+	return 0;
 }
 
 static __noinline int completes(struct bio *bio, bool is_part)
@@ -71,7 +122,7 @@ static __noinline int completes(struct bio *bio, bool is_part)
 	if (bpf_map_delete_elem(&starts, &io))
 		return 0; /* only the call that deletes the entry completes the I/O */
 	__sync_fetch_and_add(&completed, 1);
-	/* Step 1: a record for user space, if the bio was slow. */
+	/* Here the record is complete. */
 	return 0;
 }
 
