@@ -299,6 +299,32 @@ fn minutes_add_up() {
     }
 }
 
+/// In a timetable, each row begins when the one before has ended, and a stage has its minutes.
+#[test]
+fn timetables_add_up() {
+    let class = read(&workspace().join("docs/class.md"));
+    let (stages, _) = minutes(&class);
+    let time = |cell: &str| -> Option<u32> {
+        let (hours, minutes) = cell.split_once(':')?;
+        Some(hours.parse::<u32>().ok()? * 60 + minutes.parse::<u32>().ok()?)
+    };
+    let (mut expected, mut tables) = (None, 0);
+    for row in class.lines().filter_map(|line| line.strip_prefix("| ")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let Some(begins) = time(cells[0]) else { continue };
+        assert!(
+            expected.is_none_or(|expected| expected == begins),
+            "{row}: it should be {expected:?}"
+        );
+        expected = cells[1].parse::<u32>().ok().map(|minutes| begins + minutes);
+        tables += u32::from(expected.is_none());
+        if let Some(number) = cells[2].strip_prefix("stage ") {
+            assert_eq!(cells[1], stages[number][1].to_string(), "{row}");
+        }
+    }
+    assert_eq!((expected, tables), (None, 3));
+}
+
 /// What a stage hooks stands in its own file.
 #[test]
 fn headers_hook_nothing() {
