@@ -717,19 +717,6 @@ fn stopped_and_continued() {
     shell.type_in("a\r");
     shell.expect("<a 40 66>");
 
-    // In the background it takes no keys, and is not stopped for trying.
-    stop(&mut shell);
-    shell.type_in("bg\n");
-    shell.type_in("sleep 1; echo still''mine\n");
-    shell.expect("stillmine");
-    assert!(shell.echoes(), "raw from the background");
-    let stat = fs::read_to_string(format!("/proc/{}/stat", launcher.as_raw_nonzero())).unwrap();
-    assert!(!stat.contains(") T "), "{stat}");
-    // No signal comes with this fg.
-    shell.type_in("fg\n");
-    wait_for("raw after bg and fg", || !shell.echoes());
-    shell.type_in("b\r");
-    shell.expect("<b 40 66>");
     shell.type_in("\x04");
     wait_for("the terminal is restored", || shell.echoes());
     shell.type_in("echo sta''tus $?; exit\n");

@@ -98,11 +98,6 @@ pub fn in_foreground() -> bool {
     tcgetpgrp(std::io::stdin()).is_ok_and(|pgrp| pgrp == rustix::process::getpgrp())
 }
 
-/// Whether another process is in the foreground of the terminal on standard input.
-pub fn in_background() -> bool {
-    tcgetpgrp(std::io::stdin()).is_ok_and(|pgrp| pgrp != rustix::process::getpgrp())
-}
-
 /// Sets the terminal on standard input to raw mode until the end.
 pub fn raw_terminal() -> Result<()> {
     let saved = tcgetattr(std::io::stdin()).context("cannot read the terminal's settings")?;

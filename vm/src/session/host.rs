@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use host::fail::{GUEST_DIED, fail};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::termios::{isatty, tcgetwinsize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 
@@ -37,9 +37,6 @@ const IN_FLIGHT: usize = 8;
 const CTRL_C: u8 = 3;
 /// How long a guest may take from its init's first message to its agent's.
 const AGENT_PATIENCE: Duration = Duration::from_secs(120);
-/// How often a launcher in the background of its terminal checks whether it still is there.
-const BACKGROUND_CHECK: Duration = Duration::from_millis(200);
-
 /// The connection to the agent, as the threads share it.
 struct Link {
     writer: Mutex<UnixStream>,
@@ -48,8 +45,6 @@ struct Link {
     messages: AtomicU32,
     /// Output is being written: what is waited for is its reader, not the guest.
     writing: AtomicBool,
-    /// The program has ended: what is typed from now on is for the shell.
-    ended: AtomicBool,
 }
 
 /// The session that signals go to, once there is one.
@@ -66,7 +61,6 @@ impl Link {
             signals: AtomicU32::new(0),
             messages: AtomicU32::new(0),
             writing: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
         }
     }
 
@@ -233,9 +227,11 @@ pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Opt
     *lock(&LINK) = Some(Arc::clone(&link));
     let (is_taken, taken) = mpsc::channel();
     (0..IN_FLIGHT).try_for_each(|_| is_taken.send(()))?;
-    if stdin {
+    // From the background of its terminal, reading that would stop this process.
+    if stdin && (!isatty(io::stdin()) || cleanup::in_foreground()) {
         let for_stdin = Arc::clone(&link);
-        std::thread::spawn(move || send_stdin(&for_stdin, raw, &taken));
+        let session = stream.try_clone()?;
+        std::thread::spawn(move || send_stdin(&for_stdin, &session, raw, &taken));
     } else {
         link.send(Message::StdinEof);
     }
@@ -263,11 +259,10 @@ pub fn talk(mut stream: UnixStream, request: Request, stdin: bool) -> Result<Opt
             _ => {}
         }
     }
-    link.ended.store(true, Ordering::SeqCst);
     *lock(&LINK) = None;
-    cleanup::restore_terminal();
-    // The thread that reads standard input keeps the connection.
+    // The thread that reads standard input ends: what is typed from now on is for the shell.
     let _ = stream.shutdown(Shutdown::Both);
+    cleanup::restore_terminal();
     Ok(exit)
 }
 
@@ -316,10 +311,8 @@ fn write(output: &mut Option<File>, mut data: &[u8]) -> io::Result<()> {
 
 /// Sends standard input to the guest, a chunk for each that was `taken`. A terminal in raw mode makes no
 /// signal of Ctrl-C: a guest that sends nothing at all after one is dead.
-fn send_stdin(link: &Arc<Link>, raw: bool, taken: &Receiver<()>) {
-    let stdin = io::stdin();
-    let terminal = isatty(&stdin);
-    let Ok(fd) = stdin.as_fd().try_clone_to_owned() else {
+fn send_stdin(link: &Arc<Link>, stream: &UnixStream, raw: bool, taken: &Receiver<()>) {
+    let Ok(fd) = io::stdin().as_fd().try_clone_to_owned() else {
         return link.send(Message::StdinEof);
     };
     let mut file = File::from(fd);
@@ -327,15 +320,15 @@ fn send_stdin(link: &Arc<Link>, raw: bool, taken: &Receiver<()>) {
     // Keys do not wait: where the guest hangs, Ctrl-C has to be seen. An error: the program has ended.
     while raw || taken.recv().is_ok() {
         let n = loop {
-            if terminal && !await_terminal(&file, link) {
-                break 0;
+            let mut both =
+                [PollFd::new(&file, PollFlags::IN), PollFd::new(&stream, PollFlags::empty())];
+            let _ = poll(&mut both, None);
+            if !both[1].revents().is_empty() {
+                return; // the session has ended
             }
             match file.read(&mut buffer) {
                 Ok(n) => break n,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    let _ = poll(&mut [PollFd::new(&file, PollFlags::IN)], None);
-                }
+                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
                 Err(_) => break 0,
             }
         };
@@ -346,33 +339,6 @@ fn send_stdin(link: &Arc<Link>, raw: bool, taken: &Receiver<()>) {
             watch(link, 128 + SIGINT);
         }
         link.send(Message::Stdin(buffer[..n].to_vec()));
-    }
-}
-
-/// Waits until the terminal has input and this process is not in its background, from where
-/// reading it would stop the launcher. Back in the foreground the terminal is made raw again here,
-/// as `fg` sends no signal to a job that runs. False where the terminal cannot be read, or the program
-/// has ended.
-fn await_terminal(terminal: &File, link: &Link) -> bool {
-    let step = Timespec::try_from(BACKGROUND_CHECK).ok();
-    let mut background = false;
-    loop {
-        if cleanup::in_background() {
-            background = true;
-            std::thread::sleep(BACKGROUND_CHECK);
-            continue;
-        }
-        if std::mem::take(&mut background) {
-            cleanup::raw_terminal_again();
-            link.send_size();
-        }
-        let mut poll_fds = [PollFd::new(terminal, PollFlags::IN)];
-        match poll(&mut poll_fds, step.as_ref()) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) if cleanup::in_background() => {}
-            Ok(_) => return !link.ended.load(Ordering::SeqCst),
-            Err(_) => return false,
-        }
     }
 }
 
