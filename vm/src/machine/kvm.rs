@@ -21,6 +21,7 @@ use crate::session::rundir::{PORTS, shared, socket};
 const KVM_PATIENCE: Duration = Duration::from_secs(8);
 /// The same where VM_ACCEL asks for KVM, which is not known to work.
 const FORCED_KVM_PATIENCE: Duration = Duration::from_secs(12);
+const OTHERWISE: &str = "unset VM_ACCEL, or set it to tcg, to run the guest without KVM";
 
 /// Whether KVM works, on this boot of the host and with this QEMU.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,84 +63,72 @@ pub fn known(arch: Arch, cache: &Cache) -> Result<(Option<Note>, Note)> {
     Ok((old, now))
 }
 
-/// Boots the machine until init reports, and returns how it runs.
-pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
-    machine.write_conf(dir)?;
-    let accel = match machine.accel {
-        _ if machine.guest.icount => Accel::Tcg,
-        Some(Accel::Kvm) => return boot_with_kvm(machine, cache, dir).map(|()| Accel::Kvm),
-        Some(Accel::Tcg) => Accel::Tcg,
-        None if machine.arch.is_foreign() => Accel::Tcg,
-        None if is_accessible() => match known(machine.arch, cache)? {
-            (Some(Note { works: true, .. }), _) => Accel::Kvm,
-            (Some(_), _) => Accel::Tcg,
-            (None, note) => return try_kvm(machine, cache, dir, note),
-        },
-        None => {
-            if Path::new("/dev/kvm").exists() {
+/// Whether to boot with KVM, and the note to write once it is known whether that works.
+fn choose(machine: &Machine, cache: &Cache) -> Result<(Accel, Option<Note>)> {
+    let asked = machine.accel == Some(Accel::Kvm);
+    let why_not = match () {
+        () if machine.guest.icount || machine.accel == Some(Accel::Tcg) => "",
+        () if machine.arch.is_foreign() => "this machine has another architecture than the guest",
+        () if !is_accessible() => {
+            if !asked && Path::new("/dev/kvm").exists() {
                 say!(
                     "/dev/kvm is not open to this user: as a member of the group kvm it is faster"
                 );
             }
-            Accel::Tcg
+            "this user cannot open /dev/kvm"
         }
+        () => match known(machine.arch, cache)? {
+            (Some(note), _) if note.works => return Ok((Accel::Kvm, None)),
+            (Some(_), _) if !asked => "",
+            (_, note) => return Ok((Accel::Kvm, Some(note))),
+        },
     };
-    machine.say_boot(accel, cache);
+    if asked && !why_not.is_empty() {
+        return Err(fail(MACHINE, format!("VM_ACCEL=kvm, but {why_not}; {OTHERWISE}")));
+    }
+    Ok((Accel::Tcg, None))
+}
+
+/// Boots the machine until init reports, and returns how it runs: with KVM, about which nothing is known
+/// yet, or else without it, unless VM_ACCEL asks for KVM. The result is remembered.
+///
+/// A machine that boots only without KVM shows that KVM does not work here, unless another virtual
+/// machine keeps it busy. One that never boots shows nothing: the guest may be at fault.
+pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
+    machine.write_conf(dir)?;
+    let (accel, unknown) = choose(machine, cache)?;
+    let asked = machine.accel == Some(accel);
+    let patience = match unknown {
+        None => PATIENCE,
+        Some(_) if asked => FORCED_KVM_PATIENCE,
+        Some(_) => KVM_PATIENCE,
+    };
+    let seconds = patience.as_secs();
+    if unknown.is_some() && !asked {
+        let name = &machine.guest.name;
+        say!("booting {name} with KVM, for the first time here ({seconds} s at most)");
+    } else {
+        machine.say_boot(accel, cache);
+    }
     machine.start(accel, cache, dir)?;
-    await_up(dir, PATIENCE)?;
-    Ok(accel)
-}
-
-/// Boots with KVM, because VM_ACCEL says so.
-fn boot_with_kvm(machine: &Machine, cache: &Cache, dir: &Path) -> Result<()> {
-    let otherwise = "unset VM_ACCEL, or set it to tcg, to run the guest without KVM";
-    if machine.arch.is_foreign() {
-        let message = "VM_ACCEL=kvm, but this machine has another architecture than the guest";
-        return Err(fail(MACHINE, format!("{message}; {otherwise}")));
-    }
-    if !is_accessible() {
-        return Err(fail(
-            MACHINE,
-            format!("VM_ACCEL=kvm, but this user cannot open /dev/kvm; {otherwise}"),
-        ));
-    }
-    let (old, mut note) = known(machine.arch, cache)?;
-    let works = old.is_some_and(|note| note.works);
-    let patience = if works { PATIENCE } else { FORCED_KVM_PATIENCE };
-    machine.say_boot(Accel::Kvm, cache);
-    machine.start(Accel::Kvm, cache, dir)?;
-    match await_up(dir, patience) {
-        Err(_) if !works && cleanup::qemu_ended().is_none() => {
-            let seconds = patience.as_secs();
-            let message = format!(
-                "VM_ACCEL=kvm, but under KVM the guest has not started within {seconds} s: KVM \
-                 is accessible on this machine, but does not work (this is common in nested \
-                 virtual machines); {otherwise}"
-            );
-            return Err(fail(MACHINE, message));
-        }
-        result => result?,
-    }
-    if !works {
+    let up = await_up(dir, patience);
+    let Some(mut note) = unknown else { return up.map(|()| accel) };
+    if up.is_ok() {
         note.works = true;
         write_note(cache, &note);
-    }
-    Ok(())
-}
-
-/// Boots with KVM, about which nothing is known yet, or else without it, and remembers the result.
-/// A machine that boots only without KVM shows that KVM does not work here, unless another
-/// virtual machine keeps it busy. One that never boots shows nothing: the guest may be at fault.
-fn try_kvm(machine: &Machine, cache: &Cache, dir: &Path, mut note: Note) -> Result<Accel> {
-    let seconds = KVM_PATIENCE.as_secs();
-    say!("booting {} with KVM, for the first time here ({seconds} s at most)", machine.guest.name);
-    machine.start(Accel::Kvm, cache, dir)?;
-    if await_up(dir, KVM_PATIENCE).is_ok() {
-        note.works = true;
-        write_note(cache, &note);
-        return Ok(Accel::Kvm);
+        return Ok(accel);
     }
     let hung = cleanup::qemu_ended().is_none();
+    if asked && hung {
+        let message = format!(
+            "VM_ACCEL=kvm, but under KVM the guest has not started within {seconds} s: KVM is \
+             accessible on this machine, but does not work (this is common in nested virtual \
+             machines); {OTHERWISE}"
+        );
+        return Err(fail(MACHINE, message));
+    } else if asked {
+        return up.map(|()| accel);
+    }
     let why = if hung { "no guest boots under it".into() } else { cause(dir) };
     say!("KVM is accessible, but {why}; continuing without it (VM_ACCEL=kvm or tcg decides)");
     cleanup::kill_qemu();
