@@ -53,8 +53,8 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
     report(
         "disks",
         match disks.as_slice() {
-            [] => "here, intact".into(),
-            names => format!("missing or changed: {} (the next run makes them)", names.join(", ")),
+            [] => "here".into(),
+            names => format!("missing: {} (the next run makes them)", names.join(", ")),
         },
     );
     match source.archives() {

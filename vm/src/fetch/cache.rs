@@ -104,20 +104,20 @@ impl Cache {
         make(self.temp_dir()?.path())
     }
 
-    /// A file of the cache: `make` writes it where it is missing, or is not as it was made.
-    pub fn sealed(
+    /// A file of the cache, which `make` writes where it is missing.
+    pub fn file(
         &self,
         name: &str,
         what: (&str, u64),
         make: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
         let place = self.path(name);
-        let here = || is_sealed(&place).then(|| place.clone());
+        let here = || place.is_file().then(|| place.clone());
         self.once(what, here, |temp| {
             say!("making {}", what.0);
             let made = temp.join("made");
             make(&made)?;
-            put_sealed(&made, &place)?;
+            put(&made, &place)?;
             Ok(place.clone())
         })
     }
@@ -249,23 +249,6 @@ pub fn put(made: &Path, place: &Path) -> Result<()> {
     flush().with_context(|| format!("cannot put {} in its place", place.display()))
 }
 
-/// As [`put`] for a file, with a seal beside it: [`is_sealed`] tells whether it is still as it
-/// was put there.
-fn put_sealed(made: &Path, place: &Path) -> Result<()> {
-    put(made, place)?;
-    write(&seal_of(place), stamp(place)?.as_bytes())
-}
-
-/// Whether a file is still what was put there.
-pub fn is_sealed(place: &Path) -> bool {
-    let seal = fs::read_to_string(seal_of(place)).ok();
-    seal.is_some_and(|seal| stamp(place).is_ok_and(|stamp| stamp == seal))
-}
-
-fn seal_of(place: &Path) -> PathBuf {
-    beside(place, ".seal")
-}
-
 /// What changes with a file's content: its size and time of modification.
 pub fn stamp(place: &Path) -> Result<String> {
     let meta = place.metadata().with_context(|| format!("cannot read {}", place.display()))?;
@@ -342,27 +325,6 @@ mod tests {
         assert!(cache.need_space(1, "a test").is_ok());
         let error = cache.need_space(1 << 40, "a test").unwrap_err().to_string();
         assert!(error.starts_with("no space: a test needs"), "{error}");
-    }
-
-    #[test]
-    fn a_file_that_changed_is_not_sealed() {
-        let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().join("sub/file");
-        let put = |content: &str| {
-            let made = dir.path().join("made");
-            write(&made, content.as_bytes()).unwrap();
-            put_sealed(&made, &place).unwrap();
-        };
-        assert!(!is_sealed(&place));
-        put("whole");
-        assert!(is_sealed(&place));
-        for damage in ["who", "WHOLE", ""] {
-            fs::write(&place, damage).unwrap();
-            assert!(!is_sealed(&place), "{damage:?}");
-            put("whole");
-        }
-        fs::remove_file(&place).unwrap();
-        assert!(!is_sealed(&place));
     }
 
     #[test]
