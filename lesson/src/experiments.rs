@@ -5,6 +5,7 @@ use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use host::{stages, tools};
+use regex_lite::Regex;
 
 /// An experiment of a README.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,56 +44,35 @@ impl Experiment {
 
     /// Whether a program's message has these lines of a README, in which it is a stage.
     pub fn is_shown(&self, said: &str, lines: &[String]) -> Result<()> {
-        let stage = &self.stage;
-        let name = self.package()?;
-        let mut normal = String::new();
-        let without_number =
-            |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
-        for line in said.lines() {
-            // mine-proof17: … and .lesson/proof/proof17/src/trace.bpf.c:9, or bio.h:9 beside it
-            let line = line.trim();
-            let line =
-                match (line.strip_prefix("mine-proof"), line.split_once(".lesson/proof/proof")) {
-                    (Some(rest), _) => name.clone() + &without_number(rest),
-                    (_, Some((_, rest))) if rest.contains(".bpf.c") => {
-                        stage.clone() + &without_number(rest)
-                    }
-                    (_, Some((_, rest))) => without_number(rest).replace("/src/", "common/bpf/"),
-                    _ => line.to_owned(),
-                };
-            normal += &format!("{line}\n");
-        }
-        // `[40]`, a type's number in the object, depends on the compiler.
-        let without_ids = |text: &str| -> String {
-            let pieces = text.split('[').map(|piece| match piece.split_once(']') {
-                Some((id, rest)) if id.chars().all(|c| c.is_ascii_digit()) => rest,
-                _ => piece,
-            });
-            pieces.collect()
+        // A proof's package and its sources; a header lies beside them.
+        let sources = format!("{}$1", self.stage);
+        let said = replaced(
+            said,
+            &[
+                (r"mine-proof\d+", &self.package()?),
+                (r"\S*\.lesson/proof/proof\d+(\S*\.bpf\.c)", &sources),
+                (r"\S*\.lesson/proof/proof\d+/src/", "common/bpf/"),
+            ],
+        )?;
+        // The number of a type in the object, the release of the kernel, and which register it is: the
+        // compiler's choice, and READMEs show the default kernel's.
+        let bare = |text: &str| {
+            let here = r"this kernel \([^)]*\)";
+            replaced(text, &[(r"\[\d*\]", ""), (here, "this kernel"), (r"\bR\d+\b", "R")])
         };
-        // `this kernel (6.1.0-50-amd64)`: READMEs show the default kernel's.
-        let without_release = |text: &str| -> String {
-            let mut pieces = text.split("this kernel (");
-            let first = pieces.next().unwrap_or_default().to_owned();
-            pieces.fold(first, |text, piece| {
-                text + "this kernel" + piece.split_once(')').map_or(piece, |(_, rest)| rest)
-            })
-        };
-        // `R8 invalid mem access`: which register it is is the compiler's choice.
-        let without_registers = |text: &str| -> String {
-            let words = text.split(' ').map(|word| match word.strip_prefix('R') {
-                Some(number) if number.parse::<u8>().is_ok() => "R",
-                _ => word,
-            });
-            words.collect::<Vec<_>>().join(" ")
-        };
-        let bare = |text: &str| without_release(&without_ids(&without_registers(text)));
-        let normal = bare(&normal);
+        let said = bare(&said)?;
         for line in lines {
-            ensure!(normal.contains(&bare(line)), "it does not say {line:?}, but:\n{normal}");
+            ensure!(said.contains(&bare(line)?), "it does not say {line:?}, but:\n{said}");
         }
         Ok(())
     }
+}
+
+/// The text with other texts in the places of these patterns.
+fn replaced(text: &str, patterns: &[(&str, &str)]) -> Result<String> {
+    patterns.iter().try_fold(text.to_owned(), |text, (pattern, new)| {
+        Ok(Regex::new(pattern)?.replace_all(&text, *new).into_owned())
+    })
 }
 
 /// The experiments of all READMEs, in order.

@@ -11,9 +11,12 @@ use host::{
     say,
 };
 
-use vm::run::{For, Run};
+use vm::{
+    commands::kept::Kept,
+    run::{For, Run},
+};
 
-use crate::{desk::STATE, explain, guest::Guest};
+use crate::{desk::STATE, explain};
 
 /// What the judges consist of: programs that were built.
 pub struct Judges {
@@ -49,7 +52,7 @@ impl Judges {
     /// the program of its name. Hands over each verdict as it comes.
     pub fn run(
         &self,
-        guest: &Guest<'_>,
+        guest: &Kept<'_>,
         subject: Subject,
         tests: &[&str],
         mut on_verdict: impl FnMut(&Ended),

@@ -5,7 +5,6 @@ mod desk;
 mod exercise;
 mod experiments;
 mod explain;
-mod guest;
 mod judges;
 mod next;
 mod prove;
@@ -32,12 +31,15 @@ use host::{
 };
 
 use textwrap::{Options, WordSplitter};
-use vm::{arch::Arch, commands::kept::Hidden, run::Run};
+use vm::{
+    arch::Arch,
+    commands::kept::{Hidden, Kept},
+    run::Run,
+};
 
 use crate::{
     desk::{Desk, STATE, Started},
     exercise::{Exercise, HINTS, Judge},
-    guest::Guest,
     judges::Judges,
     next::Progress,
     prove::Prove,
@@ -102,15 +104,12 @@ struct Check {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // A reader that goes (`cargo lesson | head -1`) ends this program quietly, as it does others; not
-    // `prove`, which has to clean up.
     if let Some(Cmd::Hidden(hidden)) = cli.command {
         vm::commands::main(!matches!(hidden, Hidden::Agent), || hidden.main(|| Run::new(cli.arch)));
     }
-    if !matches!(cli.command, Some(Cmd::Prove(_))) {
-        // SAFETY: no other thread runs yet, and the default action needs no handler.
-        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-    }
+    // A reader that goes (`cargo lesson | head -1`) ends this program quietly, as it does others.
+    // SAFETY: no other thread runs yet, and the default action needs no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     match run(cli) {
         Ok(code) => code,
         Err(error) => {
@@ -192,10 +191,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
             println!("{} starts from {} again.", mine.display(), exercise.start.display());
         }
         Some(Cmd::Prove(options)) => {
-            let wrong = prove::prove(Box::leak(Box::new(run()?)), &options)?;
+            let wrong = prove::prove(&run()?, &options)?;
             return Ok(if wrong.is_empty() { done } else { ExitCode::from(NOT_YET) });
         }
-        Some(Cmd::Stop) => match Guest::of(&run()?, None).stop()? {
+        Some(Cmd::Stop) => match Kept::of(&run()?, None).stop()? {
             true => println!("The virtual machine has ended."),
             false => println!("No virtual machine is running."),
         },
@@ -348,7 +347,7 @@ impl Check {
         };
         let named = self.kernel.as_ref().filter(|kernel| !kernel.is_empty());
         let kernel = named.or(exercise.kernel.as_ref());
-        let guest = Guest::of(run, kernel.map(String::as_str));
+        let guest = Kept::of(run, kernel.map(String::as_str));
         guest.start()?;
         let number = exercise.judges.len();
         let s = if number == 1 { "" } else { "s" };

@@ -5,10 +5,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, OnceLock},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -17,19 +14,14 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use host::{cargo::Cargo, events::Verdict, judging::Subject, room::Room};
 use serde::Deserialize;
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    iterator::Signals,
-};
 
-use vm::run::Run;
+use vm::{commands::kept::Kept, run::Run};
 
 use crate::{
     desk::copy_attempt,
     exercise::{Exercise, Judge},
     experiments::{Experiment, experiments},
     explain,
-    guest::Guest,
     judges::{self, Judges},
     wrong::{self, Workshop, Wrong},
 };
@@ -122,7 +114,7 @@ pub struct Prove {
 /// are refused, half of them on the first kernel and half on the last one; and the experiments on the
 /// first one, whose messages the READMEs show, and the wrong programs, but for those that name another
 /// one. Returns what does not hold.
-pub fn prove(run: &'static Run, options: &Prove) -> Result<Vec<String>> {
+pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
     let workspace = run.workspace();
     let Prove { kernel: kernels, all, days, within, filters } = options;
     let (all, deadline) = (*all, within.and_then(|within| Instant::now().checked_add(within)));
@@ -147,31 +139,7 @@ pub fn prove(run: &'static Run, options: &Prove) -> Result<Vec<String>> {
         [] => vec![None],
         named => named.iter().map(|kernel| Some(&**kernel)).collect(),
     };
-    let guests = kernels.iter().map(|kernel| Guest::of_proof(run, *kernel));
-    let guests: Arc<Vec<Guest<'static>>> = Arc::new(guests.collect());
-    let clean = {
-        let (workspace, guests) = (workspace.to_owned(), guests.clone());
-        move || {
-            for guest in guests.iter() {
-                guest.stop().ok();
-            }
-            remove_rooms(&workspace);
-        }
-    };
-    // Where a signal ends this, a package that is being built is built first, and is the last one.
-    let (building, stopped) = (Arc::new(Mutex::new(())), Arc::new(AtomicBool::new(false)));
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
-    thread::spawn({
-        let (clean, building, stopped) = (clean.clone(), building.clone(), stopped.clone());
-        move || {
-            if let Some(signal) = signals.forever().next() {
-                stopped.store(true, Ordering::Relaxed);
-                let _building = building.lock();
-                clean();
-                std::process::exit(128 + signal);
-            }
-        }
-    });
+    let guests: Vec<Kept> = kernels.iter().map(|kernel| Kept::of_proof(run, *kernel)).collect();
     let of_kernel = |number: usize| -> Vec<&Built> {
         let last = guests.len() - 1;
         let wanted = |(at, (claim, _)): &(usize, &Built)| match (&claim.program, &claim.kernel) {
@@ -206,10 +174,6 @@ pub fn prove(run: &'static Run, options: &Prove) -> Result<Vec<String>> {
             let copy = Workshop::copy(cargo, &originals.collect::<Vec<_>>());
             let copy = copy.map_err(|error| format!("{error:#}"));
             for (number, (claim, built)) in claims.iter().enumerate() {
-                let _building = building.lock();
-                if stopped.load(Ordering::Relaxed) {
-                    break;
-                }
                 if is_over(deadline) {
                     built.set(Err(anyhow!("the time was up"))).ok();
                     continue;
@@ -252,7 +216,7 @@ pub fn prove(run: &'static Run, options: &Prove) -> Result<Vec<String>> {
         let joined = workers.into_iter().map(|worker| worker.join());
         joined.collect::<Result<Vec<_>, _>>().map_err(|_| anyhow!("a worker panicked"))
     });
-    clean();
+    remove_rooms(workspace);
     let mut sum = Sum::default();
     for Sum { wrong, not_tried } in sums? {
         sum.wrong.extend(wrong);
@@ -287,7 +251,7 @@ fn is_over(deadline: Option<Instant>) -> bool {
 
 /// Proves all claims in one guest, as long as there is time.
 fn prove_on(
-    guest: &Guest<'_>,
+    guest: &Kept<'_>,
     judges: &Judges,
     claims: &[&Built],
     deadline: Option<Instant>,
@@ -472,7 +436,7 @@ fn remove_rooms(workspace: &Path) {
 /// Whether a claim holds; an error where not.
 fn check(
     judges: &Judges,
-    guest: &Guest,
+    guest: &Kept<'_>,
     claim: &Claim,
     program: Result<&PathBuf, &String>,
 ) -> Result<()> {

@@ -1,30 +1,34 @@
 //! Guests that stay, for `cargo lesson`: one boots once, and then runs one program after another.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 use host::fail::{Fail, GUEST_DIED, fail};
 use host::say;
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 use crate::commands::launch::{self, Program};
+use crate::commands::setup;
+use crate::commands::test::DISKS;
 use crate::machine::qemu::Guest;
-use crate::run::{GuestOptions, Run, duration};
-use crate::session::wire::{Exit, Request};
+use crate::run::{For, GuestOptions, Run, duration, named};
+use crate::session::wire::{Exit, Request, Stream};
 use crate::session::{cleanup, guest, host as session, rundir};
 
 /// How long an earlier program may take to end before a message says what this one waits for.
 const PAUSE: Duration = Duration::from_millis(200);
 const STEP: Duration = Duration::from_millis(50);
+/// How long a program may say nothing before the guest counts as dead.
+const SILENCE: Duration = Duration::from_secs(600);
 /// How long the launcher may take to end.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -75,55 +79,156 @@ impl Hidden {
     pub fn main(self, run: impl FnOnce() -> Result<Run>) -> Result<i32> {
         let Hidden::Kept { name, what } = self else { return guest::main().map(|()| 0) };
         let run = run()?;
-        let kept = Kept { run: &run, name };
+        let kept = Kept { run: &run, name, kernel: None, stays: true };
         match what {
             What::Boot { guest, idle } => {
                 let guest = Guest { joined_by: Some(kept.name), ..run.guest(&guest)? };
                 launch::keep(&run, &guest, idle).map(|()| 0)
             }
             What::Run { patience, program } => {
-                let request = launch::request(run.arch, &Program::other(program), None)?;
-                kept.run(request, patience, |stream, it| session::talk(stream, it, false))
+                let program = Program::other(program);
+                kept.join(&program, patience, |stream, it| session::talk(stream, it, false))
             }
             What::Stop => Ok(i32::from(!kept.stop()?)),
         }
     }
 }
 
-/// A guest that stays, whether it runs or not.
+/// A guest that stays, whether it runs or not, with the disks that the guest tests need.
 pub struct Kept<'r> {
-    /// What its command line comes to.
-    pub run: &'r Run,
-    /// Its name.
-    pub name: String,
+    run: &'r Run,
+    name: String,
+    /// The kernel's name, where the user gives one.
+    kernel: Option<String>,
+    /// Whether it outlives this process, for the next one.
+    stays: bool,
 }
 
-impl Kept<'_> {
+impl<'r> Kept<'r> {
+    /// The guest of this workspace. `kernel`: as `--kernel` names it, or the default.
+    pub fn of(run: &'r Run, kernel: Option<&str>) -> Kept<'r> {
+        let kernel = named(kernel).map(str::to_owned);
+        Kept { run, name: "guest".to_owned(), kernel, stays: true }
+    }
+
+    /// A guest beside that one, for proofs on this kernel, which ends with this process.
+    pub fn of_proof(run: &'r Run, kernel: Option<&str>) -> Kept<'r> {
+        let name = format!("proof-{}", kernel.unwrap_or("default").replace('/', "-"));
+        Kept { name, stays: false, ..Kept::of(run, kernel) }
+    }
+
+    /// Whether this is its kernel.
+    pub fn runs(&self, kernel: &str) -> bool {
+        self.kernel.as_deref() == Some(kernel)
+    }
+
+    /// The kernel, to be shown: `kernel 6.1`.
+    pub fn kernel(&self) -> String {
+        let named = self.kernel.as_ref().map(|kernel| format!("kernel {kernel}"));
+        named.unwrap_or_else(|| "the default kernel".to_owned())
+    }
+
     /// Its run directory and its launcher, where it runs or boots, with this kernel if one is named.
-    pub fn find(&self, kernel: Option<&str>) -> Result<Option<(PathBuf, rundir::Info)>> {
+    fn find(&self, kernel: Option<&str>) -> Result<Option<(PathBuf, rundir::Info)>> {
         rundir::running(self.run.workspace(), self.run.arch.name(), &self.name, kernel)
     }
 
-    /// Boots it, in a process of its own, which says what it says in `log`. Whether it is ready.
-    pub fn boot(&self, options: &[String], log: &Path) -> Result<bool> {
+    /// What its launcher says.
+    fn log(&self) -> PathBuf {
+        let file = format!(".lesson/{}-{}.log", self.name, self.run.arch.name());
+        self.run.workspace().join(file)
+    }
+
+    /// The error that the guest has ended.
+    fn ended(&self) -> anyhow::Error {
+        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines[lines.len().saturating_sub(15)..].join("\n  ");
+        fail(GUEST_DIED, format!("the guest has ended; its launcher said:\n  {last}"))
+    }
+
+    /// Boots the guest if it does not run, or runs another kernel: in a process of its own.
+    pub fn start(&self) -> Result<()> {
+        let run = self.run;
+        let kernel = self.kernel.clone().unwrap_or_else(|| run.default_kernel());
+        if self.find(Some(&kernel))?.is_some() {
+            return Ok(());
+        }
+        self.stop()?;
+        // Here, where it can ask for a password: the guest's launcher has no terminal.
+        run.need_packages(if self.stays { For::Judge } else { For::Test })?;
+        setup::prepare(run, std::slice::from_ref(&kernel))?;
         let mut boot = Command::new(cleanup::OWN_FILE);
-        boot.args(["--arch", self.run.arch.name(), "kept", &self.name, "boot"]).args(options);
-        boot.current_dir(self.run.workspace()).stdin(Stdio::null());
-        boot.stdout(Stdio::piped()).stderr(File::create(log)?);
-        // Ctrl-C ends a check and not the guest.
-        let mut launcher = boot.process_group(0).spawn().context("cannot start the launcher")?;
+        boot.args(["--arch", run.arch.name(), "kept", &self.name, "boot", "--kernel", &kernel]);
+        for disk in DISKS.iter().filter_map(ValueEnum::to_possible_value) {
+            boot.args(["--disk", disk.get_name()]);
+        }
+        if self.stays {
+            let foreign = run.arch.is_foreign().then(|| format!(" --arch {}", run.arch.name()));
+            eprintln!(
+                "booting {}; the guest stays for the next check, and ends after 15 minutes without one, or \
+                 with `cargo lesson stop{}`",
+                self.kernel(),
+                foreign.unwrap_or_default()
+            );
+            // Ctrl-C ends a check and not the guest.
+            boot.process_group(0);
+        } else {
+            eprintln!("booting {}", self.kernel());
+            // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
+            unsafe {
+                boot.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+            }
+        }
+        fs::create_dir_all(run.workspace().join(".lesson"))?;
+        boot.current_dir(run.workspace()).stdin(Stdio::null());
+        boot.stdout(Stdio::piped()).stderr(File::create(self.log())?);
+        let mut launcher = boot.spawn().context("cannot start the launcher")?;
         let stdout = launcher.stdout.take().context("the launcher has no output")?;
-        Ok(matches!(BufReader::new(stdout).lines().next(), Some(Ok(_))))
+        match BufReader::new(stdout).lines().next() {
+            Some(Ok(_)) => Ok(()),
+            _ => Err(self.ended()),
+        }
+    }
+
+    /// Runs a program in the guest, with this variable, and hands over each line of its standard
+    /// output. Returns its status, and what it said on standard error.
+    pub fn run(
+        &self,
+        program: &[&str],
+        variable: (&'static str, String),
+        mut on_line: impl FnMut(&str),
+    ) -> Result<(i32, String)> {
+        let argv = program.iter().map(Into::into).collect();
+        let program = Program { env: vec![variable], ..Program::other(argv) };
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
+        let status = self.join(&program, SILENCE, |stream, request| {
+            session::listen(stream, request, |from, data| match from {
+                Stream::Stderr => errors.extend_from_slice(data),
+                Stream::Stdout => {
+                    output.extend_from_slice(data);
+                    while let Some(end) = output.iter().position(|&byte| byte == b'\n') {
+                        let line: Vec<u8> = output.drain(..=end).collect();
+                        on_line(String::from_utf8_lossy(&line).trim_end_matches('\n'));
+                    }
+                }
+            })
+        })?;
+        if status == GUEST_DIED {
+            return Err(self.ended());
+        }
+        Ok((status, String::from_utf8_lossy(&errors).into_owned()))
     }
 
     /// Runs a program in the guest, when those before it have ended; `talk` holds the session. Where none
     /// of its output comes for `patience`, ends the guest. Returns its status, 125 where the guest ended.
-    pub fn run(
+    fn join(
         &self,
-        request: Request,
+        program: &Program,
         patience: Duration,
         talk: impl FnOnce(UnixStream, Request) -> Result<Option<Exit>>,
     ) -> Result<i32> {
+        let request = launch::request(self.run.arch, program, None)?;
         let Some((dir, _)) = self.find(None)? else { return Ok(GUEST_DIED) };
         let in_use = rundir::in_use(&dir)?;
         let take = |how| flock(&in_use, how).is_ok();
