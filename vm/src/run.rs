@@ -141,8 +141,8 @@ impl Run {
         self.guests()?;
         let own = self.rootfs()?.map(Path::to_owned);
         let GuestOptions { disks, cpus, memory, .. } = options.clone();
-        let (rootfs, joined_by, timeout, icount) = (named.or(own), None, None, false);
-        Ok(Guest { name, kernel, shares, rootfs, cpus, memory, disks, icount, joined_by, timeout })
+        let rootfs = named.or(own);
+        Ok(Guest { name, kernel, shares, rootfs, cpus, memory, disks, ..Guest::default() })
     }
 
     /// The directories that the guest may write to: the workspace, and the target directory, so that

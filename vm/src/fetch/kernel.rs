@@ -24,7 +24,7 @@ pub const LAYOUT: &str = "such a directory holds an unpacked kernel: boot/vmlinu
 /// where that lies.
 pub const MARK: &str = "manifest";
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
     /// What `uname -r` says in the guest.
     pub release: String,
