@@ -147,10 +147,14 @@ impl Kernel {
         Kernel::at(place)
     }
 
+    /// The directory that depmod and modprobe know its modules by.
+    pub fn base(&self) -> &Path {
+        self.modules.ancestors().nth(3).unwrap_or(Path::new("/"))
+    }
+
     /// Writes the modules' dependencies, which no package carries.
-    fn depmod(&self) -> Result<()> {
-        let base = self.modules.ancestors().nth(3).unwrap_or(Path::new("/"));
-        cache::run("depmod", ["-b".as_ref(), base.as_os_str(), self.release.as_ref()])
+    pub fn depmod(&self) -> Result<()> {
+        cache::run("depmod", ["-b".as_ref(), self.base().as_os_str(), self.release.as_ref()])
             .and_then(|_| {
                 // Where it cannot write, depmod says so and succeeds.
                 let written = self.modules.join("modules.dep").is_file();

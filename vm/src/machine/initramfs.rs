@@ -1,11 +1,12 @@
 //! The initramfs: busybox, the modules that a boot needs, and our init.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use cpio::NewcBuilder;
 use host::fail::{MACHINE, fail};
 use sha2::{Digest, Sha256};
@@ -21,8 +22,6 @@ const NEEDED: [&str; 5] = ["virtio_pci", "virtio_blk", "virtio_console", "overla
 const BY_9P: [&str; 2] = ["9p", "9pnet_virtio"];
 /// The same for kernels without 9p.
 const BY_VIRTIOFS: [&str; 1] = ["virtiofs"];
-/// What ext4 and btrfs ask the kernel for by an alias; absent where it is built in or has gone.
-const WANTED: [&str; 3] = ["crc32c_generic", "crc32c_intel", "crc32c_cryptoapi"];
 
 #[derive(Debug)]
 pub struct Initramfs {
@@ -47,9 +46,8 @@ pub fn get(kernel: &Kernel, rootfs: Option<&Path>, cache: &Cache) -> Result<Init
     })?;
     let mut hash = Sha256::new();
     hash.update(INIT);
-    hash.update(format!("{WANTED:?} {}", kernel.release));
-    let known = Modules::read(&kernel.modules)?;
-    let modules = known.load_order(&kernel.release)?;
+    hash.update(&kernel.release);
+    let (modules, has_9p) = modules_of(kernel)?;
     for file in modules.iter().chain([&kernel.image, &busybox]) {
         hash.update(format!("{} {}", file.display(), cache::stamp(file)?));
     }
@@ -57,7 +55,28 @@ pub fn get(kernel: &Kernel, rootfs: Option<&Path>, cache: &Cache) -> Result<Init
     let name = format!("initramfs/{}-{key}.cpio", kernel.release);
     let what = format!("the initramfs of {}", kernel.release);
     let make = |file: &Path| cache::write(file, &build(&modules, &busybox)?);
-    Ok(Initramfs { file: cache.file(&name, (&what, 64), make)?, has_9p: known.have(&BY_9P) })
+    Ok(Initramfs { file: cache.file(&name, (&what, 64), make)?, has_9p })
+}
+
+/// The modules to load, in order, and whether the kernel has 9p.
+fn modules_of(kernel: &Kernel) -> Result<(Vec<PathBuf>, bool)> {
+    let release = &kernel.release;
+    let mut modules = load_order(kernel, &NEEDED)
+        .with_context(|| format!("kernel {release} has not all modules that the guest needs"))?;
+    let by_9p = load_order(kernel, &BY_9P);
+    let has_9p = by_9p.is_ok();
+    let shares = by_9p.or_else(|_| load_order(kernel, &BY_VIRTIOFS)).with_context(|| {
+        format!(
+            "kernel {release} has neither 9p (the modules 9p and 9pnet_virtio) nor virtiofs, and the \
+             guest needs one of them to see this machine's files: take another kernel, or install the \
+             package with the rest of its modules (Ubuntu: linux-modules-extra-{release}, Fedora: \
+             kernel-modules)"
+        )
+    })?;
+    modules.extend(shares);
+    let mut known = HashSet::new();
+    modules.retain(|file| known.insert(file.clone()));
+    Ok((modules, has_9p))
 }
 
 fn build(modules: &[PathBuf], busybox: &Path) -> Result<Vec<u8>> {
@@ -79,6 +98,12 @@ fn build(modules: &[PathBuf], busybox: &Path) -> Result<Vec<u8>> {
     Ok(cpio::write_cpio(entries.into_iter(), Vec::new())?)
 }
 
+/// A module's name from its file: `a/virtio-pci.ko.xz` is `virtio_pci`.
+fn module_name(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.split(".ko").next().unwrap_or(name).replace('-', "_")
+}
+
 /// A module's object code, decompressed.
 fn module_content(file: &Path) -> Result<Vec<u8>> {
     let unpacker = match file.extension().and_then(|e| e.to_str()) {
@@ -91,119 +116,51 @@ fn module_content(file: &Path) -> Result<Vec<u8>> {
         .with_context(|| format!("cannot unpack {}", file.display()))
 }
 
-/// What depmod wrote about a kernel's modules.
-struct Modules {
-    dir: PathBuf,
-    /// Module name to its file and the files it depends on, both below `dir`.
-    deps: HashMap<String, (String, Vec<String>)>,
-    builtin: Vec<String>,
-}
-
-impl Modules {
-    fn read(dir: &Path) -> Result<Modules> {
-        let read = |name: &str| {
-            let path = dir.join(name);
-            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
-        };
-        Ok(Modules::parse(dir, &read("modules.dep")?, &read("modules.builtin").unwrap_or_default()))
-    }
-
-    fn parse(dir: &Path, dep: &str, builtin: &str) -> Modules {
-        let deps = dep
-            .lines()
-            .filter_map(|line| line.split_once(':'))
-            .map(|(file, deps)| {
-                let deps = deps.split_whitespace().map(str::to_owned).collect();
-                (module_name(file), (file.to_owned(), deps))
-            })
-            .collect();
-        Modules { dir: dir.to_owned(), deps, builtin: builtin.lines().map(module_name).collect() }
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.deps.contains_key(name) || self.builtin.iter().any(|builtin| builtin == name)
-    }
-
-    fn have(&self, names: &[&str]) -> bool {
-        names.iter().all(|name| self.has(name))
-    }
-
-    /// The files to load, each after those it depends on.
-    fn load_order(&self, release: &str) -> Result<Vec<PathBuf>> {
-        let shares = match (self.have(&BY_9P), self.have(&BY_VIRTIOFS)) {
-            (true, _) => &BY_9P[..],
-            (_, true) => &BY_VIRTIOFS,
-            _ => bail!(
-                "kernel {release} has neither 9p (the modules 9p and 9pnet_virtio) nor virtiofs, \
-                 and the guest needs one of them to see this machine's files: take another kernel, \
-                 or install the package with the rest of its modules (Ubuntu: linux-modules-extra-\
-                 {release}, Fedora: kernel-modules)"
-            ),
-        };
-        if let Some(name) = NEEDED.iter().find(|name| !self.has(name)) {
-            bail!("kernel {release} has no {name}, as a module or built in, which the guest needs");
-        }
-        let mut order: Vec<&str> = Vec::new();
-        for name in NEEDED.iter().chain(shares).chain(&WANTED) {
-            let Some((file, deps)) = self.deps.get(*name) else {
-                continue; // built in
-            };
-            // modules.dep lists the last one to load first.
-            for file in deps.iter().rev().chain([file]) {
-                if !order.contains(&file.as_str()) {
-                    order.push(file);
-                }
-            }
-        }
-        Ok(order.into_iter().map(|file| self.dir.join(file)).collect())
-    }
-}
-
-/// A module's name from its file: `a/virtio-pci.ko.xz` is `virtio_pci`.
-fn module_name(file: &str) -> String {
-    let name = file.rsplit('/').next().unwrap_or(file);
-    name.split(".ko").next().unwrap_or(name).replace('-', "_")
+/// The files that modprobe would load for these modules, each after those that it depends on: of what is
+/// built in, none.
+fn load_order(kernel: &Kernel, modules: &[&str]) -> Result<Vec<PathBuf>> {
+    let mut args =
+        vec![OsStr::new("--config=/dev/null"), "--show-depends".as_ref(), "--all".as_ref()];
+    args.extend(["--set-version", &kernel.release, "--dirname"].map(OsStr::new));
+    args.push(kernel.base().as_os_str());
+    args.extend(modules.iter().map(OsStr::new));
+    // By this machine's settings, it might do something else.
+    let output = String::from_utf8(cache::run("modprobe", args)?)?;
+    let files = output.lines().filter_map(|line| {
+        let (stem, end) = line.strip_prefix("insmod ")?.split_once(".ko")?;
+        Some(format!("{stem}.ko{}", end.split(' ').next()?).into())
+    });
+    Ok(files.collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const BUILTIN: &str = "kernel/virtio-pci.ko\nkernel/virtio_console.ko\n";
-
-    fn order(dep: &str) -> Result<Vec<String>> {
-        let order = Modules::parse(Path::new("/m"), dep, BUILTIN).load_order("6.1")?;
-        Ok(order.iter().map(|file| module_name(&file.to_string_lossy())).collect())
-    }
-
-    /// Without what the guest's files come through.
-    const MOST: &str = "k/virtio_blk.ko.xz:\nk/overlay.ko:\nk/ext4.ko.zst: k/jbd2.ko\nk/jbd2.ko:\n";
-
     #[test]
-    fn modules_load_after_what_they_need() {
-        let dep = "k/9p.ko: k/netfs.ko k/9pnet.ko\nk/netfs.ko:\nk/9pnet.ko:\n\
-                   k/9pnet_virtio.ko: k/9pnet.ko\n";
+    fn a_missing_module_is_named_and_what_is_built_in_is_not_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let modules = dir.path().join("lib/modules/6.1");
+        let order = |builtin: &str| {
+            fs::create_dir_all(modules.join("kernel")).unwrap();
+            fs::write(modules.join("modules.builtin"), builtin).unwrap();
+            let kernel =
+                Kernel { release: "6.1".into(), modules: modules.clone(), ..Kernel::default() };
+            kernel.depmod().unwrap();
+            modules_of(&kernel).map_err(|error| format!("{error:#}"))
+        };
+        let most = "kernel/virtio-pci.ko\nkernel/virtio_blk.ko\nkernel/virtio_console.ko\nkernel/overlay.ko\n\
+                    kernel/virtiofs.ko\n";
+        let error = order(most).unwrap_err();
+        assert!(error.starts_with("kernel 6.1 has not all modules"), "{error}");
+        assert!(error.contains("Module ext4 not found"), "{error}");
+        let most = most.to_owned() + "kernel/ext4.ko\n";
+        assert_eq!(order(&most), Ok((Vec::new(), false)));
         assert_eq!(
-            order(&(MOST.to_owned() + dep)).unwrap(),
-            ["virtio_blk", "overlay", "jbd2", "ext4", "9pnet", "netfs", "9p", "9pnet_virtio"]
+            order(&(most.clone() + "kernel/9p.ko\nkernel/9pnet_virtio.ko\n")).unwrap().1,
+            true
         );
-        let dep = "k/virtiofs.ko: k/fuse.ko\nk/fuse.ko:\n";
-        assert_eq!(order(&(MOST.to_owned() + dep)).unwrap()[4..], ["fuse", "virtiofs"]);
-    }
-
-    #[test]
-    fn what_is_built_in_is_not_loaded() {
-        let builtin = "kernel/virtio_pci.ko\nkernel/virtio_blk.ko\nkernel/virtio_console.ko\n\
-                       kernel/ext4.ko\nkernel/overlay.ko\nkernel/9p.ko\nkernel/9pnet_virtio.ko\n";
-        let modules = Modules::parse(Path::new("/m"), "", builtin);
-        assert!(modules.load_order("6.1").unwrap().is_empty());
-    }
-
-    #[test]
-    fn a_missing_module_is_named() {
-        let error = order(MOST).unwrap_err().to_string();
+        let error = order(&most.replace("virtiofs", "other")).unwrap_err();
         assert!(error.starts_with("kernel 6.1 has neither 9p (the modules"), "{error}");
-        let error = order("k/virtiofs.ko:\n").unwrap_err().to_string();
-        assert!(error.starts_with("kernel 6.1 has no virtio_blk"), "{error}");
     }
 }
