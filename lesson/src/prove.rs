@@ -5,7 +5,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Mutex, OnceLock},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -15,7 +15,11 @@ use clap::Args;
 use host::{cargo::Cargo, events::Verdict, judging::Subject, room::Room};
 use serde::Deserialize;
 
-use vm::{commands::kept::Kept, run::Run};
+use vm::{
+    cargo::follow::{at_once, workers},
+    commands::kept::Kept,
+    run::Run,
+};
 
 use crate::{
     desk::copy_attempt,
@@ -163,8 +167,8 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
             println!("- {}: not proven: needs --kernel {kernel}", claim.what);
         }
     }
-    let next = Mutex::new(guests.iter().enumerate());
-    let sums = thread::scope(|scope| {
+    let sum = Mutex::new(Sum::default());
+    thread::scope(|scope| {
         // While the guests judge one program, the host builds the next.
         scope.spawn(|| {
             let originals = claims.iter().filter_map(|(claim, _)| match &claim.program {
@@ -191,38 +195,25 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
                 built.set(program).ok();
             }
         });
-        let work = || {
-            let mut sum = Sum::default();
-            let take = || next.lock().ok().and_then(|mut next| next.next());
-            while let Some((number, guest)) = take() {
-                let claims = of_kernel(number);
-                if claims.is_empty() {
-                    continue;
-                }
-                match guest.start() {
-                    Ok(()) => prove_on(guest, &judges, &claims, deadline, &mut sum),
-                    Err(error) => {
-                        println!("✗ {}: {error:#}", guest.kernel());
-                        let what = |claim: &Claim| format!("{}: {}", guest.kernel(), claim.what);
-                        sum.wrong.extend(claims.iter().map(|(claim, _)| what(claim)));
-                    }
-                }
-                guest.stop().ok();
+        at_once(workers(), &(0..guests.len()).collect::<Vec<_>>(), |&number| {
+            let (guest, claims) = (&guests[number], of_kernel(number));
+            if claims.is_empty() {
+                return Ok(());
             }
-            sum
-        };
-        let cpus = thread::available_parallelism().map_or(1, usize::from);
-        let workers: Vec<_> = (0..cpus.min(guests.len())).map(|_| scope.spawn(work)).collect();
-        let joined = workers.into_iter().map(|worker| worker.join());
-        joined.collect::<Result<Vec<_>, _>>().map_err(|_| anyhow!("a worker panicked"))
+            match guest.start() {
+                Ok(()) => prove_on(guest, &judges, &claims, deadline, &sum),
+                Err(error) => {
+                    println!("✗ {}: {error:#}", guest.kernel());
+                    let what = |claim: &Claim| format!("{}: {}", guest.kernel(), claim.what);
+                    lock(&sum).wrong.extend(claims.iter().map(|(claim, _)| what(claim)));
+                }
+            }
+            guest.stop().ok();
+            Ok(())
+        });
     });
     remove_rooms(workspace);
-    let mut sum = Sum::default();
-    for Sum { wrong, not_tried } in sums? {
-        sum.wrong.extend(wrong);
-        sum.not_tried += not_tried;
-    }
-    let Sum { wrong, not_tried } = sum;
+    let Sum { wrong, not_tried } = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     // Once more, where the eye ends: the lines above are hundreds.
     for what in &wrong {
         println!("does not hold: {what}");
@@ -245,6 +236,10 @@ struct Sum {
     not_tried: usize,
 }
 
+fn lock(sum: &Mutex<Sum>) -> MutexGuard<'_, Sum> {
+    sum.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
@@ -255,12 +250,12 @@ fn prove_on(
     judges: &Judges,
     claims: &[&Built],
     deadline: Option<Instant>,
-    sum: &mut Sum,
+    sum: &Mutex<Sum>,
 ) {
     for (claim, built) in claims {
         let built = built.wait();
         if is_over(deadline) {
-            sum.not_tried += 1;
+            lock(sum).not_tried += 1;
             continue;
         }
         let verdict = match built {
@@ -273,7 +268,7 @@ fn prove_on(
             Err(error) => {
                 let why = format!("{error:#}").replace('\n', "\n    ");
                 println!("✗ {what}\n    {why}");
-                sum.wrong.push(format!("{what}\n    {why}"));
+                lock(sum).wrong.push(format!("{what}\n    {why}"));
             }
         }
     }
