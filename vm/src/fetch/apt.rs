@@ -269,16 +269,11 @@ pub fn fetch_packages(apt_get: impl Fn() -> Command, names: &[String], dir: &Pat
 /// The packages that make up this distribution's own kernel, from its archive, downloaded into
 /// `dir`. Nothing is installed.
 pub fn fetch_own_kernel(dir: &Path) -> Result<()> {
-    const OPTIONS: [&str; 7] =
-        ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances", "pre-depends"];
     // Ubuntu's, Debian's.
     for meta in ["linux-image-generic", "linux-image-amd64"] {
-        let options = OPTIONS.map(|relation| format!("--no-{relation}"));
-        let mut args = vec!["depends".to_owned(), "--recurse".to_owned()];
-        args.extend(options);
-        args.push(meta.to_owned());
         // A package that the archive does not know is an error of apt-cache.
-        let text = cache::run("apt-cache", &args).unwrap_or_default();
+        let args = ["depends", "--recurse", "--important", meta];
+        let text = cache::run("apt-cache", args).unwrap_or_default();
         let names = kernel_packages(&String::from_utf8_lossy(&text));
         if names.is_empty() {
             continue;
