@@ -206,20 +206,10 @@ mod tests {
         let workspace = host::workspace();
         let programs = programs(&Cargo::new(&workspace, true)).unwrap();
         let packages: Vec<&str> = programs.iter().map(|p| p.package.as_str()).collect();
-        let names = |directory: &Path| {
-            let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
-            let directories = entries.filter(|entry| entry.path().join("Cargo.toml").exists());
-            let names = directories.map(|entry| entry.file_name().to_string_lossy().into_owned());
-            names.collect::<Vec<String>>()
-        };
-        for name in names(&workspace).iter().filter(|name| name.starts_with("stage")) {
-            let stage = name.split('_').next().unwrap();
-            assert!(packages.contains(&stage), "{stage}: {programs:?}");
-        }
-        for name in
-            ["tools", "appendix"].into_iter().flat_map(|place| names(&workspace.join(place)))
-        {
-            assert!(packages.contains(&name.as_str()), "{name}: {programs:?}");
+        let (stages, tools) = (host::stages(&workspace).unwrap(), host::tools(&workspace).unwrap());
+        for directory in stages.iter().chain(&tools) {
+            let package = host::package_in(directory).unwrap();
+            assert!(packages.contains(&package), "{package}: {programs:?}");
         }
         assert!(!packages.contains(&"vm"));
         let default = programs.iter().find(|p| p.package == "by_hand" && p.is_default).unwrap();

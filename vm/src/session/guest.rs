@@ -240,7 +240,7 @@ impl Program {
                     }
                     (Message::Size(size), _) => drop(terminal.as_ref().map(|it| resize(it, size))),
                     (Message::Signal(number), _) => {
-                        signal(signal_of(number));
+                        signal(Signal::from_named_raw(number).unwrap_or(Signal::TERM));
                         port.send(Message::SignalTaken).ok();
                     }
                     _ => {}
@@ -419,14 +419,6 @@ impl Output {
                 Err(_) => return, // a terminal's master, after its last user
             }
         }
-    }
-}
-
-fn signal_of(number: i32) -> Signal {
-    match number {
-        1 => Signal::HUP,
-        2 => Signal::INT,
-        _ => Signal::TERM,
     }
 }
 
