@@ -99,7 +99,7 @@ fn compare(options: &Options) -> Result<i32> {
         ));
     }
     let (cases, tools) = chosen(options)?;
-    let kernels = run.kernel_names(named(options.kernel.as_deref()))?;
+    let kernels = run.table.names(named(options.kernel.as_deref()))?;
     if options.reproduce.is_none() {
         // The page has a place for these lines only.
         kernels.iter().try_for_each(|kernel| run.table.line(kernel).map(|_| ()))?;
@@ -130,7 +130,7 @@ fn compare(options: &Options) -> Result<i32> {
     for kernel in &kernels {
         if options.missing {
             // What was judged on another release, or another version, is missing.
-            let release = run.kernel(kernel)?.release;
+            let release = run.table.kernel(kernel)?.release;
             for tool in &tools {
                 known.judged_on(kernel, &release, tool, version(&plan, tool).as_deref());
             }
@@ -281,7 +281,7 @@ fn headers(run: &Run, kernel: &str) -> Result<Option<PathBuf>> {
         say!("{kernel} is no kernel line, so there are no headers of it, which bcc's tools need");
         return Ok(None);
     };
-    rootfs::headers(line, &run.kernel(kernel)?.release, &run.source, &run.cache)
+    rootfs::headers(line, &run.table.kernel(kernel)?.release, &run.source, &run.cache)
 }
 
 /// Boots a guest that judges the cells, and hands over each.

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use vm::arch::Arch;
 use vm::commands::{self, LINES, bench, bundle, doctor, kept, setup, shell, test};
@@ -30,9 +30,6 @@ enum Cmd {
     Test(test::Options),
     /// Measure what the programs cost, in guest instructions per I/O, beside bpftrace and bcc
     Bench(bench::Options),
-    /// `cargo truth`, by its former name
-    #[command(hide = true)]
-    Truth(Arguments),
     /// Report what is installed, what is missing, and how long a boot takes
     #[command(mut_arg("kernel", |kernel| kernel.value_name("LINE|all|DIR").help(LINES)))]
     Doctor(GuestOptions),
@@ -80,14 +77,9 @@ fn dispatch(Cli { arch, command }: Cli) -> Result<i32> {
         Cmd::Shell(options) => shell::main(&run()?, &options),
         Cmd::Test(options) => test::main(&run()?, &options),
         Cmd::Bench(options) => bench::main(&run()?, &options),
-        Cmd::Truth(arguments) => {
-            let mut truth = run()?.cargo.command();
-            truth.args(["run", "--package", "truth", "--"]).args(arguments.all);
-            Ok(truth.status().context("cannot start cargo")?.code().unwrap_or(1))
-        }
         Cmd::Doctor(options) => doctor::main(&run()?, &options),
         Cmd::Setup(options) => setup::main(&run()?, &options).map(|()| 0),
-        Cmd::Repin { lines } => run()?.repin(&lines).map(|()| 0),
+        Cmd::Repin { lines } => setup::repin(&run()?, &lines).map(|()| 0),
         Cmd::Bundle(Bundle { kernel, file }) => {
             bundle::write(&run()?, &file, named(kernel.as_deref())).map(|()| 0)
         }

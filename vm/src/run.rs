@@ -14,11 +14,10 @@ use crate::cargo::programs::{self, Program};
 use crate::cargo::target_dir;
 use crate::fetch::apt::Source;
 use crate::fetch::cache::Cache;
-use crate::fetch::kernel::Kernel;
 use crate::fetch::packages;
 pub use crate::fetch::packages::For;
 use crate::fetch::rootfs::{self, Rootfs};
-use crate::fetch::table::{self, Table};
+use crate::fetch::table::Table;
 use crate::machine::kvm;
 use crate::machine::qemu::{self, Guest};
 
@@ -60,13 +59,14 @@ impl Run {
         let arch = Arch::of_guest(arch)?;
         let cargo = crate::cargo::here();
         check_target(target_dir().as_deref())?;
+        let (source, cache) = (Source::from_env()?, Cache::open(&cargo.workspace)?);
         Ok(Run {
-            cache: Cache::open(&cargo.workspace)?,
+            table: Table::of(arch, &source, &cache)?,
+            source,
+            cache,
             cargo,
             arch,
             accel: kvm::forced()?,
-            table: Table::of(arch)?,
-            source: Source::from_env()?,
             rootfs: OnceLock::new(),
             guests: OnceLock::new(),
             programs: OnceLock::new(),
@@ -81,26 +81,6 @@ impl Run {
     /// Installs the packages that are missing, saying so first.
     pub fn need_packages(&self, purpose: For) -> Result<()> {
         packages::need(self.arch, &self.source, purpose)
-    }
-
-    /// The names of the kernels that `--kernel` means.
-    pub fn kernel_names(&self, kernel: Option<&str>) -> Result<Vec<String>> {
-        self.table.names(kernel, &self.source, &self.cache)
-    }
-
-    /// The kernel's name where none is named.
-    pub fn default_kernel(&self) -> String {
-        self.table.default_name(&self.source, &self.cache)
-    }
-
-    /// The kernel of that name, fetched where it is missing.
-    pub fn kernel(&self, name: &str) -> Result<Kernel> {
-        self.table.kernel(name, &self.source, &self.cache)
-    }
-
-    /// Pins the newest kernels of these pinned lines, or of all.
-    pub fn repin(&self, lines: &[String]) -> Result<()> {
-        table::repin(self.workspace(), lines, &self.source, &self.cache)
     }
 
     /// The root file system of guests, where they have another architecture than this machine.
@@ -136,8 +116,8 @@ impl Run {
         let shares = self.shares()?;
         let named = options.rootfs.as_deref().filter(|dir| !dir.as_os_str().is_empty());
         let named = named.map(rootfs::named).transpose()?;
-        let name = options.kernel().map_or_else(|| self.default_kernel(), str::to_owned);
-        let kernel = self.kernel(&name)?;
+        let name = options.kernel().map_or_else(|| self.table.default_name(), str::to_owned);
+        let kernel = self.table.kernel(&name)?;
         self.guests()?;
         let own = self.rootfs()?.map(Path::to_owned);
         let GuestOptions { disks, cpus, memory, .. } = options.clone();

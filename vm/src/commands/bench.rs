@@ -64,7 +64,7 @@ pub struct Options {
 
 /// Runs the command. Returns the exit code: 1 where a budget is exceeded.
 pub fn main(run: &Run, options: &Options) -> Result<i32> {
-    let default = run.default_kernel();
+    let default = run.table.default_name();
     let kernel = named(options.kernel.as_deref()).unwrap_or(&default);
     if options.native && !rustix::process::geteuid().is_root() {
         let message =

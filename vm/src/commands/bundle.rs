@@ -39,11 +39,11 @@ pub fn write(run: &Run, file: &Path, kernel: Option<&str>) -> Result<()> {
     run.need_packages(For::Test)?;
     let cache = &run.cache;
     let mut places = Vec::new();
-    for name in run.kernel_names(kernel)? {
+    for name in run.table.names(kernel)? {
         let Ok(line) = run.table.line(&name) else {
             return Err(fail(USAGE, format!("a bundle holds kernel lines, and {name} is none")));
         };
-        run.kernel(&name)?;
+        run.table.kernel(&name)?;
         places.extend(line.here(cache).map(|(place, _)| place));
     }
     places.extend(run.rootfs()?.map(Path::to_owned));

@@ -22,7 +22,7 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
     };
 
     let Run { cache, arch, table, source, .. } = run;
-    let names = run.kernel_names(options.kernel())?;
+    let names = run.table.names(options.kernel())?;
     let missing = packages::missing(*arch, source, For::Run)?;
     let for_tests = packages::missing(*arch, source, For::Test)?;
     if for_tests.is_empty() {

@@ -150,7 +150,7 @@ impl<'r> Kept<'r> {
     /// Boots the guest if it does not run, or runs another kernel: in a process of its own.
     pub fn start(&self) -> Result<()> {
         let run = self.run;
-        let kernel = self.kernel.clone().unwrap_or_else(|| run.default_kernel());
+        let kernel = self.kernel.clone().unwrap_or_else(|| run.table.default_name());
         if self.find(Some(&kernel))?.is_some() {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use host::say;
 
 use crate::cargo::clangd;
 use crate::commands::bundle;
-use crate::fetch::packages;
+use crate::fetch::{packages, table};
 use crate::machine::initramfs;
 use crate::run::{For, Run, named};
 
@@ -27,7 +27,7 @@ pub fn main(run: &Run, options: &Options) -> Result<()> {
     run.need_packages(For::Test)?;
     let names = match &options.from {
         Some(file) => bundle::install(run, file)?,
-        None => run.kernel_names(named(options.kernel.as_deref()))?,
+        None => run.table.names(named(options.kernel.as_deref()))?,
     };
     prepare(run, &names)?;
     packages::blank_disk(&run.cache)?;
@@ -42,10 +42,15 @@ pub fn main(run: &Run, options: &Options) -> Result<()> {
 /// Prepares guests with these kernels.
 pub fn prepare(run: &Run, kernels: &[String]) -> Result<()> {
     for name in kernels {
-        let kernel = run.kernel(name)?;
+        let kernel = run.table.kernel(name)?;
         initramfs::get(&kernel, run.rootfs()?, &run.cache)?;
         say!("kernel {name}: {} is ready", kernel.release);
     }
     run.guests()?;
     packages::data_disk(&run.cache).map(|_| ())
+}
+
+/// Pins the newest kernels of these pinned lines, or of all.
+pub fn repin(run: &Run, lines: &[String]) -> Result<()> {
+    table::repin(run.workspace(), lines, &run.source, &run.cache)
 }

@@ -82,7 +82,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     let kernel = named(options.kernel.as_deref());
     let mut names = match (kernel, &options.share) {
         (None, Some(_)) => Vec::new(),
-        _ => run.kernel_names(kernel)?,
+        _ => run.table.names(kernel)?,
     };
     if options.bless && names.iter().any(|kernel| run.table.line(kernel).is_err()) {
         return Err(fail(
@@ -93,14 +93,14 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     run.need_packages(For::Test)?;
     let (whole, mut shares) = (names.len(), 1);
     if let Some(lines) = &options.share {
-        let lines = run.kernel_names(Some(lines))?;
+        let lines = run.table.names(Some(lines))?;
         names.extend(lines.into_iter().filter(|name| is_to_be_had(run, name)));
         shares = usize::from(options.shares.unwrap_or(1)).max(names.len() - whole);
     }
     if names.is_empty() {
         return Err(fail(MACHINE, "there is no kernel left that could share the tests, see above"));
     }
-    let default = run.default_kernel();
+    let default = run.table.default_name();
     let kernels = Kernels { names, whole, shares, default };
 
     let filter = options.filter.as_deref();
@@ -138,7 +138,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
 /// then the others share its tests, too.
 fn is_to_be_had(run: &Run, name: &str) -> bool {
     let is_extra = run.table.line(name).is_ok_and(|line| line.is_extra);
-    let gone = run.kernel(name).err().filter(|error| {
+    let gone = run.table.kernel(name).err().filter(|error| {
         is_extra && error.downcast_ref::<Fail>().is_some_and(|failure| failure.code == MACHINE)
     });
     if let Some(error) = &gone {

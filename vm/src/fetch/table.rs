@@ -48,6 +48,8 @@ pub fn tested() -> Result<Tested> {
 #[derive(Debug)]
 pub struct Table {
     arch: Arch,
+    source: Source,
+    cache: Cache,
     pub default: String,
     /// In the order of the file.
     pub lines: Vec<Line>,
@@ -106,7 +108,7 @@ struct Lines {
 }
 
 impl Table {
-    pub fn of(arch: Arch) -> Result<Table> {
+    pub fn of(arch: Arch, source: &Source, cache: &Cache) -> Result<Table> {
         let Lines { mut default, line } = toml::from_str(LINES).context(LINES_FILE)?;
         let pins: Pins = toml::from_str(PINNED).context(PINNED_FILE)?;
         let tested = tested()?.remove(arch.name()).unwrap_or_default();
@@ -116,7 +118,7 @@ impl Table {
         });
         let lines = lines.collect();
         let default = default.remove(arch.debian()).context(LINES_FILE)?;
-        Ok(Table { arch, default, lines })
+        Ok(Table { arch, source: source.clone(), cache: cache.clone(), default, lines })
     }
 
     pub fn line(&self, name: &str) -> Result<&Line> {
@@ -139,12 +141,7 @@ impl Table {
 
     /// The kernels that `--kernel` names: one, several lines with commas between them, `all` lines, or
     /// where it is not given, the default. An unknown one is an error.
-    pub fn names(
-        &self,
-        kernel: Option<&str>,
-        source: &Source,
-        cache: &Cache,
-    ) -> Result<Vec<String>> {
+    pub fn names(&self, kernel: Option<&str>) -> Result<Vec<String>> {
         match kernel {
             Some("all") => Ok(self.all().map(|line| line.name.clone()).collect()),
             Some(list) if list.contains(',') && self.directory(list).is_none() => {
@@ -154,26 +151,26 @@ impl Table {
                 if let Some(dir) = self.directory(one) {
                     Kernel::at(dir)?;
                 } else if one == HOST && self.arch.is_foreign() {
-                    Kernel::host(self.arch, cache)?;
+                    Kernel::host(self.arch, &self.cache)?;
                 } else if one != HOST {
                     self.line(one)?;
                 }
                 Ok(vec![one.to_owned()])
             }
-            None => Ok(vec![self.default_name(source, cache)]),
+            None => Ok(vec![self.default_name()]),
         }
     }
 
     /// The kernel where none is named: the default line, or this machine's own kernel where no
     /// Debian archive can have that line.
-    pub fn default_name(&self, source: &Source, cache: &Cache) -> String {
-        self.default_of(cache, || source.has_debian())
+    pub fn default_name(&self) -> String {
+        self.default_where(|| self.source.has_debian())
     }
 
-    fn default_of(&self, cache: &Cache, may_have_debian: impl Fn() -> bool) -> String {
+    fn default_where(&self, has_debian: impl Fn() -> bool) -> String {
         let line = self.lines.iter().find(|line| line.name == self.default);
-        let here = line.is_some_and(|line| !line.places(cache).is_empty());
-        if here || may_have_debian() || self.arch.is_foreign() {
+        let here = line.is_some_and(|line| !line.places(&self.cache).is_empty());
+        if here || has_debian() || self.arch.is_foreign() {
             return self.default.clone();
         }
         say!(
@@ -185,15 +182,15 @@ impl Table {
     }
 
     /// The kernel of that name: a line, `host`, or a directory. Fetched where it is missing.
-    pub fn kernel(&self, name: &str, source: &Source, cache: &Cache) -> Result<Kernel> {
+    pub fn kernel(&self, name: &str) -> Result<Kernel> {
         if let Some(dir) = self.directory(name) {
             return Kernel::of_user(dir, self.arch);
         }
         if name == HOST {
-            return Kernel::host(self.arch, cache);
+            return Kernel::host(self.arch, &self.cache);
         }
         let line = self.line(name)?;
-        let kernel = line.get(source, cache)?;
+        let kernel = line.get(&self.source, &self.cache)?;
         match &line.tested {
             Some(tested) if *tested == kernel.release => {}
             Some(tested) => {
@@ -477,17 +474,13 @@ mod tests {
     use super::*;
     use crate::fetch::index::tests::{Archive, SUITE};
 
-    fn table(arch: &str) -> Table {
-        Table::of(Arch::ALL.into_iter().find(|it| it.debian() == arch).unwrap()).unwrap()
-    }
-
     #[test]
     fn the_table_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path()).unwrap();
         let source = Source::from_env().unwrap();
-        let [table, arm64] = ["amd64", "arm64"].map(table);
-        let names = |table: &Table, kernel| table.names(Some(kernel), &source, &cache);
+        let [table, arm64] = Arch::ALL.map(|arch| Table::of(arch, &source, &cache).unwrap());
+        let names = |table: &Table, kernel| table.names(Some(kernel));
         assert_eq!(names(&table, "all").unwrap(), ["6.1", "6.1-rt", "6.12", "7.2"]);
         assert_eq!(names(&table, "6.12").unwrap(), ["6.12"]);
         assert_eq!(names(&table, "6.1,7.3").unwrap(), ["6.1", "7.3"]);
@@ -504,21 +497,6 @@ mod tests {
             }
             assert!(line.pins.as_ref().is_none_or(|pins| pins.len() == line.packages.len()));
         }
-    }
-
-    #[test]
-    fn what_is_no_kernel_is_wrong_usage() {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::at(dir.path()).unwrap();
-        let table = table("amd64");
-        for name in ["4.4", "/nonexistent", dir.path().to_str().unwrap()] {
-            let error = table.names(Some(name), &Source::from_env().unwrap(), &cache).unwrap_err();
-            assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, 2, "{error}");
-            assert!(error.to_string().contains("lib/modules/RELEASE"), "{error}");
-        }
-        let error = table.line("4.4").unwrap_err().to_string();
-        let lines = "no kernel line 4.4: the lines are 6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3.";
-        assert!(error.contains(lines), "{error}");
     }
 
     #[test]
@@ -634,10 +612,12 @@ mod tests {
         assert_eq!(release(&line, archive.source()).unwrap(), "1.0.0-10-amd64");
         let table = Table {
             arch: Arch::of_guest(None).unwrap(),
+            source: archive.source(),
+            cache: cache.clone(),
             default: "1.0".into(),
             lines: vec![line.clone()],
         };
-        assert_eq!(table.default_of(&cache, || false), "1.0");
+        assert_eq!(table.default_where(|| false), "1.0");
 
         // From now on without the network, also where the suite has a newer one.
         archive.carries(&["1.0.0-11"]);
@@ -651,7 +631,7 @@ mod tests {
         fs::remove_file(cache.path("kernels/linux-image-1.0.0-11-amd64").join(MARK)).unwrap();
         assert_eq!(release(&line, no_network()).unwrap(), "1.0.0-10-amd64");
         fs::remove_dir_all(cache.path("kernels")).unwrap();
-        assert_eq!(table.default_of(&cache, || false), HOST);
+        assert_eq!(table.default_where(|| false), HOST);
 
         // An archive that is behind, and one that has none.
         archive.carries(&["1.0.0-9"]);

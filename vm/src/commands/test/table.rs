@@ -90,6 +90,8 @@ fn rendered(columns: &[&Passed]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fetch::apt::Source;
+    use crate::fetch::cache::Cache;
     use crate::fetch::table::tested;
 
     #[test]
@@ -97,7 +99,9 @@ mod tests {
         let (page, tested) = (fs::read_to_string(host::workspace().join(PAGE)), tested());
         let (page, tested) = (page.unwrap(), tested.unwrap());
         for arch in Arch::ALL {
-            let table = Table::of(arch).unwrap();
+            let temp = tempfile::tempdir().unwrap();
+            let cache = Cache::at(temp.path()).unwrap();
+            let table = Table::of(arch, &Source::from_env().unwrap(), &cache).unwrap();
             let is_it = with_table(&page, arch, &table, &tested).unwrap() == page;
             assert!(
                 is_it,
