@@ -96,17 +96,10 @@ fn hello_world_shows_every_exec() -> Result<()> {
         .collect();
     let traced: Vec<u32> = expected.iter().map(|(pid, ..)| *pid).collect();
     let mut shown = Vec::new();
-    for line in output.lines().filter(|line| line.contains('/')) {
-        let (pid, rest) = line.trim_start().split_once(' ').with_context(|| line.to_owned())?;
-        let file = &rest[rest.find('/').unwrap_or(0)..];
-        let relative = rest.find(" ./").map_or(file, |start| &rest[start + 1..]);
-        let (file, ok) = match relative.split_once("  failed: ") {
-            Some((file, _)) => (file, false),
-            None => (relative, true),
-        };
-        let pid = pid.parse().with_context(|| line.to_owned())?;
+    for [pid, file, failed] in rows(&output, r"(\d+) [^/]*?(\.?/.*?)((?:  failed: .*)?)$") {
+        let pid = pid.parse()?;
         if traced.contains(&pid) {
-            shown.push((pid, file.to_owned(), ok));
+            shown.push((pid, file.to_owned(), failed.is_empty()));
         }
     }
     expected.sort();
@@ -116,27 +109,17 @@ fn hello_world_shows_every_exec() -> Result<()> {
     ensure!(shown == expected, "strace saw {expected:?}, hello_world {shown:?}: {output}");
     let cut = format!("{}…  failed: ", &long[..255]);
     ensure!(output.contains(&cut), "{output}");
-    ensure!(
-        count(&output, "programs executed")? + count(&output, "attempts failed")?
-            == output.lines().filter(|line| line.contains('/')).count() as u64,
-        "{output}"
-    );
+    let all = count(&output, "programs executed")? + count(&output, "attempts failed")?;
+    let lines = output.lines().filter(|line| line.contains('/')).count() as u64;
+    ensure!(all == lines, "{lines} lines: {output}");
     readme_agrees("hello_world", &output)?;
     ensure_none(&output, &["lines lost"])
 }
 
 /// The lines of bigreads: process, bytes, file.
 fn big_reads(output: &str) -> Result<Vec<(u32, i64, String)>> {
-    let mut reads = Vec::new();
-    for line in output.lines().skip(1) {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        if let [time, _, pid, bytes, file] = words[..]
-            && time.contains('.')
-        {
-            reads.push((pid.parse()?, bytes.parse()?, file.into()));
-        }
-    }
-    Ok(reads)
+    let rows = rows(output, r"\d+\.\d+ +\S+ +(\d+) +(\d+) +(\S+)$").into_iter();
+    rows.map(|[pid, bytes, file]| Ok((pid.parse()?, bytes.parse()?, file.into()))).collect()
 }
 
 fn bigreads_shows_what_strace_shows() -> Result<()> {
@@ -217,47 +200,8 @@ fn bigreads_counts_lost_lines() -> Result<()> {
     Ok(())
 }
 
-/// I/Os and sectors of reads, writes and discards, which /sys/block/*/stat counts at completion.
-fn counters(disk: &str) -> Result<[(u64, u64); 3]> {
-    let stat = disks::stat(disk)?;
-    Ok([0, 4, 11].map(|first| (stat[first], stat[first + 2])))
-}
-
-/// What bitehist prints of a disk: I/Os and sectors of reads, writes and discards.
-fn totals(output: &str, disk: &str) -> Result<[(u64, u64); 3]> {
-    let (mut totals, numbers) = ([(0, 0); 3], disks::numbers(disk)?);
-    for (kind, total) in ["reads", "writes", "discards"].iter().zip(&mut totals) {
-        if let Some((_, rest)) = output.split_once(&format!("{disk} ({numbers}) {kind}: ")) {
-            let words: Vec<&str> = rest.split(' ').collect();
-            *total = (words[0].parse()?, words[2].parse()?);
-        }
-    }
-    Ok(totals)
-}
-
-/// Runs a load on a disk; what bitehist and the disk's counters say must be the same. The load returns
-/// how many flushes without data it asked for: the disk counts them as writes of 0 sectors.
-fn bitehist_agrees(disk: &str, load: impl FnOnce() -> Result<u64>) -> Result<[(u64, u64); 3]> {
-    let running = Running::stage("bitehist", &["--per-disk", "--interval", "1h"])?;
-    let before = counters(disk)?;
-    let flushes = load()?;
-    wait_until("the last I/O", || Ok(disks::in_flight(disk)? == 0))?;
-    let mut after = counters(disk)?;
-    after[1].0 -= flushes;
-    let output = running.interrupt()?;
-    laws::agree("bitehist", &output)?;
-    let found = totals(&output, disk)?;
-    for (total, (before, after)) in found.iter().zip(before.iter().zip(after)) {
-        let counted = (after.0 - before.0, after.1 - before.1);
-        ensure!(*total == counted, "{disk} counted {counted:?}: {output}");
-    }
-    ensure_none(&output, &["dropped", "unmatched", "in flight"])?;
-    if found[0].0 > 0 && found[1].0 > 0 {
-        readme_agrees("bitehist", &output)?;
-    }
-    Ok(found)
-}
-
+/// I/Os and sectors of reads, writes and discards: beside fio's and the disk's counters. Flushes without data,
+/// which the kernel counts as writes of 0 sectors, bitehist does not count.
 fn bitehist_adds_up_to_the_disks_counters() -> Result<()> {
     // Completes in an interrupt, as disks do. From 7.0 on, a program that runs in a task may be skipped.
     let null = NullBlk::new(&[
@@ -269,27 +213,42 @@ fn bitehist_adds_up_to_the_disks_counters() -> Result<()> {
     ])?;
     for disk in [disks::nvme()?, null.name.clone()] {
         let cache = fs::read_to_string(format!("/sys/block/{disk}/queue/write_cache"))?;
-        let mut report = serde_json::Value::Null;
-        let [reads, writes, discards] = bitehist_agrees(&disk, || {
-            report = fio(&format!(
-                "--filename=/dev/{disk} --ioengine=psync --thread --numjobs=8 --rw=randrw \
-                 --bsrange=512-60k --blockalign=512 --size=64m --number_ios=100 --direct=1 \
-                 --fsync=10"
-            ))?;
-            // Written back in requests of many merged pages.
-            shell(&format!("dd if=/dev/zero of=/dev/{disk} bs=1M count=8 conv=fsync status=none"))?;
-            if disk == null.name {
-                shell(&format!("blkdiscard --force --length 4MiB /dev/{disk}"))?;
-            }
-            // Without a cache that writes go through, the kernel asks no disk for a flush.
-            let asked = report["sync"]["total_ios"].as_u64().context("fio")? + 1;
-            Ok(if cache.trim() == "write back" { asked } else { 0 })
-        })?;
-        let total = |kind: &str| report[kind]["total_ios"].as_u64().context("fio");
-        ensure!(reads.0 == total("read")?, "{reads:?}: {report}");
-        // Those of dd come on top, 8 MiB of them.
-        ensure!(writes.0 > total("write")?, "{writes:?}: {report}");
-        ensure!((discards.0 > 0) == (disk == null.name), "{discards:?}");
+        let running = Running::stage("bitehist", &["--per-disk", "--interval", "1h"])?;
+        let before = disks::stat(&disk)?;
+        let report = fio_direct(
+            &disk,
+            "--ioengine=psync --numjobs=8 --rw=randrw --bsrange=512-60k --blockalign=512 --size=64m \
+             --number_ios=100 --fsync=10",
+        )?;
+        // Written back in requests of many merged pages.
+        shell(&format!("dd if=/dev/zero of=/dev/{disk} bs=1M count=8 conv=fsync status=none"))?;
+        if disk == null.name {
+            shell(&format!("blkdiscard --force --length 4MiB /dev/{disk}"))?;
+        }
+        wait_until("the last I/O", || Ok(disks::in_flight(&disk)? == 0))?;
+        let after = disks::stat(&disk)?;
+        let output = running.interrupt()?;
+        laws::agree("bitehist", &output)?;
+        let fios = ["read", "write", "sync"].map(|kind| report[kind]["total_ios"].as_u64());
+        let [Some(reads), Some(writes), Some(syncs)] = fios else { bail!("fio: {report}") };
+        // Without a cache that writes go through, the kernel asks no disk for a flush. One is dd's.
+        let flushes = if cache.trim() == "write back" { syncs + 1 } else { 0 };
+        let numbers = disks::numbers(&disk)?;
+        let mut ios = Vec::new();
+        for (kind, field, flushes) in [("reads", 0, 0), ("writes", 4, flushes), ("discards", 11, 0)]
+        {
+            let pattern = format!(r"{disk} \({numbers}\) {kind}: (\d+) \S+ (\d+) ");
+            let [found, sectors] = rows(&output, &pattern).first().copied().unwrap_or(["0", "0"]);
+            let did = [field, field + 2].map(|field| after[field] - before[field]);
+            let found = [found.parse::<u64>()? + flushes, sectors.parse()?];
+            ensure!(found == did, "{disk} counted {did:?} {kind}: {output}");
+            ios.push(found[0] - flushes);
+        }
+        ensure_none(&output, &["dropped", "unmatched", "in flight"])?;
+        readme_agrees("bitehist", &output)?;
+        // The writes of dd come on top, 8 MiB of them.
+        let is_right = ios[0] == reads && ios[1] > writes && (ios[2] > 0) == (disk == null.name);
+        ensure!(is_right, "{ios:?}: {report}");
     }
     Ok(())
 }
@@ -299,9 +258,8 @@ fn row(output: &str, function: &str) -> Result<[u64; 3]> {
     let last = &output[output.rfind("from 0.0 s to ").context("no table")?..];
     let row = last.lines().find(|line| line.ends_with(&format!(" {function}")));
     let row = row.with_context(|| format!("no {function} in {last}"))?;
-    let mut words = row.split_whitespace().map(str::parse);
-    Ok([words.next(), words.next(), words.next()]
-        .map(|word| word.and_then(Result::ok).unwrap_or(0)))
+    let words: Vec<u64> = row.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    words[..3].try_into().context("odd row")
 }
 
 /// A table of device mapper with 2,000 linear targets: `linear_ctr()` makes a struct for each.

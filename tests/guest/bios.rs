@@ -1,12 +1,9 @@
 //! Stages 01 to 06, 10: every bio, its latency, its sector, its stack, its parts.
 
-use std::collections::{HashMap, HashSet};
-
 use crate::{
     maps::Maps,
     mixed::{self, Direct, Mixed, calls, same_calls},
     prelude::*,
-    slow_io::reads,
 };
 
 tests![

@@ -1,7 +1,5 @@
 //! The four programs made by hand: their counts, judged by how often this process has called.
 
-use std::{thread, time::Duration};
-
 use crate::prelude::*;
 
 tests![
@@ -12,17 +10,16 @@ tests![
     by_hand_counts_returns,
 ];
 
-/// Calls fchmodat() for a file that is not there, on the given CPU only, if one is given.
-fn call_fchmodat(times: usize, cpu: Option<usize>) -> Result<()> {
-    let call = move || -> Result<()> {
-        if let Some(cpu) = cpu {
-            stay_on(cpu)?;
-        }
+/// Calls fchmodat() or openat() for a file that is not there, in a thread on the given CPU, if one is given;
+/// the thread's number.
+fn call(syscall: libc::c_long, times: usize, cpu: Option<usize>) -> Result<String> {
+    let call = move || -> Result<String> {
+        cpu.map_or(Ok(()), stay_on)?;
         for _ in 0..times {
             // SAFETY: a path that ends with a zero.
-            unsafe { libc::syscall(libc::SYS_fchmodat, libc::AT_FDCWD, c"/nowhere".as_ptr(), 0) };
+            unsafe { libc::syscall(syscall, libc::AT_FDCWD, c"/nowhere".as_ptr(), 0) };
         }
-        Ok(())
+        Ok(rustix::thread::gettid().as_raw_nonzero().to_string())
     };
     thread::spawn(call).join().expect("no panic")
 }
@@ -30,16 +27,16 @@ fn call_fchmodat(times: usize, cpu: Option<usize>) -> Result<()> {
 /// The counter is a value for each possible CPU, also of those that are off.
 fn by_hand_counts_on_every_cpu() -> Result<()> {
     let running = Running::stage("syscall_counter", &[])?;
-    call_fchmodat(1000, Some(0))?;
-    call_fchmodat(234, Some(1))?;
+    call(libc::SYS_fchmodat, 1000, Some(0))?;
+    call(libc::SYS_fchmodat, 234, Some(1))?;
     let output = running.interrupt()?;
     for (what, expected) in [("on CPU 0", 1000), ("on CPU 1", 234), ("calls of", 1234)] {
         ensure!(count(&output, what)? == expected, "{what}: {output}");
     }
     let running = Running::stage("syscall_counter", &[])?;
-    call_fchmodat(10, Some(1))?;
+    call(libc::SYS_fchmodat, 10, Some(1))?;
     let _off = Setting::new("/sys/devices/system/cpu/cpu1/online", "0")?;
-    call_fchmodat(100, None)?;
+    call(libc::SYS_fchmodat, 100, None)?;
     let output = running.interrupt()?;
     let started = stage("syscall_profiler", &["fchmodat", "--duration", "100ms"])?;
     ensure!(count(&output, "calls of")? == 110, "one CPU is off: {output}");
@@ -49,14 +46,7 @@ fn by_hand_counts_on_every_cpu() -> Result<()> {
 
 fn by_hand_says_hello() -> Result<()> {
     let running = Running::stage("hello_open", &[])?;
-    let task = thread::spawn(|| {
-        for _ in 0..500 {
-            // SAFETY: a path that ends with a zero.
-            unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/nowhere".as_ptr(), 0) };
-        }
-        rustix::thread::gettid().as_raw_nonzero()
-    });
-    let task = task.join().expect("no panic");
+    let task = call(libc::SYS_openat, 500, None)?;
     let output = running.interrupt()?;
     let hellos: Vec<&str> = output.lines().filter(|line| line.ends_with(": Hello!!")).collect();
     let own = hellos.iter().filter(|line| line.contains(&format!("-{task} "))).count();
@@ -67,10 +57,8 @@ fn by_hand_says_hello() -> Result<()> {
 
 /// The durations that the profiler has printed of this process's threads whose numbers end so.
 fn own_times(output: &str, thread: &str) -> Result<Vec<u64>> {
-    let own = format!(" ns  process {} thread ", std::process::id());
-    let lines = output.lines().filter_map(|line| line.split_once(&own));
-    let lines = lines.filter(|(_, found)| found.ends_with(thread));
-    lines.map(|(time, _)| time.trim().parse().context("odd time")).collect()
+    let own = format!(r"(\d+) ns  process {} thread \d*{thread}$", std::process::id());
+    rows(output, &own).into_iter().map(|[time]| Ok(time.parse()?)).collect()
 }
 
 fn by_hand_measures_a_sleep() -> Result<()> {
@@ -87,9 +75,8 @@ fn by_hand_measures_a_sleep() -> Result<()> {
     ensure!(own.len() == 25, "{} of 25 calls: {output}", own.len());
     ensure!(own.iter().all(|time| u128::from(*time) >= SLEEP.as_nanos()), "too short: {output}");
     // The summary is about all lines, of whichever process.
-    let lines = output.lines().filter_map(|line| line.split_once(" ns  process "));
-    let all: Vec<u64> = lines.map(|(time, _)| time.trim().parse()).collect::<Result<_, _>>()?;
-    let sum: u64 = all.iter().sum();
+    let all = rows(&output, r"(\d+) ns  process ");
+    let sum = all.iter().map(|[time]| Ok(time.parse::<u64>()?)).sum::<Result<u64>>()?;
     ensure!(count(&output, "calls of")? == all.len() as u64, "{output}");
     ensure!(count(&output, "ns in all")? == sum, "not {sum}: {output}");
     let average: u64 = between(&output, "average ", " ns")?.parse()?;

@@ -1,15 +1,9 @@
 //! cachetop: its counts, judged by mincore() and /proc/PID/io, and its screen, by a terminal.
 
-use std::{
-    fs::{self, OpenOptions},
-    io::Write,
-    os::unix::fs::FileExt,
-};
-
-use rustix::fs::Advice;
+use std::io::Write;
 
 use crate::{
-    pagecache::{Watched, new_file, page_size},
+    pagecache::{MIB, Watched, new_file, page_size},
     prelude::*,
 };
 
@@ -19,44 +13,34 @@ tests![
     cachetop_leaves_the_terminal_and_comes_back,
 ];
 
-const MIB: u64 = 1 << 20;
-
-/// What cachetop has printed as JSON: the sums of the intervals.
-struct Report {
-    intervals: Vec<Value>,
-    end: Value,
-}
+/// What cachetop has printed as JSON: the processes of all intervals.
+struct Report(Vec<Value>);
 
 impl Report {
     fn parse(output: &str) -> Result<Report> {
         let lines = output.lines().map(serde_json::from_str::<Value>);
-        let mut intervals = lines.collect::<Result<Vec<_>, _>>().context("not JSON")?;
-        let end = intervals.pop().context("no output")?;
-        let report = Report { intervals, end };
+        let lines = lines.collect::<Result<Vec<_>, _>>().context("not JSON")?;
+        let (end, intervals) = lines.split_last().context("no output")?;
+        let rows = intervals.iter().filter_map(|interval| interval["processes"].as_array());
+        let report = Report(rows.flatten().cloned().collect());
         for what in ["reads", "hits", "misses", "readahead", "dirtied"] {
             let sum = report.sum(what, |_| true);
-            ensure!(report.end["total"][what] == sum, "{what}: {sum}, not {}", report.end);
+            ensure!(end["total"][what] == sum, "{what}: {sum}, not {end}");
         }
-        for row in report.rows() {
+        for row in &report.0 {
             let percent = row["hit_percent"].as_f64();
             let asked = row["hits"].as_u64().zip(row["misses"].as_u64()).context("no counts")?;
             ensure!(percent.is_some() == (asked != (0, 0)), "{row}");
             ensure!(percent.is_none_or(|percent| (0.0..=100.0).contains(&percent)), "{row}");
         }
         for what in ["dropped", "in_flight", "uncounted", "skipped"] {
-            ensure!(report.end[what] == 0, "{what}: {}", report.end);
+            ensure!(end[what] == 0, "{what}: {end}");
         }
         Ok(report)
     }
 
-    fn rows(&self) -> impl Iterator<Item = &Value> {
-        self.intervals
-            .iter()
-            .flat_map(|interval| interval["processes"].as_array().into_iter().flatten())
-    }
-
     fn sum(&self, what: &str, of: impl Fn(&Value) -> bool) -> u64 {
-        self.rows().filter(|row| of(row)).filter_map(|row| row[what].as_u64()).sum()
+        self.0.iter().filter(|row| of(row)).filter_map(|row| row[what].as_u64()).sum()
     }
 
     /// Of this process.
@@ -94,7 +78,7 @@ fn cachetop_reads_as_mincore_sees_them() -> Result<()> {
     ensure!(misses > 0 && counted == judged, "{counted:?}, not {judged:?}: {output}");
     let cat = |row: &Value| row["comm"] == "cat";
     ensure!(report.sum("hits", cat) >= MIB / page_size(), "cat: {output}");
-    let mut users = report.rows().filter(|row| row["pid"] == std::process::id() || cat(row));
+    let mut users = report.0.iter().filter(|row| row["pid"] == std::process::id() || cat(row));
     let user = |row: &Value| if cat(row) { "nobody" } else { "root" };
     ensure!(users.all(|row| row["user"] == user(row)), "users: {output}");
     Ok(())

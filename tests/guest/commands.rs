@@ -1,12 +1,9 @@
 //! The command line of every stage, its exit codes, and what is left behind.
 
-use std::collections::HashSet;
-
-use crate::{prelude::*, slow_io::reads};
+use crate::prelude::*;
 
 tests![
     refusals_say_why,
-    messages_name_what_is_wrong,
     capabilities_are_enough,
     a_signal_leaves_nothing,
     a_killed_run_leaves_an_instance_until_the_next,
@@ -76,6 +73,26 @@ fn refusals_say_why() -> Result<()> {
         ("bitehist", "", "--interval=0s", 2, "--interval"),
         ("cachetop", "", "--interval=1", 2, "--interval"),
         ("cachetop", "", "--sort=size", 2, "--sort"),
+        ("ctracer", "", "--type=nonesuch", 1, "this kernel has no struct nonesuch"),
+        ("ctracer", "", "--type=io_cqring_offsets", 1, "takes a struct io_cqring_offsets *"),
+        ("ctracer", "", "--type=inode --dev=254:0", 1, "--dev needs bios"),
+        ("ctracer", "", "--type=", 2, "--type"),
+        ("ctracer", "", "--sample=0", 2, "--sample"),
+        ("ctracer", "", "--dev=sda", 2, "lsblk"),
+        ("ctracer", "", "--pid=0", 2, "from 1"),
+        ("ctracer", "", "--filter=bi_opf", 2, "is no comparison"),
+        ("ctracer", "", "--only=submit_bio '--filter=bi_iter == 1'", 1, "like bi_iter.bi_sector"),
+        ("ctracer", "", "--only=submit_bio --html=/no/such/x.html", 1, "give another path"),
+        ("ctracer", "", "--html=/run/same --folded=/run/../run/./same", 2, "hold two outputs"),
+        ("ctracer", "", "report /etc/passwd", 2, "--perfetto"),
+        ("ctracer", "", "--json report /etc/passwd --html=/run/x", 2, "cannot be used with"),
+        ("ctracer", "", "report /no/such/file --html=/run/x", 1, "/no/such/file cannot be read"),
+        ("ctracer", "", "report /dev/null --html=/run/x", 1, "/dev/null: the file is empty"),
+        ("ctracer", "", "report /etc/passwd --html=/run/x", 1, "ctracer --json: line 1"),
+        ("stage12", "", "--type no_such_struct", 1, "no_such_struct"),
+        ("stage12", "", "--type no_such_struct", 1, "--type request"),
+        ("slow_io", "", "--disk nothing", 2, "no such disk"),
+        ("slow_io", "", "--min 10", 2, "10ms"),
     ];
     // A process has ended; one of this process's threads reads what the shell says, and is none.
     let ended = shell("echo $$")?;
@@ -104,7 +121,8 @@ fn refusals_say_why() -> Result<()> {
     rows.extend(lacks.iter().zip(&without).map(|(word, with)| ("stage10", &**with, "", 3, *word)));
     let _paranoid = Setting::new(PARANOID, "2")?;
     for (name, before, arguments, code, word) in rows.into_iter().filter(|row| is_subject(row.0)) {
-        let until = if arguments.contains("--duration") { "" } else { "--duration 100ms" };
+        let ends = arguments.contains("--duration") || arguments.contains("report ");
+        let until = if ends { "" } else { "--duration 100ms" };
         let script = format!("{before} {} {arguments} {until}", program(name).display());
         let unshare = ["-m", "bash", "-c", &script];
         let ended = Running::spawn(Command::new("unshare").args(unshare))?.end()?;
@@ -128,65 +146,30 @@ fn capabilities_are_enough() -> Result<()> {
     let (disk, before) = (disks::virtio()?, loaded()?);
     let _paranoid = Setting::new(PARANOID, "2")?;
     // Of each kind: a tracepoint with BTF, event lines, stacks, the page cache, a ring buffer.
-    for (name, arguments, counted) in [
-        ("stage00", "--text", "requests completed"),
-        ("stage03", "", "bios completed"),
-        ("stage06", "", "bios completed"),
-        ("stage09", "1", "readahead"),
-        ("slow_io", "--min 1us", "bios completed"),
-    ] {
-        let mut set = ENOUGH.to_vec();
-        set.extend(["stage03", "stage09"].contains(&name).then_some("dac_override"));
-        let command = format!("exec {} {} {arguments}", with(&set), program(name).display());
-        let mut running = Running::bash(&command)?;
-        running.wait_for(": tracing ")?;
-        shell(&reads(&format!("/dev/{disk}"), 20))?;
+    let programs = [
+        ("stage00", "--text", "requests completed", 20),
+        ("stage03", "", "bios completed", 20),
+        ("stage06", "", "bios completed", 20),
+        ("stage09", "1", "readahead", 0),
+        ("slow_io", "--min 1us", "bios completed", 20),
+    ];
+    let start = |(name, arguments, ..): (&str, &str, &str, u64)| {
+        let more = ["stage03", "stage09"].contains(&name).then_some("dac_override");
+        let enough: Vec<_> = ENOUGH.into_iter().chain(more).collect();
+        Running::bash(&format!("exec {} {} {arguments}", with(&enough), program(name).display()))
+    };
+    let mut running = programs.into_iter().map(start).collect::<Result<Vec<_>>>()?;
+    running.iter_mut().try_for_each(|running| running.wait_for(": tracing "))?;
+    disks::read(&disk, 20)?;
+    for (running, (name, _, counted, least)) in running.into_iter().zip(programs) {
         running.signal(Signal::INT)?;
         let ended = running.end()?;
         let is_good = ended.code == Some(0) && ended.stderr.lines().count() == 1;
-        ensure!(is_good, "{name} with {set:?}: {ended:?}");
-        let (seen, least) =
-            (count(&ended.stdout, counted)?, if name == "stage09" { 0 } else { 20 });
-        ensure!(seen >= least, "{name} with {set:?} has seen {seen} of 20 reads: {ended:?}");
+        ensure!(is_good, "{name}: {ended:?}");
+        let seen = count(&ended.stdout, counted)?;
+        ensure!(seen >= least, "{name} has seen {seen} of {least} reads: {ended:?}");
     }
     wait_until_unloaded(&before)
-}
-
-/// What libbpf and the verifier say is long: a message names what is wrong, and where, on every kernel.
-fn messages_name_what_is_wrong() -> Result<()> {
-    let file = "tests/src/refused.bpf.c";
-    let source = fs::read_to_string(workspace().join(file))?;
-    let line = source.lines().position(|line| line.trim() == "start = *found;").context("line")?;
-    let message = format!(
-        "broken: the verifier rejects io_end(): R0 invalid mem access 'map_value_or_null'\n  \
-         {file}:{}: start = *found;\n",
-        line + 1
-    );
-    let hint = format!("{message}  --verbose shows all that libbpf and the verifier say\n");
-    let value = "8 bytes at offset 0 of a map's value, which has 4 bytes";
-    let unattached = "broken: block_rq_issue() was loaded but never attached";
-    for (broken, arguments, code, words) in [
-        (
-            "gone",
-            "",
-            3,
-            ["blk_start_request", "blk_mq_start_request", "available_filter_functions"],
-        ),
-        ("refused", "", 1, [&hint, "", ""]),
-        ("refused", "--verbose", 1, ["-- BEGIN PROG LOAD LOG --", &message, ""]),
-        ("value", "", 1, [value, "*found", ""]),
-        ("unattached", "", 1, [unattached, "session.attach()", ""]),
-    ] {
-        // From the workspace's root, for the sources.
-        let program = env!("CARGO_BIN_EXE_broken");
-        let script = format!("cd {}; BROKEN={broken} {program} {arguments}", workspace().display());
-        let ended = Running::bash(&script)?.end()?;
-        ensure!(ended.code == Some(code) && ended.stdout.is_empty(), "{broken}: {ended:?}");
-        for word in words {
-            ensure!(ended.stderr.contains(word), "{broken} does not say {word:?}: {ended:?}");
-        }
-    }
-    Ok(())
 }
 
 /// The programs, maps and links that are loaded, by kind and id; an id never comes again.
@@ -252,7 +235,7 @@ fn a_killed_run_leaves_an_instance_until_the_next() -> Result<()> {
 /// both streams. A disk that is full is no reader that has gone.
 fn a_reader_may_go() -> Result<()> {
     let before = loaded()?;
-    let read = reads(&format!("/dev/{}", disks::virtio()?), 50);
+    let read = reads(&disks::virtio()?, 50);
     let load = Running::bash(&format!("while :; do {read}; done"))?;
     let pipes = [
         ("stage03", "--duration 60s | head -n 3", 0),
@@ -285,7 +268,7 @@ fn one_file_takes_both_streams() -> Result<()> {
     let _mounted = Mounted::new()?;
     let disk = disks::virtio()?;
     let cached = format!("dd if=/dev/{disk} of=/dev/null bs=4k count=2 status=none");
-    let direct = reads(&format!("/dev/{disk}"), 5);
+    let direct = reads(&disk, 5);
     let _load = Running::bash(&format!("while :; do {direct}; {cached}; sleep 0.2; done"))?;
     let mut running = Vec::new();
     // Not /root: where QEMU runs as a user, this is closed to it.

@@ -1,21 +1,17 @@
 //! `ctracer`, judged by bpftool, a disk with a timer and the tables that we give to device mapper.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-
 use serde_json::json;
 
 use crate::{
     commands::{loaded, wait_until_unloaded},
     functions::listed,
     prelude::*,
-    slow_io::reads,
 };
 
 tests![
-    ctracer_finds_the_functions => || finds_the_functions("ctracer"),
     ctracer_follows_a_bio,
     ctracer_leaves_nothing,
-    ctracer_says_what_is_wrong,
+    ctracer_says_that_addresses_are_hidden,
     ctracer_says_what_it_has_lost,
     ctracer_writes_each_output,
 ];
@@ -26,8 +22,7 @@ const FILES: [&str; 3] = ["--perfetto=/run/perfetto", "--html=/run/html", "--fol
 /// No argument, so that all functions are traced; or these, where functions are attached one by one (6.1),
 /// and all of them take too long.
 pub fn all_or<'a>(few: &'a [&'a str]) -> Result<&'a [&'a str]> {
-    let symbols = fs::read_to_string("/proc/kallsyms")?;
-    Ok(if symbols.contains(" register_fprobe_ips\n") { &[] } else { few })
+    Ok(if has_fprobe()? { &[] } else { few })
 }
 
 /// Attaching one probe after the other takes long (6.1): only those that the test looks at.
@@ -78,26 +73,27 @@ fn takers() -> Result<BTreeSet<String>> {
     Ok(found.map(|(_, name, _)| (*name).to_owned()).collect())
 }
 
-/// What `--list` prints, against BTF by bpftool and the kernel's list of functions.
-pub fn finds_the_functions(name: &str) -> Result<()> {
+/// What `--list` prints, of stage 12 and of `ctracer`, against BTF by bpftool and the kernel's list of functions.
+pub fn stage12_finds_the_functions() -> Result<()> {
     let expected = takers()?;
     let traceable = shell("cut -d' ' -f1 /sys/kernel/tracing/available_filter_functions")?;
     let traceable: HashSet<&str> = traceable.lines().collect();
     // Other modules than dm_mod are not part of the comparison.
     let here = |line: &str| !line.contains(" [") || line.contains("[dm_mod]");
-    let [mut traced, mut left_out] = listed(name, &[])?;
-    traced.retain(|_, line| here(line));
-    left_out.retain(|_, line| here(line));
-    let all: BTreeSet<String> = traced.keys().chain(left_out.keys()).cloned().collect();
-    ensure!(all == expected, "differ: {:?}", all.symmetric_difference(&expected));
-    ensure!(traced.len() > 100, "only {} functions", traced.len());
-    for name in traced.keys() {
-        ensure!(traceable.contains(name.as_str()), "{name} cannot be traced");
-    }
-    for (name, line) in &left_out {
-        let why = ["part of a tracepoint", "functions have this name"];
-        let refused = !traceable.contains(name.as_str());
-        ensure!(refused || why.iter().any(|why| line.contains(why)), "left out: {line}");
+    for program in ["stage12", "ctracer"].into_iter().filter(|program| is_subject(program)) {
+        let [mut traced, mut left_out] = listed(program, &[])?;
+        traced.retain(|_, line| here(line));
+        left_out.retain(|_, line| here(line));
+        let all: BTreeSet<String> = traced.keys().chain(left_out.keys()).cloned().collect();
+        ensure!(all == expected, "{program}: {:?}", all.symmetric_difference(&expected));
+        ensure!(traced.len() > 100, "{program}: only {} functions", traced.len());
+        let odd = traced.keys().find(|name| !traceable.contains(name.as_str()));
+        ensure!(odd.is_none(), "{program}: {odd:?} cannot be traced");
+        for (name, line) in &left_out {
+            let why = ["part of a tracepoint", "functions have this name"];
+            let refused = !traceable.contains(name.as_str());
+            ensure!(refused || why.iter().any(|why| line.contains(why)), "left out: {line}");
+        }
     }
     Ok(())
 }
@@ -114,6 +110,15 @@ pub fn number(value: &Value) -> Result<u64> {
 /// What `--json` prints.
 pub fn parse(output: &str) -> Result<Vec<Value>> {
     output.lines().map(|line| serde_json::from_str(line).context(line.to_owned())).collect()
+}
+
+/// What it prints beside a load, whose ledger is right.
+pub fn traced(arguments: &[&str], load: impl FnOnce() -> Result<()>) -> Result<Vec<Value>> {
+    let running = Running::stage("ctracer", &[arguments, &["--json"]].concat())?;
+    load()?;
+    let all = parse(&running.interrupt()?)?;
+    adds_up(&all)?;
+    Ok(all)
 }
 
 /// The calls of a function.
@@ -287,35 +292,11 @@ fn ctracer_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-fn ctracer_says_what_is_wrong() -> Result<()> {
-    let wrong: [(&[&str], i32, &str); 16] = [
-        (&["--type=nonesuch"], 1, "this kernel has no struct nonesuch"),
-        (&["--type=io_cqring_offsets"], 1, "kernel takes a struct io_cqring_offsets *"),
-        (&["--type=inode", "--dev=254:0"], 1, "--dev needs bios"),
-        (&["--type="], 2, "--type"),
-        (&["--sample=0"], 2, "--sample"),
-        (&["--dev=sda"], 2, "lsblk"),
-        (&["--pid=0"], 2, "from 1"),
-        (&["--filter=bi_opf"], 2, "is no comparison"),
-        (&["--only=submit_bio", "--filter=bi_iter == 1"], 1, "like bi_iter.bi_sector"),
-        (&["--only=submit_bio", "--html=/no/such/x.html"], 1, "give another path"),
-        (&["--html=/run/same", "--folded=/run/../run/./same"], 2, "hold two outputs"),
-        (&["report", "/etc/passwd"], 2, "--perfetto"),
-        (&["--json", "report", "/etc/passwd", "--html=/run/x"], 2, "cannot be used with"),
-        (&["report", "/no/such/file", "--html=/run/x"], 1, "/no/such/file cannot be read"),
-        (&["report", "/dev/null", "--html=/run/x"], 1, "/dev/null: the file is empty"),
-        (&["report", "/etc/passwd", "--html=/run/x"], 1, "no file of ctracer --json: line 1"),
-    ];
-    for (arguments, code, message) in wrong {
-        let ended = stage("ctracer", arguments)?;
-        let is_said = ended.code == Some(code) && ended.stderr.contains(message);
-        ensure!(is_said, "{arguments:?}: {code} and {message:?} expected: {ended:?}");
-    }
-    // Without fprobe (6.1), a function is known by its address, which the kernel may hide.
+/// Without fprobe (6.1), a function is known by its address, which the kernel may hide.
+fn ctracer_says_that_addresses_are_hidden() -> Result<()> {
     let _hidden = Setting::new("/proc/sys/kernel/kptr_restrict", "2")?;
     let ended = stage("ctracer", &["--quiet", "--only=submit_bio", "--duration=1s"])?;
-    let has_fprobe = all_or(&["few"])?.is_empty();
-    let expected = if has_fprobe { (0, "functions traced") } else { (3, "kptr_restrict") };
+    let expected = if has_fprobe()? { (0, "functions traced") } else { (3, "kptr_restrict") };
     let is_it = ended.code == Some(expected.0) && ended.stderr.contains(expected.1);
     ensure!(is_it, "hidden addresses: {expected:?} expected: {ended:?}");
     Ok(())
@@ -356,9 +337,7 @@ fn ctracer_says_what_it_has_lost() -> Result<()> {
     const READS: u64 = 8000;
     let disk = NullBlk::new(&[])?;
     let arguments = [&FEW[..], &["--quiet", "--max-events=9999999"]].concat();
-    let output = beside_a_stopped("ctracer", &arguments, || {
-        shell(&reads(&format!("/dev/{}", disk.name), READS as u32)).map(drop)
-    })?;
+    let output = beside_a_stopped("ctracer", &arguments, || disks::read(&disk.name, READS as u32))?;
     let of = |what: &str| count(&output, what);
     ensure!(output.contains("the ledger balances"), "{output}");
     let lost = of("lost (ring buffer")?;

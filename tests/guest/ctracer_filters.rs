@@ -1,9 +1,7 @@
 //! `ctracer`'s filters, judged by fio: which reads of which disk and which process there were.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use crate::{
-    ctracer::{FEW, adds_up, all_or, calls, engines, lines, number, parse, values},
+    ctracer::{FEW, all_or, calls, engines, lines, number, traced, values},
     mixed::Direct,
     prelude::*,
 };
@@ -45,16 +43,12 @@ fn ctracer_follows_one_process_on_one_disk() -> Result<()> {
     // exec keeps the number of the process.
     let process = Running::bash(&format!("{}\nexec {}", Gate::WAIT, read(50)))?;
     let (pid, dev) = (process.id().to_string(), disks::numbers(&wanted)?);
-    let mut command = Command::new(program("ctracer"));
-    command.args(all_or(&FEW)?).args(["--json", "--pid", &pid, "--dev", &dev]);
-    let mut running = Running::spawn(&mut command)?;
-    running.wait_for(": tracing ")?;
-    let beside = Running::bash(&format!("exec {}", read(200)))?;
-    gate.open()?;
-    process.end_well()?;
-    beside.end_well()?;
-    let all = parse(&running.interrupt()?)?;
-    adds_up(&all)?;
+    let all = traced(&[all_or(&FEW)?, &["--pid", &pid, "--dev", &dev]].concat(), || {
+        let beside = Running::bash(&format!("exec {}", read(200)))?;
+        gate.open()?;
+        process.end_well()?;
+        beside.end_well().map(drop)
+    })?;
     let lives = submitted(&all)?;
     ensure!(lives.len() == 50, "{} bios of a process that reads the disk 50 times", lives.len());
     let another =
@@ -76,12 +70,10 @@ fn ctracer_samples_whole_lives() -> Result<()> {
     // The end of a read comes when the calls of the submission have returned: no probe misses it.
     let delayed = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
     let only = ["--only=submit_bio", "--only=bio_init", "--only=bio_endio", "--only=bio_uninit"];
-    let running = Running::stage("ctracer", &[&only[..], &["--json", "--sample=5"]].concat())?;
     // One CPU: each one counts by itself.
     let options = "--rw=read --ioengine=psync --number_ios=60 --cpus_allowed=0";
-    fio_direct(&delayed.name, options)?;
-    let all = parse(&running.interrupt()?)?;
-    adds_up(&all)?;
+    let load = || fio_direct(&delayed.name, options).map(drop);
+    let all = traced(&[&only[..], &["--sample=5"]].concat(), load)?;
     let mut sectors = BTreeMap::new();
     let mut events = BTreeMap::<u64, BTreeSet<String>>::new();
     for event in lines(&all, "event") {
@@ -107,11 +99,9 @@ fn ctracer_filters_by_field() -> Result<()> {
     // As a count without a sign, it would not be above -1.
     let filter = "bi_iter.bi_sector >= 800 and bi_iter.bi_sector < 0x640 and __bi_remaining > -1 \
                   and bi_opf & 0xff == 1";
-    let arguments = [all_or(&FEW)?, &["--json", "--filter", filter]].concat();
-    let running = Running::stage("ctracer", &arguments)?;
-    engines(&[&disk.name], 8, &["--rw=read --number_ios=400", "--rw=write --number_ios=400"])?;
-    let all = parse(&running.interrupt()?)?;
-    adds_up(&all)?;
+    let jobs = ["--rw=read --number_ios=400", "--rw=write --number_ios=400"];
+    let arguments = [all_or(&FEW)?, &["--filter", filter]].concat();
+    let all = traced(&arguments, || engines(&[&disk.name], 8, &jobs))?;
     let lives = submitted(&all)?;
     // By each engine, 800 sectors of 8 for a write.
     ensure!(lives.len() == 200, "{} of 200 writes", lives.len());

@@ -1,9 +1,7 @@
 //! `ctracer` beside the kernel's own tracer: what calls what, with which object, and what it returns.
 
-use std::collections::BTreeMap;
-
 use crate::{
-    ctracer::{all_or, lines, number, parse as lines_of},
+    ctracer::{all_or, lines, number, parse as lines_of, traced},
     ftrace::Tracer,
     functions::listed,
     prelude::*,
@@ -27,30 +25,20 @@ fn thread(tid: u64, cpu: u64) -> (u64, u64) {
 }
 
 /// `  62.440322 |   1)     dd-299     |               |  bio_init() {`, a call without calls
-/// is one line that ends with `;`, and a return is `} /* bio_init */`.
+/// is one line that ends with `;`, and a return is `} /* bio_init */`. Other lines are about a switch to another
+/// thread, or about an interrupt.
 fn parse(text: &str) -> Result<Threads> {
     let mut threads = Threads::new();
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        let columns: Vec<&str> = line.splitn(4, '|').collect();
-        // The other lines are about a switch to another thread, or about an interrupt.
-        let [_, task, _, step] = columns[..] else { continue };
-        let step = step.trim_end();
-        let depth = (step.len() - step.trim_start().len()) / 2;
-        let (step, Some(depth)) = (step.trim_start(), depth.checked_sub(1)) else { continue };
-        let (cpu, task) = task.split_once(')').with_context(|| line.to_owned())?;
-        let tid = task.trim().rsplit('-').next().unwrap_or_default();
-        let steps = threads.entry(thread(tid.parse()?, cpu.trim().parse()?)).or_default();
-        let mut add = |is_return, function: &str| {
-            steps.push(Step { is_return, depth, function: function.to_owned() });
-        };
-        if let Some(rest) = step.strip_prefix("} /* ") {
-            add(true, rest.split(' ').next().unwrap_or_default());
-            continue;
+    let line = r"[\d.]+ \| +(\d+)\) .*-(\d+) +\|[^|]*\|( +)((?:\} /\* )?)([\w.]+)[ (](.*)$";
+    for [cpu, tid, indent, end, function, rest] in rows(text, line) {
+        let Some(depth) = (indent.len() / 2).checked_sub(1) else { continue };
+        let steps = threads.entry(thread(tid.parse()?, cpu.parse()?)).or_default();
+        let step = |is_return| Step { is_return, depth, function: function.to_owned() };
+        if end.is_empty() {
+            steps.push(step(false));
         }
-        let (function, rest) = step.split_once('(').with_context(|| line.to_owned())?;
-        add(false, function);
-        if rest.ends_with(';') {
-            add(true, function);
+        if !end.is_empty() || rest.trim_end().ends_with(';') {
+            steps.push(step(true));
         }
     }
     Ok(threads)
@@ -208,21 +196,18 @@ fn has_the_values(
 /// a pointer and one with an int.
 fn ctracer_names_errors() -> Result<()> {
     let functions = ["--only=do_filp_open", "--only=do_file_open", "--only=filename_lookup"];
-    let arguments = [&functions[..], &["--type=filename", "--json"]].concat();
-    let running = Running::stage("ctracer", &arguments)?;
-    shell("! cat /no/such/file 2>/dev/null; ! test -e /no/such/file")?;
-    let output = running.interrupt()?;
-    let all = lines_of(&output)?;
+    let load = || shell("! cat /no/such/file 2>/dev/null; ! test -e /no/such/file").map(drop);
+    let all = traced(&[&functions[..], &["--type=filename"]].concat(), load)?;
     let returns = |prefix: &str| -> Vec<&Value> {
         let name =
             |event: &Value| event["function"].as_str().unwrap_or_default().starts_with(prefix);
         lines(&all, "event").filter(|event| event["kind"] == "return" && name(event)).collect()
     };
     let (pointers, numbers) = (returns("do_fil"), returns("filename_lookup"));
-    ensure!(pointers.iter().any(|event| event["value"] == "-ENOENT"), "{output}");
-    ensure!(pointers.iter().all(|event| event["value"].is_string()), "{output}");
-    let failed = numbers.iter().find(|event| event["value"] == -2).context(output.clone())?;
+    ensure!(pointers.iter().any(|event| event["value"] == "-ENOENT"), "{pointers:?}");
+    ensure!(pointers.iter().all(|event| event["value"].is_string()), "{pointers:?}");
+    let failed = numbers.iter().find(|event| event["value"] == -2).context("nothing failed")?;
     ensure!(failed["errno"] == "ENOENT", "{failed}");
-    ensure!(numbers.iter().all(|event| event["value"].is_i64()), "{output}");
+    ensure!(numbers.iter().all(|event| event["value"].is_i64()), "{numbers:?}");
     Ok(())
 }

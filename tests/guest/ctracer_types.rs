@@ -1,12 +1,9 @@
 //! `ctracer` with other structs than bios, judged by fio and by what the load knows of its objects.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    mem::discriminant,
-};
+use std::mem::discriminant;
 
 use crate::{
-    ctracer::{adds_up, calls, engines, lines, number, parse, values},
+    ctracer::{calls, engines, lines, number, traced, values},
     prelude::*,
 };
 
@@ -22,13 +19,11 @@ tests![
 /// there before, though they are freed in batches, which no function with a folio tells.
 fn ctracer_gives_each_page_a_life() -> Result<()> {
     let disk = disks::virtio()?;
-    let mut arguments = vec!["--type=folio", "--json", "--only=filemap_*_folio"];
-    arguments.extend(["--only=__folio_put*", "--only=folio_add_lru"]);
-    let running = Running::stage("ctracer", &arguments)?;
+    let only = ["--only=filemap_*_folio", "--only=__folio_put*", "--only=folio_add_lru"];
     let read = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=8 skip=16 2>&1");
-    let both = format!("blockdev --flushbufs /dev/{disk}; {read}");
-    shell(&[both.as_str(); 3].join(";"))?;
-    let all = parse(&running.interrupt()?)?;
+    let load = format!("for i in 1 2 3; do blockdev --flushbufs /dev/{disk}; {read}; done");
+    let load = || shell(&load).map(drop);
+    let all = traced(&[&["--type=folio"], &only[..]].concat(), load)?;
     let mut added = HashMap::<u64, u64>::new();
     for event in calls(&all, "filemap_add_folio") {
         *added.entry(number(&event["life"])?).or_default() += 1;
@@ -40,17 +35,18 @@ fn ctracer_gives_each_page_a_life() -> Result<()> {
     let index = 16 * (64 << 10) / 4096;
     let has_it = |event: &Value| values(event, "index").any(|value| *value == index);
     ensure!(lines(&all, "event").any(has_it), "no folio has the index {index}");
-    adds_up(&all)
+    Ok(())
 }
 
 /// Programs called `true` and `12345`: the name of a thread is a text, whatever it is. And the number of a
 /// process is in its task_struct.
 fn ctracer_has_one_json_type_per_field() -> Result<()> {
     shell("cp $(command -v sleep) /run/12345; cp $(command -v sleep) /run/true")?;
-    let arguments = ["--type=task_struct", "--json", "--only=exit_signals"];
-    let running = Running::stage("ctracer", &arguments)?;
-    let pid: u64 = shell("/run/12345 0; echo $$; exec /run/true 0")?.trim().parse()?;
-    let all = parse(&running.interrupt()?)?;
+    let mut pid = 0_u64;
+    let all = traced(&["--type=task_struct", "--only=exit_signals"], || {
+        pid = shell("/run/12345 0; echo $$; exec /run/true 0")?.trim().parse()?;
+        Ok(())
+    })?;
     let mut types = HashMap::<&str, &Value>::new();
     let (mut names, mut pids) = (HashSet::new(), HashSet::new());
     for event in lines(&all, "event") {
@@ -72,7 +68,7 @@ fn ctracer_has_one_json_type_per_field() -> Result<()> {
     {
         ensure!(found.contains(&wanted), "no {wanted}: {found:?}");
     }
-    adds_up(&all)
+    Ok(())
 }
 
 /// A page of task_structs, which have 10,000 bytes each: the kernel knows how much memory the stage has
@@ -166,10 +162,10 @@ fn ctracer_gives_each_request_a_life() -> Result<()> {
     const READS: u64 = 60;
     let (null, virtio, nvme, scsi) =
         (NullBlk::new(&[])?, disks::virtio()?, disks::nvme()?, disks::scsi()?);
-    let running = Running::stage("ctracer", &[FUNCTIONS, &["--type=request", "--json"]].concat())?;
-    let disks = [&*virtio, &*nvme, &*scsi, &*null.name];
-    engines(&disks, 16, &[&format!("--rw=randread --number_ios={READS}")])?;
-    let (all, requests) = (parse(&running.interrupt()?)?, 2 * READS * disks.len() as u64);
+    let (disks, job) =
+        ([&*virtio, &nvme, &scsi, &null.name], format!("--rw=randread --number_ios={READS}"));
+    let all = traced(&[FUNCTIONS, &["--type=request"]].concat(), || engines(&disks, 16, &[&job]))?;
+    let requests = 2 * READS * disks.len() as u64;
     let ledger = lines(&all, "ledger").next().context("no ledger")?;
     // Most of them are in the middle of a life.
     let missed = number(&ledger["recursion"])? + number(&ledger["instances"])?;

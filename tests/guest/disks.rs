@@ -1,13 +1,6 @@
 //! Disks to test on, and what the kernel says of them.
 
-use std::{fs, os::unix::fs::MetadataExt, path::Path};
-
-use anyhow::{Context, Result, ensure};
-
-use crate::{
-    run::{not_judged, shell, wait_until},
-    slow_io::reads,
-};
+use crate::prelude::*;
 
 /// A virtio disk by its serial number: `cargo vm` gives each one.
 fn by_serial(wanted: impl Fn(&str) -> bool) -> Result<String> {
@@ -30,25 +23,29 @@ pub fn virtio() -> Result<String> {
     by_serial(|serial| serial != "bpfvm-data")
 }
 
-/// The nvme disk's name.
 pub fn nvme() -> Result<String> {
-    the("nvme0n1", "nvme")
+    named("nvme0n1", "nvme")
 }
 
-/// The SCSI disk's name.
 pub fn scsi() -> Result<String> {
-    the("sda", "scsi")
+    named("sda", "scsi")
 }
 
-fn the(disk: &str, kind: &str) -> Result<String> {
+fn named(disk: &str, kind: &str) -> Result<String> {
     let exists = Path::new("/sys/block").join(disk).exists();
     ensure!(exists, "no {disk}: was the guest started with --disk {kind}?");
     Ok(disk.to_owned())
 }
 
-/// Reads 4 KiB so many times from a disk, one after the other.
-pub fn read(disk: &str, count: u32) -> Result<()> {
-    shell(&reads(&format!("/dev/{disk}"), count)).map(drop)
+/// The command that reads 4 KiB so many times from a device, by its name or path, one after the other.
+pub fn reads(device: &(impl AsRef<Path> + ?Sized), count: u32) -> String {
+    let path = Path::new("/dev").join(device);
+    format!("dd if={} of=/dev/null bs=4k count={count} iflag=direct status=none", path.display())
+}
+
+/// Runs it.
+pub fn read(device: &(impl AsRef<Path> + ?Sized), count: u32) -> Result<()> {
+    shell(&reads(device, count)).map(drop)
 }
 
 /// The first partition of a disk: `vda1`, `nvme0n1p1`.
@@ -121,11 +118,6 @@ pub fn stat(disk: &str) -> Result<Vec<u64>> {
 /// Completed requests of a disk so far, without flushes.
 pub fn requests(disk: &str) -> Result<u64> {
     stat(disk).map(|stat| stat[0] + stat[4] + stat[11])
-}
-
-/// Sectors that were read from a disk so far.
-pub fn sectors_read(disk: &str) -> Result<u64> {
-    stat(disk).map(|stat| stat[2])
 }
 
 /// Completed flushes of a disk so far: those that the disk was given.

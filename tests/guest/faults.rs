@@ -1,9 +1,7 @@
 //! What may happen to a run from outside: I/O that hangs, clocks set, more I/O in flight than a map holds, the
 //! end in the middle of a load.
 
-use std::time::{Duration, Instant};
-
-use crate::{prelude::*, slow_io::reads};
+use crate::prelude::*;
 
 tests![
     what_hangs_is_in_flight,
@@ -44,7 +42,7 @@ fn what_hangs_is_in_flight() -> Result<()> {
 /// An hour on and back: latencies are of the clock that nobody sets, and so is --duration.
 fn the_clock_may_be_set() -> Result<()> {
     let null = NullBlk::timer("test", 300, &[])?;
-    let read = reads(&format!("/dev/{}", null.name), 1);
+    let read = reads(&null.name, 1);
     for step in ["+3600", "-3600"] {
         let start = Instant::now();
         let running = Running::stage("stage04", &["--duration", "6s"])?;

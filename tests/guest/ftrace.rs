@@ -1,16 +1,11 @@
 //! The kernel's own tracer as a judge: its times and its stacks are not ours.
 
 use std::{
-    collections::{HashMap, HashSet},
-    fs,
     io::Write,
-    path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use anyhow::{Context, Result, ensure};
-
-use crate::run::between;
+use crate::prelude::*;
 
 pub const TRACEFS: &str = "/sys/kernel/tracing";
 

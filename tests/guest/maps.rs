@@ -1,16 +1,13 @@
 //! The maps of a program that runs beside the test, and its instructions.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fmt, fs,
-    ops::RangeInclusive,
-};
+use std::{fmt, ops::RangeInclusive};
 
-use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, MapType,
     query::{MapInfo, MapInfoIter, ProgInfoIter, ProgInfoQueryOptions},
 };
+
+use crate::prelude::*;
 
 /// The maps and programs that were loaded before; those of a program that is started now are the others.
 pub struct Maps {

@@ -1,12 +1,5 @@
 //! Loads for the judges of the exercises: a bio of every kind, and two CPUs that collide.
 
-use std::{
-    fs::{File, OpenOptions},
-    os::unix::fs::{FileExt, OpenOptionsExt},
-    thread,
-    time::{Duration, Instant},
-};
-
 use crate::{
     maps::{Maps, insert},
     prelude::*,
@@ -287,11 +280,7 @@ impl Ram {
         };
         let readers = [(0, false), (1, false), (0, true), (1, true)];
         let readers = &readers[..if are_preempted { 4 } else { 2 }];
-        thread::scope(|scope| {
-            let start = |&(cpu, takes)| scope.spawn(move || reader(cpu, takes));
-            let readers: Vec<_> = readers.iter().map(start).collect();
-            readers.into_iter().map(|reader| reader.join().expect("a reader")).sum()
-        })
+        Ok(in_threads(readers, |(cpu, takes)| reader(*cpu, *takes))?.into_iter().sum())
     }
 }
 

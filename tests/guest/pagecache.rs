@@ -1,21 +1,12 @@
 //! Stages 08 and 09: every read that they print, judged by mincore() before that read. (Where no page is on
 //! its way from the disk, the pages that a read adds are those that mincore() does not see.)
 
-use std::{
-    fs::File,
-    io::IoSliceMut,
-    num::NonZeroU64,
-    os::{
-        fd::AsRawFd,
-        unix::fs::{FileExt, FileTypeExt, MetadataExt},
-    },
-    ptr, thread,
-    time::{Duration, Instant},
-};
+use std::{io::IoSliceMut, num::NonZeroU64, os::unix::fs::FileTypeExt, ptr};
 
 use io_uring::{IoUring, opcode, squeue, types};
+use regex_lite::Regex;
 use rustix::{
-    fs::{Advice, fadvise},
+    fs::fadvise,
     io::{ReadWriteFlags, preadv2},
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
@@ -36,7 +27,7 @@ tests![
 pub fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 
 /// A read, as it was asked for, its pages that were resident and those that were not, and what it
 /// returned.
@@ -190,41 +181,46 @@ pub fn new_file(mounted: &Mounted, name: &str, size: u64) -> Result<Watched> {
 /// What the stage has printed about the reads of a file, in this order, and their readahead.
 fn printed(output: &str, file: &Watched) -> Result<(Vec<Read>, u64)> {
     let (mut reads, mut readahead) = (Vec::new(), 0);
-    for event in events(output)? {
-        if number(&event, "inode=")? == file.inode {
-            let beyond = number(&event, "readahead ")?;
-            let is_within = number(&event, "offset=")? + number(&event, "bytes=")? <= file.size;
-            ensure!(is_within || beyond == 0, "readahead past the end of the file: {event}");
-            readahead += beyond;
-            reads.push(read_of(&event)?);
-        }
+    for event in events(output)?.into_iter().filter(|event| event.inode == file.inode) {
+        let is_within = event.read.offset + event.read.bytes <= file.size;
+        ensure!(is_within || event.readahead == 0, "readahead past the end of the file: {event:?}");
+        readahead += event.readahead;
+        reads.push(event.read);
     }
     Ok((reads, readahead))
 }
 
-/// The read of an event line.
-fn read_of(event: &str) -> Result<Read> {
-    Ok(Read {
-        offset: number(event, "offset=")?,
-        bytes: number(event, "bytes=")?,
-        hit: number(event, "hit ")?,
-        miss: number(event, "miss ")?,
-        got: between(event, ") = ", ":")?.parse()?,
-    })
+/// An event line, one for each read.
+#[derive(Debug)]
+struct Printed {
+    inode: u64,
+    read: Read,
+    readahead: u64,
 }
 
-/// The event lines, one for each read.
-pub fn events(output: &str) -> Result<Vec<String>> {
+impl Printed {
+    /// Whether this read would have had to wait: EAGAIN, EIOCBQUEUED.
+    fn was_refused(&self) -> bool {
+        [-11, -529].contains(&self.read.got)
+    }
+}
+
+/// The event lines.
+fn events(output: &str) -> Result<Vec<Printed>> {
     let complete = ["trace lines, 0 lost", "No event was seen"];
     ensure!(complete.iter().any(|end| output.contains(end)), "lines were lost: {output}");
+    let line = Regex::new(
+        r"inode=(\d+).*offset=(\d+).*bytes=(\d+).*\) = (-?\d+):.*hit (\d+).*miss (\d+).*readahead (\d+)",
+    )?;
     let events = output.lines().filter_map(|line| line.split_once("bpf_trace_printk: "));
-    Ok(events.map(|(_, event)| event.trim().to_owned()).collect())
-}
-
-fn number(event: &str, name: &str) -> Result<u64> {
-    let (_, rest) = event.split_once(name).with_context(|| format!("no {name} in {event}"))?;
-    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-    rest[..end].parse().with_context(|| event.to_owned())
+    let event = |(_, text): (&str, &str)| {
+        let groups = line.captures(text).with_context(|| format!("odd: {text}"))?;
+        let number = |group: usize| groups[group].parse::<u64>().with_context(|| text.to_owned());
+        let (offset, bytes, got) = (number(2)?, number(3)?, groups[4].parse()?);
+        let read = Read { offset, bytes, got, hit: number(5)?, miss: number(6)? };
+        Ok(Printed { inode: number(1)?, read, readahead: number(7)? })
+    };
+    events.map(event).collect()
 }
 
 /// Starts stage 09 with a filter for this process.
@@ -360,20 +356,19 @@ fn same(what: &str, judged: &[Read], printed: &[Read]) -> Result<()> {
 
 /// The total is the sum of the lines, and nothing was lost.
 fn totals(output: &str) -> Result<()> {
-    sums(output, events(output)?.iter().filter(|event| !was_refused(event)).count())?;
+    sums(output, events(output)?.iter().filter(|event| !event.was_refused()).count())?;
     ensure_none(output, &["dropped", "in flight"])
 }
 
 /// So many reads, and the sums of the lines: those that were refused are not in the total.
 fn sums(output: &str, reads: usize) -> Result<()> {
-    let events = events(output)?;
-    let (refused, counted): (Vec<_>, Vec<_>) = events.iter().partition(|event| was_refused(event));
-    let sum = |name| counted.iter().map(|event| number(event, name)).sum::<Result<u64>>();
-    let (hit, miss) = (sum("hit ")?, sum("miss ")?);
+    let (refused, counted): (Vec<_>, Vec<_>) =
+        events(output)?.into_iter().partition(Printed::was_refused);
+    let hit: u64 = counted.iter().map(|event| event.read.hit).sum();
+    let miss: u64 = counted.iter().map(|event| event.read.miss).sum();
     let total = format!("[Total {} Hit {hit} miss {miss}]", hit + miss);
     ensure!(output.contains(&total), "not {total}: {output}");
-    let readahead: u64 =
-        events.iter().map(|event| number(event, "readahead ")).sum::<Result<_>>()?;
+    let readahead: u64 = refused.iter().chain(&counted).map(|event| event.readahead).sum();
     ensure!(count(output, "readahead")? == readahead, "readahead is not {readahead}: {output}");
     // Only the answer to the exercise io_uring prints such reads.
     let said = count(output, "refused").unwrap_or(0);
@@ -381,11 +376,6 @@ fn sums(output: &str, reads: usize) -> Result<()> {
     let reads = format!(" {reads} reads through");
     ensure!(output.contains(&reads), "not {reads}: {output}");
     Ok(())
-}
-
-/// Whether this read would have had to wait: EAGAIN, EIOCBQUEUED.
-fn was_refused(event: &str) -> bool {
-    event.contains(") = -11:") || event.contains(") = -529:")
 }
 
 /// io_uring may ask twice for one read, and find the second time what the first one has brought in. A
@@ -447,12 +437,12 @@ pub fn exercise_io_uring() -> Result<()> {
             }
             let ios = fio_report(&report.stdout)?["read"]["total_ios"].as_u64();
             let ios = ios.with_context(|| format!("{report:?}"))? as usize;
-            let counted = events(&output)?.into_iter().filter(|event| !was_refused(event));
+            let counted = events(&output)?.into_iter().filter(|event| !event.was_refused());
             let (ours, others): (Vec<_>, Vec<_>) =
-                counted.partition(|event| event.contains(&format!("inode={} ", file.inode)));
-            let sum = |name| ours.iter().map(|event| number(event, name)).sum::<Result<u64>>();
-            let (hits, misses, readahead) =
-                (sum("hit ")?, sum("miss ")?, printed(&output, &file)?.1);
+                counted.partition(|event| event.inode == file.inode);
+            let hits: u64 = ours.iter().map(|event| event.read.hit).sum();
+            let misses: u64 = ours.iter().map(|event| event.read.miss).sum();
+            let readahead = printed(&output, &file)?.1;
             let what = format!("{bytes} KiB, {depth} at once, {jobs} jobs, {order}");
             // All pages are asked for once, and those that were not there come once, with or without readahead.
             let is_right = hits + misses == all && misses + readahead == all - hit;
@@ -480,19 +470,11 @@ fn stage09_threads() -> Result<()> {
         let files: Vec<Watched> =
             names.iter().map(|name| new_file(&mounted, name, 4 * MIB)).collect::<Result<_>>()?;
         let running = start_for_me()?;
-        let judged: Vec<Vec<Read>> = thread::scope(|scope| {
-            let read = |(cpu, file): (usize, &Watched)| -> Result<Vec<Read>> {
-                if names.len() == 2 {
-                    stay_on(cpu)?;
-                }
-                Ok([file.read_all(3 * page_size())?, file.read_all(64 * page_size())?].concat())
-            };
-            let start = |numbered| scope.spawn(move || read(numbered));
-            let threads: Vec<_> = files.iter().enumerate().map(start).collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().expect("a thread"))
-                .collect::<Result<_>>()
+        let judged = in_threads(files.iter().enumerate(), |(cpu, file)| {
+            if names.len() == 2 {
+                stay_on(cpu)?;
+            }
+            Ok([file.read_all(3 * page_size())?, file.read_all(64 * page_size())?].concat())
         })?;
         let output = running.interrupt()?;
         if skipped_some(&output)? {
@@ -601,9 +583,8 @@ fn stage08_the_rest_of_a_direct_read() -> Result<()> {
         judged.push(Read { offset: part, bytes: part, hit, miss, got });
     }
     let output = running.interrupt()?;
-    let events = events(&output)?;
-    let events = events.iter().filter(|event| event.contains(&format!("inode={} ", file.inode)));
-    let printed = events.map(|event| read_of(event)).collect::<Result<Vec<_>>>()?;
+    let events = events(&output)?.into_iter().filter(|event| event.inode == file.inode);
+    let printed: Vec<Read> = events.map(|event| event.read).collect();
     ensure!(judged[0].hit == 0 && judged[1].miss == 0, "the test does not test: {judged:?}");
     same("rest", &judged, &printed)?;
     totals(&output)

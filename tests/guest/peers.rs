@@ -1,23 +1,15 @@
 //! Tools that are not ours: in a root of their own, and ready when their programs are attached.
 
 use std::{
-    fs,
     os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::atomic::{AtomicU32, Ordering::Relaxed},
-    thread,
-    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, kill_process_group};
 use truth::Tool;
 
-use crate::{
-    run::{shell, wait_until},
-    table::Refusal,
-};
+use crate::{prelude::*, table::Refusal};
 
 /// How many have been started: each has a file of its own for its output.
 static STARTED: AtomicU32 = AtomicU32::new(0);

@@ -59,9 +59,9 @@ fn stage00_counts_every_request_in_its_column() -> Result<()> {
 
 /// The figure of a line like `     p50     10223615 ns   10.2 ms`.
 fn figure(output: &str, name: &str) -> Result<u64> {
-    let mut lines = output.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let words = lines.find(|words| words.first() == Some(&name));
-    words.and_then(|words| words.get(1)?.parse().ok()).with_context(|| format!("{name}: {output}"))
+    let found = rows(output, &format!(r"{name} +(\d+) ns"));
+    let [figure] = found.first().with_context(|| format!("no {name}: {output}"))?;
+    Ok(figure.parse()?)
 }
 
 /// The time of a request begins with the driver, not in the queue before it, and ends with its last part:

@@ -2,7 +2,7 @@
 
 use std::{
     cell::Cell,
-    fmt, fs,
+    fs,
     io::{BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -532,16 +532,9 @@ pub fn may_skip() -> Result<bool> {
 }
 
 /// What a test ends with that finds nothing here by which it could judge.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct NotJudged(String);
-
-impl fmt::Display for NotJudged {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for NotJudged {}
 
 /// Ends a test that cannot judge, on this kernel or in this run, and says why.
 pub fn not_judged<T>(reason: impl Into<String>) -> Result<T> {
@@ -551,6 +544,11 @@ pub fn not_judged<T>(reason: impl Into<String>) -> Result<T> {
 /// Says what a test leaves out that it judges elsewhere: the runner counts such tests.
 pub fn judged_weakly(reason: &str) {
     println!("judged weakly: {reason}");
+}
+
+/// Whether the kernel attaches one program to many functions at once, and knows these by their names.
+pub fn has_fprobe() -> Result<bool> {
+    Ok(fs::read_to_string("/proc/kallsyms")?.contains(" register_fprobe_ips\n"))
 }
 
 /// Gives this thread a real-time priority: it then waits for no thread with a lower one, nor for one
@@ -617,6 +615,18 @@ pub fn stay_on(cpu: usize) -> Result<()> {
     let mut cpus = CpuSet::new();
     cpus.set(cpu);
     Ok(sched_setaffinity(None, &cpus)?)
+}
+
+/// Does this for each of them, at the same time.
+pub fn in_threads<T: Send, U: Send>(
+    all: impl IntoIterator<Item = T>,
+    each: impl Fn(T) -> Result<U> + Sync,
+) -> Result<Vec<U>> {
+    let each = &each;
+    thread::scope(|scope| {
+        let threads: Vec<_> = all.into_iter().map(|one| scope.spawn(move || each(one))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread")).collect()
+    })
 }
 
 /// Runs a stage to its end.
@@ -745,6 +755,12 @@ pub fn slowest<'a>(output: &'a str, [from, to]: [&str; 2]) -> Result<Slowest<'a>
 /// The latency of the slowest I/O, in ns.
 pub fn max_latency(output: &str) -> Result<u64> {
     Ok(between(output, "Max latency ", " ns")?.parse()?)
+}
+
+/// What the groups of a pattern find, in each line of a text that is like it from its start on.
+pub fn rows<'a, const N: usize>(text: &'a str, pattern: &str) -> Vec<[&'a str; N]> {
+    let pattern = regex_lite::Regex::new(&format!("(?m)^ *{pattern}")).expect("a pattern");
+    pattern.captures_iter(text).map(|row| row.extract().1).collect()
 }
 
 /// The text between `before` and `after`.

@@ -7,8 +7,6 @@
 pub mod laws;
 pub mod loads;
 
-use std::fmt;
-
 use truth::{Case, Family, Plan, Tool, together};
 
 use crate::{exporter, peers::Peer, prelude::*};
@@ -38,16 +36,9 @@ groups![
 ];
 
 /// A tool that did not start, and what it said.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct Refusal(pub String);
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// Tools that run beside a load.
 pub struct Beside(Vec<(Tool, Tracer)>);

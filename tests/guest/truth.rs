@@ -1,15 +1,12 @@
 //! Storage tracers beside outside judges, for `cargo truth`: each case runs a load beside a tool, and the
 //! kernel's counters, fio, a timer or mincore() say what is true.
 
-use std::{env, sync::atomic::Ordering::Relaxed, time::Instant};
+use std::{env, sync::atomic::Ordering::Relaxed};
 
-use anyhow::{Context, Result};
-use serde_json::Value;
 use truth::{Case, Cell, Expected, Fact, Family, PLAN, Plan, Tool, Verdict};
 
 use crate::{
-    disks,
-    run::{SHOWN, shell, wait_until},
+    prelude::*,
     table::{Beside, Printed, Refusal, set_up},
 };
 

@@ -109,21 +109,19 @@ pub fn agree(program: &str, text: &str) -> Result<()> {
         }
         "stage07" => block(text, "requests completed", REQUEST)?,
         "stage00" => {
-            let rows = text.lines().filter_map(|line| line.split_once(" # "));
-            let rows = rows.map(|(_, number)| number.parse().unwrap_or(0)).sum::<u64>();
+            let rows = sum(&rows(text, r".* # (\d+)$"));
             ensure!(rows == count(text, "requests completed")?, "{rows} requests in the rows");
         }
         "stage08" | "stage09" => {
-            let total = text.lines().find(|line| line.starts_with("[Total "));
-            let numbers = total.context("no total")?.split(|c: char| !c.is_ascii_digit());
-            let numbers: Vec<u64> = numbers.filter_map(|number| number.parse().ok()).collect();
-            let [total, hit, miss] = numbers[..] else { anyhow::bail!("odd total: {numbers:?}") };
+            let line = text.lines().find(|line| line.starts_with("[Total ")).context("no total")?;
+            let totals = rows(line, r"\[Total (\d+) Hit (\d+) miss (\d+)\]");
+            let [total, hit, miss] =
+                totals.first().context(line.to_owned())?.map(|it| sum(&[[it]]));
             ensure!(total == hit + miss, "{total} are not {hit} and {miss}");
         }
         "slow_io" => parts_are_the_total(text)?,
         "bitehist" => {
-            let rows = text.lines().filter_map(|line| line.split_once(" : ")?.1.split_once(' '));
-            let rows = rows.filter_map(|(number, _)| number.parse::<u64>().ok()).sum::<u64>();
+            let rows = sum(&rows(text, r".* : (\d+) "));
             // Beside them, commands of a driver: they have no size.
             let all = count(text, "I/Os completed")?;
             ensure!(rows == all, "{rows} in the rows, {all} in all");
@@ -131,6 +129,10 @@ pub fn agree(program: &str, text: &str) -> Result<()> {
         _ => {}
     }
     Ok(())
+}
+
+fn sum(numbers: &[[&str; 1]]) -> u64 {
+    numbers.iter().filter_map(|[number]| number.parse::<u64>().ok()).sum()
 }
 
 /// The slowest I/O is one I/O, and whether all were measured is said beside it.

@@ -2,22 +2,18 @@
 
 use std::{
     cell::RefCell,
-    os::unix::fs::FileExt,
     rc::{Rc, Weak},
     sync::{
         atomic::{AtomicBool, Ordering::Relaxed},
         mpsc,
     },
-    thread,
 };
 
-use anyhow::anyhow;
-use rustix::fs::Advice;
 use truth::{Fact, Question::*};
 
 use crate::{
     disks::in_flight,
-    pagecache::{Read, Watched, at_random, new_file, page_size},
+    pagecache::{MIB, Read, Watched, at_random, new_file, page_size},
     prelude::*,
     slow_io::throttle,
 };
@@ -72,7 +68,6 @@ pub const LOADS: &[(&str, Load)] = &[
     ("raid1", raid1),
     ("crypt_on_raid1", crypt_on_raid1),
     ("raid5", raid5),
-    ("thin", thin),
     ("btrfs", btrfs),
     ("two_disks", two_disks),
     ("flush", flush),
@@ -92,9 +87,10 @@ pub const LOADS: &[(&str, Load)] = &[
     ("sizes", sizes),
     ("partition", partition),
     ("exits", exits),
+    // These are no cases: the exporter's own.
+    ("after_flushes", after_flushes),
+    ("multipath", multipath),
 ];
-
-const MIB: u64 = 1 << 20;
 
 /// What a load did to disks. All are counts of I/Os.
 #[derive(Clone, Copy, Default)]
@@ -149,55 +145,46 @@ impl Did {
     }
 }
 
-/// The block layer's counters of some disks, from now on.
-struct Counters {
-    disks: Vec<String>,
-    before: [u64; 3],
-    commands: Option<Ftrace>,
+/// What disks have completed during a load, by the block layer's counters, taking every bio of these disks for
+/// one that was submitted; and what the load returns.
+fn counted<T>(disks: &[impl AsRef<str>], load: impl FnOnce() -> Result<T>) -> Result<(Did, T)> {
+    let disks: Vec<&str> = disks.iter().map(AsRef::as_ref).collect();
+    // Where an emulated disk loses a command, the driver aborts it after 30 s, and resets the disk, by
+    // commands of its own.
+    let own = disks.iter().any(|disk| disk.starts_with("nvme"));
+    let own = own.then(|| Ftrace::new(&[Hook::Tracepoint("nvme/nvme_setup_cmd", "qid == 0")]));
+    let (own, before) = (own.transpose()?, now(&disks)?);
+    let report = load()?;
+    wait_until("idle disks", || {
+        Ok(disks.iter().map(|disk| in_flight(disk)).sum::<Result<u64>>()? == 0)
+    })?;
+    let now = now(&disks)?;
+    let [requests, bios, flushes] = [0, 1, 2].map(|n| now[n] - before[n]);
+    let commands = own.map_or(Ok(0), |own| own.events().map(|all| all.len() as u64))?;
+    let did = Did { bios, requests, flushes, commands, clones: Some(0), ..Did::default() };
+    Ok((did, report))
 }
 
-impl Counters {
-    fn of(disks: &[impl AsRef<str>]) -> Result<Counters> {
-        let disks: Vec<String> = disks.iter().map(|disk| disk.as_ref().to_owned()).collect();
-        // Where an emulated disk loses a command, the driver aborts it after 30 s, and resets the disk, by
-        // commands of its own.
-        let commands = disks.iter().any(|disk| disk.starts_with("nvme"));
-        let commands =
-            commands.then(|| Ftrace::new(&[Hook::Tracepoint("nvme/nvme_setup_cmd", "qid == 0")]));
-        Ok(Counters { before: now(&disks)?, disks, commands: commands.transpose()? })
-    }
-
-    /// What has completed since, taking every bio of these disks for one that was submitted.
-    fn since(&self) -> Result<Did> {
-        wait_until("idle disks", || {
-            Ok(self.disks.iter().map(|disk| in_flight(disk)).sum::<Result<u64>>()? == 0)
-        })?;
-        let now = now(&self.disks)?;
-        let [requests, bios, flushes] = [0, 1, 2].map(|n| now[n] - self.before[n]);
-        let commands = match &self.commands {
-            Some(commands) => commands.events()?.len() as u64,
-            None => 0,
-        };
-        Ok(Did { bios, requests, flushes, commands, clones: Some(0), ..Did::default() })
-    }
-}
-
-fn now(disks: &[String]) -> Result<[u64; 3]> {
+fn now(disks: &[&str]) -> Result<[u64; 3]> {
     let sum = |of: fn(&str) -> Result<u64>| disks.iter().map(|disk| of(disk)).sum::<Result<u64>>();
     Ok([sum(disks::requests)?, sum(disks::bios)?, sum(disks::flushes)?])
 }
 
 /// The slowest I/O of fio's report, from its submission until fio has seen its end, ns.
 pub fn slowest(report: &Value) -> Result<u64> {
-    report["read"]["lat_ns"]["max"].as_u64().with_context(|| format!("no latency: {report}"))
+    figure(report, "/read/lat_ns/max")
 }
 
 fn total(report: &Value) -> Result<u64> {
-    report["read"]["total_ios"].as_u64().with_context(|| format!("no count: {report}"))
+    figure(report, "/read/total_ios")
 }
 
 fn synced(report: &Value) -> Result<u64> {
-    report["sync"]["total_ios"].as_u64().with_context(|| format!("no fsync: {report}"))
+    figure(report, "/sync/total_ios")
+}
+
+fn figure(report: &Value, path: &str) -> Result<u64> {
+    report.pointer(path).and_then(Value::as_u64).with_context(|| format!("no {path}: {report}"))
 }
 
 /// Reads of one disk, each of them one bio and one request. `of_disk` lives as long as the load.
@@ -205,9 +192,7 @@ fn plain<T: 'static>(of_disk: T, disk: String, options: &str, least: u64) -> Res
     let options = options.to_owned();
     Ready::new(move || {
         let _of_disk = &of_disk;
-        let counters = Counters::of(&[&disk])?;
-        fio_direct(&disk, &options)?;
-        let did = counters.since()?;
+        let (did, _) = counted(&[&disk], || fio_direct(&disk, &options))?;
         let Did { bios, requests, .. } = did;
         ensure!(requests >= least && bios == requests, "{requests} requests, {bios} bios");
         Ok(did.facts())
@@ -223,18 +208,13 @@ fn timer() -> Result<Ready> {
     const TIMER: u64 = 10_000_000;
     let disk = NullBlk::timer("timer", 10, &[])?;
     Ready::new(move || {
-        let counters = Counters::of(&[&disk.name])?;
-        let report = fio_direct(&disk.name, "--iodepth=4 --number_ios=200")?;
-        let (did, slowest) = (counters.since()?, slowest(&report)?);
+        let load = || fio_direct(&disk.name, "--iodepth=4 --number_ios=200");
+        let (did, report) = counted(&[&disk.name], load)?;
+        let slowest = slowest(&report)?;
         ensure!(did.requests >= 200 && slowest >= TIMER, "{} requests", did.requests);
-        Ok([
-            did.facts(),
-            vec![
-                Fact::between(FastestRequest, TIMER, slowest),
-                Fact::between(SlowestRequest, TIMER, slowest),
-            ],
-        ]
-        .concat())
+        let of_timer = [FastestRequest, SlowestRequest];
+        let of_timer = of_timer.map(|question| Fact::between(question, TIMER, slowest));
+        Ok(did.facts().into_iter().chain(of_timer).collect())
     })
 }
 
@@ -254,13 +234,13 @@ fn slow_sector() -> Result<Ready> {
     let slow = Mapped::new("slow", &table)?;
     let disk = slow.disk()?;
     Ready::new(move || {
-        let (above, below) = (Counters::of(&[&disk])?, Counters::of(&[&null.name])?);
-        let [reads, one] = [(0, 400), (SECTOR * 512, 1)].map(|(offset, ios)| {
+        let read = |offset, ios| {
             let options = format!("--rw=read --offset={offset} --size=32M --number_ios={ios}");
-            fio_direct(&slow.path(), &options)
-        });
-        let slowest = slowest(&reads?)?.max(slowest(&one?)?);
-        let (bios, below) = (above.since()?.bios, below.since()?);
+            slowest(&fio_direct(&slow.path(), &options)?)
+        };
+        let reads = || Ok(read(0, 400)?.max(read(SECTOR * 512, 1)?));
+        let (below, (above, slowest)) = counted(&[&null.name], || counted(&[&disk], reads))?;
+        let bios = above.bios;
         ensure!(bios >= 401 && slowest >= LEAST, "{bios} bios, {slowest} ns");
         Ok([
             Did { bios, clones: Some(below.bios), ..below }.facts(),
@@ -276,11 +256,8 @@ fn splitting(disks: Vec<String>, options: &str, reads: u64) -> Result<Ready> {
     let options = options.to_owned();
     Ready::new(move || {
         let submitted = Ftrace::new(&[Hook::Function("submit_bio")])?;
-        let counters = Counters::of(&disks)?;
-        for disk in &disks {
-            fio_direct(disk, &options)?;
-        }
-        let did = counters.since()?;
+        let read = || disks.iter().try_for_each(|disk| fio_direct(disk, &options).map(drop));
+        let (did, ()) = counted(&disks, read)?;
         let did = Did { bios: submitted.events()?.len() as u64, ..did };
         let Did { bios, requests, .. } = did;
         ensure!(bios >= reads && requests >= 2 * bios, "{bios} bios, {requests} requests");
@@ -308,11 +285,8 @@ fn checksums() -> Result<Ready> {
     let verify = fs::read_to_string(format!("/sys/block/{}/integrity/read_verify", disk.name))?;
     ensure!(verify.trim() == "1", "nothing is verified: {verify}");
     Ready::new(move || {
-        let counters = Counters::of(&[&disk.name])?;
-        for rw in ["randwrite", "randread"] {
-            fio_direct(&disk.name, &format!("--rw={rw} --number_ios=100 --size=32M"))?;
-        }
-        let did = counters.since()?;
+        let load = |rw| fio_direct(&disk.name, &format!("--rw={rw} --number_ios=100 --size=32M"));
+        let (did, _) = counted(&[&disk.name], || load("randwrite").and(load("randread")))?;
         ensure!(did.bios == 200, "{} bios", did.bios);
         Ok(Did { in_parts: 100, parts: 100, ..did }.facts())
     })
@@ -322,10 +296,9 @@ fn checksums() -> Result<Ready> {
 fn merge() -> Result<Ready> {
     let disk = disks::virtio()?;
     Ready::new(move || {
-        let counters = Counters::of(&[&disk])?;
-        let batches = "--iodepth=32 --iodepth_batch=32 --iodepth_batch_complete_min=32";
-        let report = fio_direct(&disk, &format!("--rw=write --size=8M {batches}"))?;
-        let did = counters.since()?;
+        let options = "--rw=write --size=8M --iodepth=32 --iodepth_batch=32 \
+                       --iodepth_batch_complete_min=32";
+        let (did, report) = counted(&[&disk], || fio_direct(&disk, options))?;
         let (Did { bios, requests, .. }, writes) = (did, report["write"]["total_ios"].as_u64());
         ensure!(writes == Some(bios), "fio wrote {writes:?} times, and there are {bios} bios");
         ensure!(requests * 4 < bios, "{requests} requests of {bios} bios: few were merged");
@@ -342,9 +315,9 @@ fn tried_again(opts: &str) -> Result<Ready> {
             let text = fs::read_to_string(path)?;
             Ok(u64::from_str_radix(text.trim().trim_start_matches("0x"), 16)?)
         };
-        let (counters, before) = (Counters::of(&[&disk.name])?, commands()?);
-        fio_direct(&disk.name, "--rw=read --bs=64k --number_ios=60 --size=4M")?;
-        let (did, commands) = (counters.since()?, commands()? - before);
+        let (before, load) = (commands()?, "--rw=read --bs=64k --number_ios=60 --size=4M");
+        let (did, _) = counted(&[&disk.name], || fio_direct(&disk.name, load))?;
+        let commands = commands()? - before;
         let requests = did.requests;
         ensure!(requests >= 60 && commands >= requests + 5, "{requests} requests, {commands}");
         Ok(Did { again: commands - requests, ..did }.facts())
@@ -356,9 +329,9 @@ fn iostats_off() -> Result<Ready> {
     let disk = NullBlk::timer("silent", 1, &[])?;
     fs::write(disk.queue("iostats"), "0")?;
     Ready::new(move || {
-        let counters = Counters::of(&[&disk.name])?;
-        let report = fio_direct(&disk.name, "--iodepth=8 --number_ios=400")?;
-        ensure!(counters.since()?.requests == 0, "the kernel still counts");
+        let load = || fio_direct(&disk.name, "--iodepth=8 --number_ios=400");
+        let (did, report) = counted(&[&disk.name], load)?;
+        ensure!(did.requests == 0, "the kernel still counts");
         Ok(Did { clones: Some(0), ..Did::only(total(&report)?) }.facts())
     })
 }
@@ -368,9 +341,10 @@ fn iostats_off() -> Result<Ready> {
 fn stacked<T: 'static>(stack: (Mapped, T), below: Vec<String>, load: &str) -> Result<Ready> {
     let load = load.to_owned();
     Ready::new(move || {
-        let bottom = Counters::of(&below)?;
-        let report = fio_direct(&stack.0.path(), &load)?;
-        let (bios, did) = (total(&report)?, bottom.since()?);
+        // All of the stack: what is below goes last.
+        let (mapped, _) = &stack;
+        let (did, report) = counted(&below, || fio_direct(&mapped.path(), &load))?;
+        let bios = total(&report)?;
         ensure!(bios >= 640 && did.requests >= bios, "{bios} reads, {} requests", did.requests);
         Ok(Did { bios, clones: None, ..did }.facts())
     })
@@ -437,9 +411,7 @@ fn in_workers<T: 'static>(
         let submitted = Ftrace::new(&[Hook::Function("submit_bio")])?;
         // Whoever writes behind may write more at once than a disk takes: at most so many bios are in parts.
         let splits = Ftrace::new(&[Hook::Tracepoint("block/block_split", "")])?;
-        let bottom = Counters::of(&below)?;
-        load(&kept)?;
-        let did = bottom.since()?;
+        let (did, ()) = counted(&below, || load(&kept))?;
         let [bios, in_parts] =
             [submitted, splits].map(|ftrace| ftrace.events().map(|all| all.len() as u64));
         let (bios, in_parts) = (bios?, in_parts?);
@@ -452,34 +424,13 @@ fn in_workers<T: 'static>(
 fn raid5() -> Result<Ready> {
     shell("modprobe -a dm_raid raid456 || true")?;
     let (virtio, nvme) = (disks::virtio()?, disks::nvme()?);
-    let slices = [
-        slice("raid5-a", &virtio, 0)?,
-        slice("raid5-b", &virtio, 65536)?,
-        slice("raid5-c", &nvme, 0)?,
-    ];
+    let [a, b] = [("raid5-a", 0), ("raid5-b", 65536)].map(|(name, at)| slice(name, &virtio, at));
+    let slices = [a?, b?, slice("raid5-c", &nvme, 0)?];
     let [a, b, c] = slices.each_ref().map(Mapped::path);
     let table = format!("0 131072 raid raid5_ls 2 64 nosync 3 - {a} - {b} - {c}");
     let raid = Mapped::new("raid5", &table)?;
     in_workers((raid, slices), vec![virtio, nvme], |(raid, _)| {
         fio_direct(&raid.path(), MIXED_BY_64).map(drop)
-    })
-}
-
-/// Writes that a worker of dm-thin finds room for, and a discard.
-fn thin() -> Result<Ready> {
-    shell("modprobe dm_thin_pool || true")?;
-    let virtio = disks::virtio()?;
-    let slices = [slice("thin-a", &virtio, 0)?, slice("thin-b", &virtio, 65536)?];
-    let [a, b] = slices.each_ref().map(Mapped::path);
-    shell(&format!("dd if=/dev/zero of={a} bs=4k count=1 oflag=direct status=none"))?;
-    let pool = Mapped::new("pool", &format!("0 65536 thin-pool {a} {b} 128 0"))?;
-    shell(&format!("dmsetup message {} 0 'create_thin 0'", pool.path()))?;
-    let thin = Mapped::new("thin", &format!("0 65536 thin {} 0", pool.path()))?;
-    in_workers((thin, pool, slices), vec![virtio], |(thin, pool, _)| {
-        fio_direct(&thin.path(), &format!("{MIXED_BY_64} --rw=randwrite"))?;
-        shell(&format!("blkdiscard {}", thin.path()))?;
-        // The pool writes its metadata within a second, unasked; when it is suspended, at once.
-        pool.suspend(true)
     })
 }
 
@@ -512,10 +463,12 @@ fn two_disks() -> Result<Ready> {
         let reads = |disk: &NullBlk| {
             fio_direct_command(&disk.name, "--rw=read --iodepth=4 --number_ios=20 --size=80k")
         };
-        let counters = Counters::of(&[&fast.name, &slow.name])?;
-        let fast = format!("for i in 1 2 3 4 5 6 7 8; do {} >/dev/null; done", reads(&fast));
-        let report = shell(&format!("{fast} & {}; wait $!", reads(&slow)))?;
-        let did = counters.since()?;
+        let load = format!(
+            "for i in 1 2 3 4 5 6 7 8; do {} >/dev/null; done & {}; wait $!",
+            reads(&fast),
+            reads(&slow)
+        );
+        let (did, report) = counted(&[&fast.name, &slow.name], || shell(&load))?;
         ensure!(did.requests >= 180, "{} requests", did.requests);
         let slowest = slowest(&fio_report(&report)?)?;
         Ok([did.facts(), vec![Fact::between(SlowestRequest, 250_000_000, slowest)]].concat())
@@ -527,9 +480,9 @@ fn two_disks() -> Result<Ready> {
 fn flush() -> Result<Ready> {
     let disk = disks::virtio()?;
     Ready::new(move || {
-        let counters = Counters::of(&[&disk])?;
-        let report = fio_direct(&disk, "--rw=write --fsync=4 --number_ios=200 --size=128M")?;
-        let (did, asked) = (counters.since()?, synced(&report)?);
+        let options = "--rw=write --fsync=4 --number_ios=200 --size=128M";
+        let (did, report) = counted(&[&disk], || fio_direct(&disk, options))?;
+        let asked = synced(&report)?;
         ensure!(did.flushes >= 20 && asked >= 20, "{} flushes, {asked} asked for", did.flushes);
         Ok(Did { asked, ..did }.facts())
     })
@@ -542,10 +495,9 @@ fn unqueued_flush() -> Result<Ready> {
     let cache = fs::read_to_string(disk.queue("write_cache"))?;
     ensure!(cache.trim() == "write through", "null_blk has a cache: {cache}");
     Ready::new(move || {
-        let counters = Counters::of(&[&disk.name])?;
         let load = "--rw=randwrite --ioengine=psync --fsync=1 --number_ios=200 --size=64M";
-        let report = fio_direct(&disk.name, load)?;
-        let (did, flushes) = (counters.since()?, synced(&report)?);
+        let (did, report) = counted(&[&disk.name], || fio_direct(&disk.name, load))?;
+        let flushes = synced(&report)?;
         ensure!(did.bios == 200 && flushes > 190, "{} writes, {flushes} flushes", did.bios);
         Ok(Did { bios: did.bios + flushes, ..did }.facts())
     })
@@ -573,12 +525,11 @@ fn discard() -> Result<Ready> {
     let more = [("memory_backed", "1"), ("discard", "1"), ("size", "64")];
     let disk = NullBlk::timer("discard", 1, &more)?;
     Ready::new(move || {
-        let counters = Counters::of(&[&disk.name])?;
-        shell(&format!(
+        let load = format!(
             "for i in 0 1 2 3 4 5 6 7 8 9; do blkdiscard -f -o $((i * 1048576)) -l 1048576 /dev/{}; done",
             disk.name
-        ))?;
-        let did = counters.since()?;
+        );
+        let (did, _) = counted(&[&disk.name], || shell(&load))?;
         ensure!(did.requests == 10, "{} requests of ten discards", did.requests);
         // The counters have no discard among the bios.
         Ok(Did { clones: Some(0), ..Did::only(did.requests) }.facts())
@@ -618,15 +569,12 @@ fn one_tag() -> Result<Ready> {
     let disk = NullBlk::one_tag("one-tag", 20)?;
     disk.queues()?;
     Ready::new(move || {
-        let counters = Counters::of(&[&disk.name])?;
-        let report = fio_direct(&disk.name, "--iodepth=8 --number_ios=40 --size=16M")?;
+        let load = || fio_direct(&disk.name, "--iodepth=8 --number_ios=40 --size=16M");
+        let (did, report) = counted(&[&disk.name], load)?;
         let slowest = slowest(&report)?;
         ensure!(slowest >= 4 * TIMER, "{slowest} ns: nothing has waited");
-        Ok([
-            counters.since()?.facts(),
-            vec![Fact::between(QueuedShare, 50, 99), Fact::between(SlowestBio, 4 * TIMER, slowest)],
-        ]
-        .concat())
+        let slowest = Fact::between(SlowestBio, 4 * TIMER, slowest);
+        Ok([did.facts(), vec![Fact::between(QueuedShare, 50, 99), slowest]].concat())
     })
 }
 
@@ -770,25 +718,19 @@ fn cache_mmap() -> Result<Ready> {
 fn cache_threads() -> Result<Ready> {
     cached("threads", false, |file| {
         file.advise(Advice::Random, 0, 0)?;
-        thread::scope(|scope| {
-            let threads: Vec<_> =
-                (0..64).map(|n| scope.spawn(move || at_random(file, 100, (n, 64)))).collect();
-            let joined = threads.into_iter().map(|thread| thread.join().expect("a thread"));
-            Ok(joined.collect::<Result<Vec<_>>>()?.concat())
-        })
+        Ok(in_threads(0..64, |n| at_random(file, 100, (n, 64)))?.concat())
     })
 }
 
 fn sizes() -> Result<Ready> {
     let disk = disks::virtio()?;
     Ready::new(move || {
-        let read = |options: &str| -> Result<Did> {
-            let counters = Counters::of(&[&disk])?;
-            fio_direct(&disk, &format!("{options} --iodepth=8 --size=128M"))?;
-            counters.since()
+        let read = |options: &str| -> Result<u64> {
+            let options = format!("{options} --iodepth=8 --size=128M");
+            Ok(counted(&[&disk], || fio_direct(&disk, &options))?.0.requests)
         };
-        let small = read("--bs=4k --number_ios=300")?.requests;
-        let large = read("--bs=64k --number_ios=150")?.requests;
+        let small = read("--bs=4k --number_ios=300")?;
+        let large = read("--bs=64k --number_ios=150")?;
         ensure!(small >= 300 && large >= 150, "{small} small, {large} large");
         Ok(vec![Fact::exactly(Requests, small + large), Fact::exactly(LargeRequests, large)])
     })
@@ -800,9 +742,8 @@ fn partition() -> Result<Ready> {
     let partition = disks::partitioned(&disk.name)?;
     // The kernel counts a bio of a partition for the disk, too.
     Ready::new(move || {
-        let counters = Counters::of(&[&disk.name])?;
-        fio_direct(&partition, "--iodepth=4 --number_ios=300")?;
-        let did = counters.since()?;
+        let load = || fio_direct(&partition, "--iodepth=4 --number_ios=300");
+        let (did, _) = counted(&[&disk.name], load)?;
         ensure!(did.requests >= 300, "{} requests", did.requests);
         Ok(did.facts())
     })
@@ -813,13 +754,41 @@ fn exits() -> Result<Ready> {
     // Else a readahead of 128 KiB is split.
     let disk = NullBlk::timer("exits", 50, &[("max_sectors", "1024")])?;
     Ready::new(move || {
-        let counters = Counters::of(&[&disk.name])?;
         let read = format!("dd if=/dev/{} of=/dev/null bs=64k count=1 status=none", disk.name);
-        for at in 0..10 {
-            Running::bash(&format!("exec {read} skip={}", at * 64))?.end_well()?;
-        }
-        let (did, sectors) = (counters.since()?, disks::sectors_read(&disk.name)?);
+        let load =
+            || (0..10).try_for_each(|at| shell(&format!("{read} skip={}", at * 64)).map(drop));
+        let (did, ()) = counted(&[&disk.name], load)?;
+        let sectors = disks::stat(&disk.name)?[2];
         ensure!(did.requests >= 10 && sectors > 10 * 128, "{sectors} sectors: none was read ahead");
         Ok(did.facts())
+    })
+}
+
+/// Writes that have to be on the disk, which cannot write past its cache: the block layer flushes after each of
+/// them. The request completes twice.
+fn after_flushes() -> Result<Ready> {
+    let disk = disks::virtio()?;
+    Ready::new(move || {
+        let options = "--rw=write --ioengine=psync --sync=dsync --number_ios=50 --size=16M";
+        let (did, _) = counted(&[&disk], || fio_direct(&disk, options))?;
+        ensure!(did.flushes >= 50, "{} flushes: the test does not test", did.flushes);
+        Ok(did.facts())
+    })
+}
+
+/// dm-multipath completes a request with its data, and once more; what it flushes is a clone of a flush.
+fn multipath() -> Result<Ready> {
+    shell("modprobe -a dm_multipath dm_round_robin")?;
+    let disk = ScsiDebug::new("dev_size_mb=64 ndelay=2000000")?;
+    let table = format!("0 131072 multipath 0 0 1 1 round-robin 0 1 1 /dev/{} 1000", disk.name);
+    // They go in this order: the disk stays as long as something is mapped to it.
+    let disks = (Mapped::new("multipath", &table)?, disk);
+    Ready::new(move || {
+        let (mapped, _) = &disks;
+        let path = mapped.path();
+        fio_direct(&path, "--bs=64k --iodepth=4 --number_ios=100 --size=16M")?;
+        let flushed = "--rw=randwrite --ioengine=psync --fsync=1 --number_ios=20 --size=16M";
+        fio_direct(&path, flushed)?;
+        Ok(Vec::new())
     })
 }
