@@ -1,18 +1,7 @@
 //! `slow_io` beside the block layer's tracepoints, and beside delays that are put into one part.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-
-use crate::{
-    disks::{self, Mapped, NullBlk, ScsiDebug},
-    ftrace::{Event, Ftrace, Hook},
-    run::{
-        Gate, Running, beside_a_stopped, count, fio, fio_command, judged_weakly, program, shell,
-        stage, wait_until, workspace,
-    },
-};
+pub use crate::disks::reads;
+use crate::prelude::*;
 
 tests![
     slow_io_blames_the_right_part,
@@ -29,8 +18,8 @@ tests![
 fn stage13_counts_what_is_lost() -> Result<()> {
     let quick = NullBlk::named("quick", &[])?;
     let before = disks::bios(&quick.name)?;
-    let read = reads(&format!("/dev/{}", quick.name), 20_000);
-    let output = beside_a_stopped("stage13", &["--min", "1ns"], || shell(&read).map(drop))?;
+    let load = || disks::read(&quick.name, 20_000);
+    let output = beside_a_stopped("stage13", &["--min", "1ns"], load)?;
     let did = disks::bios(&quick.name)? - before;
     let lines = output.lines().filter(|line| line.contains(" KiB  ")).count() as u64;
     let (slow, lost) = (count(&output, "slow, ")?, count(&output, "lost (")?);
@@ -66,9 +55,8 @@ pub fn throttle(disk: &str) -> Result<String> {
 }
 
 fn read_throttled(cgroup: &str, disk: &str, count: u32) -> Result<()> {
-    let dd = reads(&format!("/dev/{disk}"), count);
-    shell(&format!("bash -c 'echo $$ >{cgroup}/cgroup.procs; exec {dd}'"))?;
-    Ok(())
+    let dd = reads(disk, count);
+    shell(&format!("bash -c 'echo $$ >{cgroup}/cgroup.procs; exec {dd}'")).map(drop)
 }
 
 /// The JSON objects of an output, of one kind.
@@ -122,16 +110,6 @@ fn sum(lines: &[Value], name: &str) -> u64 {
     lines.iter().map(|line| part(line, name)).sum()
 }
 
-/// The command that reads 4 KiB so many times.
-pub fn reads(path: &str, count: u32) -> String {
-    format!("dd if={path} of=/dev/null bs=4k count={count} iflag=direct status=none")
-}
-
-/// `252,0 `
-fn fs_numbers(disk: &str) -> Result<String> {
-    Ok(format!("{} ", disks::numbers(disk)?.replace(':', ",")))
-}
-
 /// Disks that are slow in one way each: the medium, twice; one tag for eight threads, so that seven of them
 /// wait; the same with a scheduler, where they have a request, which waits; one without statistics.
 fn to_divide() -> Result<[NullBlk; 5]> {
@@ -146,28 +124,24 @@ fn to_divide() -> Result<[NullBlk; 5]> {
 }
 
 fn read_to_divide([slow, bulk, one_tag, queued, mute]: &[NullBlk; 5]) -> Result<()> {
-    let read = |disk: &NullBlk, options: &str| {
-        let path = format!("/dev/{}", disk.name);
-        fio(&format!("--filename={path} --rw=randread --bs=4k --direct=1 --size=8M {options}"))
-    };
-    read(one_tag, "--ioengine=psync --numjobs=8 --thread --number_ios=5")?;
-    read(queued, "--ioengine=libaio --iodepth=8 --number_ios=30")?;
-    shell(&[slow, mute].map(|disk| reads(&format!("/dev/{}", disk.name), 10)).join("; "))?;
+    fio_direct(&one_tag.name, "--ioengine=psync --numjobs=8 --number_ios=5 --size=8M")?;
+    fio_direct(&queued.name, "--iodepth=8 --number_ios=30 --size=8M")?;
+    shell(&[slow, mute].map(|disk| reads(&disk.name, 10)).join("; "))?;
     // 16 bios that are merged, and one that is split.
     let dd = "dd status=none";
     shell(&format!(
         "cd /dev; {dd} if=zero of={0} bs=64k count=1 conv=fsync; \
          {dd} if={0} of=null bs=4M count=1 iflag=direct",
         bulk.name
-    ))?;
-    Ok(())
+    ))
+    .map(drop)
 }
 
 fn stage13_divides_a_bios_time() -> Result<()> {
     let (all, quick) = (to_divide()?, NullBlk::named("quick", &[])?);
     let running = Running::stage("stage13", &[])?;
     read_to_divide(&all)?;
-    shell(&reads(&format!("/dev/{}", quick.name), 36))?;
+    disks::read(&quick.name, 36)?;
     divides(&all, &quick, &running.interrupt()?)
 }
 
@@ -197,7 +171,7 @@ fn slow_io_blames_the_right_part() -> Result<()> {
         shell(&[&delay, &twice].map(|mapped| reads(&mapped.path(), 10)).join("; "))?;
         for (on, skip) in [("1", 0), ("0", 1000), ("1", 2000)] {
             fs::write(silent.queue("iostats"), on)?;
-            shell(&format!("{} skip={skip}", reads(&format!("/dev/{}", silent.name), 12)))?;
+            shell(&format!("{} skip={skip}", reads(&silent.name, 12)))?;
         }
         lesson = running.interrupt()?;
 
@@ -208,10 +182,7 @@ fn slow_io_blames_the_right_part() -> Result<()> {
         ))?;
         judge.events()?;
         operations(&virtio)?;
-        fio(&format!(
-            "--filename=/dev/{virtio} --rw=randrw --bs=4k --direct=1 --ioengine=libaio --iodepth=8 \
-             --number_ios=200 --size=64M"
-        ))?;
+        fio_direct(&virtio, "--rw=randrw --iodepth=8 --number_ios=200 --size=64M")?;
         events = judge.events()?;
         Ok(())
     });
@@ -353,7 +324,7 @@ fn operations(disk: &str) -> Result<()> {
 
 /// Operations and flags, in the letters of the tracepoint block_bio_queue.
 fn has_blktraces_letters(lines: &[Value], disk: &str, events: &[Event]) -> Result<()> {
-    let dev = fs_numbers(disk)?;
+    let dev = format!("{} ", disks::numbers(disk)?.replace(':', ","));
     let of_disk = events.iter().filter(|event| event.text.starts_with(&dev));
     let mut theirs: Vec<&str> = of_disk.filter_map(|event| event.text.split(' ').nth(1)).collect();
     let ours = lines.iter().filter_map(|line| line["operation"].as_str());
@@ -404,20 +375,18 @@ fn adds_up(output: &str, lines: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// Every object has the keys that the README explains.
+/// Every object has the keys of its kind, which the README explains.
 fn is_documented(output: &str) -> Result<()> {
     let readme = fs::read_to_string(workspace().join("tools/slow_io/README.md"))?;
     for kind in ["bio", "disk", "cause", "counters"] {
-        let objects = objects(output, kind)?;
-        let first =
-            objects.first().and_then(Value::as_object).with_context(|| format!("no {kind}"))?;
-        for object in &objects {
-            let object = object.as_object().context("no object")?;
-            ensure!(object.keys().eq(first.keys()), "keys of {kind}: {object:?}, {first:?}");
-            for key in object.keys() {
-                ensure!(readme.contains(&format!("`{key}`")), "the README does not explain {key}");
-            }
-        }
+        let keys = |object: &Value| -> Vec<String> {
+            object.as_object().into_iter().flat_map(|object| object.keys().cloned()).collect()
+        };
+        let mut keys: Vec<_> = objects(output, kind)?.iter().map(keys).collect();
+        keys.dedup();
+        let [keys] = &keys[..] else { bail!("keys of {kind}: {keys:?}") };
+        let unknown = keys.iter().find(|key| !readme.contains(&format!("`{key}`")));
+        ensure!(unknown.is_none(), "the README does not explain {unknown:?} of {kind}");
     }
     Ok(())
 }
@@ -441,15 +410,12 @@ fn slow_io_counts_lost_lines() -> Result<()> {
 /// A reader that is slower than the disk does not keep the stage from its end.
 fn slow_io_ends_beside_a_busy_disk() -> Result<()> {
     let null = NullBlk::new(&[])?;
-    let busy = fio_command(&format!(
-        "--filename=/dev/{} --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 --numjobs=2 \
-         --thread --time_based --runtime=580",
-        null.name
-    ));
+    let options = "--iodepth=32 --numjobs=2 --time_based --runtime=580";
+    let busy = fio_direct_command(&null.name, options);
     let mut busy = Running::bash(&format!("exec {busy}"))?;
     wait_until("the load", || Ok(disks::bios(&null.name)? > 2000))?;
     let stage = program("slow_io");
-    let stage = format!("{} --min 0 --disk {} --duration 4s", stage.display(), null.name);
+    let stage = format!("{} --min 0 --disk {} --duration 2s", stage.display(), null.name);
     let ended = Running::bash(&format!("{stage} | dd ibs=8 obs=64k status=none"))?.end()?;
     ensure!(busy.runs()?, "`slow_io` ran for as long as the disk was busy");
     let lines = ended.stdout.lines().count();
@@ -476,10 +442,8 @@ fn slow_io_names_errors() -> Result<()> {
 
     let failed = of_disk(&lines, &broken.disk()?);
     ensure!(!failed.is_empty() && failed.iter().all(|line| line["error"] == "EIO"), "{failed:?}");
-    ensure!(
-        NAMES.iter().all(|name| failed[0][name].is_null()),
-        "no request, and parts: {failed:?}"
-    );
+    let is_unknown = NAMES.iter().all(|name| failed[0][name].is_null());
+    ensure!(is_unknown, "no request, and parts: {failed:?}");
     let mut of_debug = of_disk(&lines, &debug.name);
     of_debug.retain(|line| line["process"] == "dd");
     let (one, split): (Vec<_>, Vec<_>) =
@@ -494,7 +458,7 @@ fn slow_io_names_errors() -> Result<()> {
     Ok(())
 }
 
-/// --min, --top, --histogram, --disk, --pid, --causes; and what is wrong with a name.
+/// --min, --top, --histogram, --disk, --pid, --causes.
 fn slow_io_shows_what_is_wanted() -> Result<()> {
     let null = NullBlk::timer("test", 20, &[])?;
     // A disk with its partitions, a partition, and a name that `lsblk` shows.
@@ -504,20 +468,19 @@ fn slow_io_shows_what_is_wanted() -> Result<()> {
     let gate = Gate::new()?;
     let process = Running::bash(&format!("{}; exec {}", Gate::WAIT, reads(&partition, 4)))?;
     let pid = process.id().to_string();
-    let running = Running::stages([
-        ("slow_io", vec!["--min", "0", "--disk", &null.name, "--top", "3"]),
-        ("slow_io", vec!["--min", "0", "--disk", "shown"]),
-        ("slow_io", vec!["--min", "0", "--disk", &partition, "--pid", &pid]),
-        (
-            "slow_io",
-            vec!["--min", "10s", "--disk", &disk, "--histogram", "--who", "stack", "--causes", "1"],
-        ),
-    ])?;
+    let of_causes = ["--histogram", "--who", "stack", "--causes", "1"];
+    let options = [
+        ["--min", "0", "--top", "3", "--disk", &null.name].to_vec(),
+        ["--min", "0", "--disk", "shown"].to_vec(),
+        ["--min", "0", "--disk", &partition, "--pid", &pid].to_vec(),
+        [&["--min", "10s", "--disk", &disk][..], &of_causes].concat(),
+    ];
+    let running = Running::stages(options.map(|options| ("slow_io", options)))?;
     let all = [(null.name.as_str(), 10), ("mapper/shown", 5), (&disk, 3)];
-    shell(&all.map(|(file, count)| reads(&format!("/dev/{file}"), count)).join("; "))?;
+    shell(&all.map(|(file, count)| reads(file, count)).join("; "))?;
     gate.open()?;
     process.end_well()?;
-    shell(&reads(&partition, 1))?;
+    disks::read(&partition, 1)?;
     let outputs = Running::interrupt_all(running)?;
 
     let of_dd = |output: &String| output.lines().filter(|line| line.contains(" RS ")).count();
@@ -530,18 +493,13 @@ fn slow_io_shows_what_is_wanted() -> Result<()> {
     let totals = slowest.map(total).collect::<Result<Vec<f64>>>()?;
     ensure!(totals.is_sorted_by(|a, b| a >= b) && totals[2] >= 20.0, "{}", outputs[0]);
     // Tables and histograms are of all bios, not only of the slow ones. Each dd is a cause.
-    let rows = outputs[3].lines().filter_map(|line| line.trim().strip_prefix("< "));
-    let bios =
-        rows.map(|row| Ok(row.split_whitespace().nth(2).context("no count")?.parse::<u64>()?));
-    let (rows, bios) = (bios.sum::<Result<u64>>()?, count(&outputs[3], "bios completed")?);
-    ensure!(rows == bios && bios >= 8, "{rows} of {bios} in rows: {}", outputs[3]);
+    let counts = rows(&outputs[3], r"< +\S+ +\S+ +(\d+)").into_iter();
+    let in_rows = counts.map(|[count]| Ok(count.parse::<u64>()?)).sum::<Result<u64>>()?;
+    let bios = count(&outputs[3], "bios completed")?;
+    ensure!(in_rows == bios && bios >= 8, "{in_rows} of {bios} in rows: {}", outputs[3]);
     ensure!(outputs[3].contains("blkdev_"), "a cause's stack: {}", outputs[3]);
     let others = count(&outputs[3], "without a cause")?;
     ensure!((4..bios).contains(&others), "{others} of {bios} without a cause: {}", outputs[3]);
-    for (arguments, word) in [(["--disk", "nothing"], "no such disk"), (["--min", "10"], "10ms")] {
-        let ended = stage("slow_io", &arguments)?;
-        ensure!(ended.code == Some(2) && ended.stderr.contains(word), "{ended:?}");
-    }
     Ok(())
 }
 
@@ -552,19 +510,14 @@ fn slow_io_records_what_came_before() -> Result<()> {
     let table = format!("0 8000 linear /dev/{0} 0;8000 8000 delay /dev/{0} 8000 300", null.name);
     let mapped = Mapped::new("record", &table)?;
     let running = Running::stage("slow_io", &["--json", "--min", "200ms", "--before", "20s"])?;
-    shell(&format!(
-        "dd if={0} of=/dev/null bs=4k count=7 iflag=direct status=none; \
-         dd if=/dev/{1} of=/dev/null bs=4k count=9 iflag=direct status=none; \
-         dd if={0} of=/dev/null bs=4k count=1 skip=1000 iflag=direct status=none",
-        mapped.path(),
-        null.name
-    ))?;
+    disks::read(&mapped.path(), 7)?;
+    disks::read(&null.name, 9)?;
+    shell(&format!("{} skip=1000", reads(&mapped.path(), 1)))?;
     let output = running.interrupt()?;
     let lines = objects(&output, "bio")?;
     let disk = mapped.disk()?;
-    let delayed =
-        lines.iter().filter(|line| line["disk"] == disk.as_str() && line["sector"] == 8000);
-    let delayed: Vec<&Value> = delayed.collect();
+    let mut delayed = of_disk(&lines, &disk);
+    delayed.retain(|line| line["sector"] == 8000);
     ensure!(delayed.len() == 1 && delayed[0]["before"] == false, "{delayed:?}: {output}");
     // A quick read is slow where its CPU stood still for so long; then it is shown for that.
     let is_slow = |line: &Value| line["total_ns"].as_u64() >= Some(200_000_000);

@@ -1,17 +1,12 @@
 //! What people who trace disks report: a slow part of several, a number that another disk gets, attempts that are
 //! refused, two ends at one instant, names that nobody expects.
 
-use std::{
-    fs::{self, OpenOptions},
-    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
-};
-
 use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::{
     exporter::{self, Scrape},
     prelude::*,
-    slow_io::{objects, of_disk, part, reads, traced, traced_but_skipped},
+    slow_io::{objects, of_disk, part, traced, traced_but_skipped},
 };
 
 tests![
@@ -20,7 +15,6 @@ tests![
     slow_io_and_exporter_count_refusals_apart,
     slow_io_and_exporter_know_disks_by_their_diskseq,
     slow_io_and_exporter_write_hostile_names,
-    slow_io_follows_disks,
     slow_io_knows_whose_checksums_they_are,
     stage01_prints_a_hostile_threads_events,
 ];
@@ -162,10 +156,13 @@ fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
     Ok(())
 }
 
-/// A disk goes, and another one gets its number; a partition goes, and one of another disk gets its number.
+/// A disk goes, and another one gets its number; a partition goes, and one of another disk gets its number. Disks
+/// that come while slow_io runs have sums of their own, however many.
 fn slow_io_and_exporter_know_disks_by_their_diskseq() -> Result<()> {
     let server = exporter::start(&[])?;
-    let running = Running::stage("slow_io", &["--min", "0"])?;
+    let running = Running::stage("slow_io", &["--json", "--min", "0"])?;
+    let named = |n: u32| NullBlk::named(&format!("many{n}"), &[("size", "16")]);
+    let many = (0..24).map(named).collect::<Result<Vec<_>>>()?;
     let settings = [("memory_backed", "1"), ("size", "64")];
     let is_served = |disk: &str| -> Result<()> {
         let (served, did) = (Scrape::now()?.bios(disk, "read"), disks::stat(disk)?[0]);
@@ -174,11 +171,11 @@ fn slow_io_and_exporter_know_disks_by_their_diskseq() -> Result<()> {
     };
     let first = NullBlk::named("first", &settings)?;
     let number = disks::numbers(&first.name)?;
-    shell(&reads(&format!("/dev/{}", first.name), 10))?;
+    disks::read(&first.name, 10)?;
     drop(first);
     let second = NullBlk::named("second", &settings)?;
     ensure!(disks::numbers(&second.name)? == number, "another number: the test does not test");
-    shell(&reads(&format!("/dev/{}", second.name), 7))?;
+    disks::read(&second.name, 7)?;
     is_served(&second.name)?;
 
     let other = NullBlk::named("other", &settings)?;
@@ -187,21 +184,25 @@ fn slow_io_and_exporter_know_disks_by_their_diskseq() -> Result<()> {
     for (disk, partition, count) in [(&second, &gone, 20), (&other, &new, 5)] {
         shell(&format!("addpart /dev/{} 1 2048 65536", disk.name))?;
         numbers.push(disks::numbers(partition)?);
-        shell(&reads(&format!("/dev/{partition}"), count))?;
+        disks::read(partition, count)?;
         is_served(&disk.name)?;
         shell(&format!("delpart /dev/{} 1", disk.name))?;
         is_served(&disk.name)?;
     }
     ensure!(numbers[0] == numbers[1], "{numbers:?}: the test does not test");
     is_served(&second.name)?;
+    many.iter().zip(1..).try_for_each(|(disk, count)| disks::read(&disk.name, count))?;
     server.interrupt()?;
     let output = running.interrupt()?;
-    let lines = |disk: &str| {
-        let of_disk = output.lines().filter(|line| line.split_whitespace().nth(1) == Some(disk));
-        of_disk.filter(|line| line.ends_with(" dd")).count()
-    };
-    let (of_gone, of_new) = (lines(&gone), lines(&new));
+    let (mut lines, tables) = (objects(&output, "bio")?, objects(&output, "disk")?);
+    lines.retain(|line| line["process"] == "dd");
+    let [of_gone, of_new] = [&gone, &new].map(|disk| of_disk(&lines, disk).len());
     ensure!((of_gone, of_new) == (20, 5), "{gone} {of_gone}, {new} {of_new}: {output}");
+    for (disk, count) in many.iter().zip(1_u64..) {
+        let tables = of_disk(&tables, &disk.name);
+        let bios: u64 = tables.iter().filter_map(|table| table["bios"].as_u64()).sum();
+        ensure!((count..count + 5).contains(&bios), "{}: {bios} of {count}: {tables:?}", disk.name);
+    }
     Ok(())
 }
 
@@ -235,25 +236,6 @@ fn slow_io_and_exporter_write_hostile_names() -> Result<()> {
     Ok(())
 }
 
-/// Disks that come while it runs have sums of their own, however many.
-fn slow_io_follows_disks() -> Result<()> {
-    let running = Running::stage("slow_io", &["--json", "--min", "1h"])?;
-    let named = |n: u32| NullBlk::named(&format!("many{n}"), &[("size", "16")]);
-    let disks: Vec<NullBlk> = (0..24).map(named).collect::<Result<_>>()?;
-    // What is read in its first tenth of a second belongs to "other disks".
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    for (disk, count) in disks.iter().zip(1..) {
-        shell(&reads(&format!("/dev/{}", disk.name), count))?;
-    }
-    let tables = objects(&running.interrupt()?, "disk")?;
-    for (disk, count) in disks.iter().zip(1_u64..) {
-        let bios =
-            of_disk(&tables, &disk.name).iter().filter_map(|table| table["bios"].as_u64()).sum();
-        ensure!((count..count + 5).contains(&bios), "{}: {bios} of {count}: {tables:?}", disk.name);
-    }
-    Ok(())
-}
-
 /// Reads that carry checksums of their own (before 6.13, io_uring takes none): the block layer verifies none of
 /// these, and bio_endio() comes once. Beside them, some whose checksums are the block layer's own: for these it comes twice.
 fn slow_io_knows_whose_checksums_they_are() -> Result<()> {
@@ -263,7 +245,7 @@ fn slow_io_knows_whose_checksums_they_are() -> Result<()> {
     shell(&format!("dd if=/dev/zero of={path} bs=1M count=4 oflag=direct status=none"))?;
     let mut with_own = 0;
     let output = traced(&["--disk", &disk.name], || {
-        shell(&reads(&path, READS as u32))?;
+        disks::read(&path, READS as u32)?;
         with_own = reads_with_own_checksums(&path, READS)?;
         Ok(())
     })?;
@@ -305,7 +287,7 @@ fn stage01_prints_a_hostile_threads_events() -> Result<()> {
     // ftrace knows the name of a thread that has slept.
     let disk = NullBlk::timer("test", 20, &[])?;
     let running = Running::stage("stage01", &[])?;
-    let read = reads(&format!("/dev/{}", disk.name), 5);
+    let read = reads(&disk.name, 5);
     // A thread has the name of the file that it executes.
     shell(&format!(
         "cd /run; for name in 'n\\nl' '\\033[31mred'; do \
