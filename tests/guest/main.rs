@@ -61,7 +61,6 @@ const ONCE: &[&str] = &[
     "a_reader_may_go",
     "one_file_takes_both_streams",
     "readmes_show_real_output",
-    "readmes_show_what_bpftrace_counts",
     "readmes_name_what_exists",
     "the_clock_may_be_set",
     "cachetop_leaves_the_terminal_and_comes_back",
