@@ -38,7 +38,8 @@ pub struct Progress {
 
 /// A workspace with its attempts.
 pub struct Desk {
-    workspace: PathBuf,
+    /// The workspace.
+    pub workspace: PathBuf,
     /// The progress as it was read and changed.
     pub progress: Progress,
 }

@@ -27,7 +27,7 @@ use host::{
     fail::{USAGE, fail},
     judging::Subject,
     room::Room,
-    say, stages, workspace,
+    say, workspace,
 };
 
 use textwrap::{Options, WordSplitter};
@@ -131,8 +131,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
     };
     let done = ExitCode::SUCCESS;
     match cli.command {
-        None => status(&workspace, &desk, &exercises)?,
-        Some(Cmd::Start { id }) => start(&workspace, &mut desk, &exercises, id)?,
+        None => status(&desk, &exercises)?,
+        Some(Cmd::Start { id }) => start(&mut desk, &exercises, id)?,
         Some(Cmd::Check(check)) => {
             let exercise = current()?.clone();
             if !desk.has_attempt(&exercise) {
@@ -227,9 +227,8 @@ fn wrapped(text: &str, columns: usize) -> String {
     textwrap::fill(&words.join(" "), options)
 }
 
-fn status(workspace: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
-    let (stages, is_done) = (stages(workspace)?, |exercise: &Exercise| desk.known(exercise).done);
-    let progress = Progress::new(exercises, &stages, &is_done);
+fn status(desk: &Desk, exercises: &[Exercise]) -> Result<()> {
+    let progress = Progress::at(desk, exercises)?;
     let own = exercises.iter().position(Exercise::is_own);
     for (number, exercise) in exercises.iter().enumerate() {
         if own == Some(number) {
@@ -265,14 +264,8 @@ fn status(workspace: &Path, desk: &Desk, exercises: &[Exercise]) -> Result<()> {
     Ok(())
 }
 
-fn start(
-    workspace: &Path,
-    desk: &mut Desk,
-    exercises: &[Exercise],
-    id: Option<String>,
-) -> Result<()> {
-    let (stages, is_done) = (stages(workspace)?, |exercise: &Exercise| desk.known(exercise).done);
-    let progress = Progress::new(exercises, &stages, &is_done);
+fn start(desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<()> {
+    let progress = Progress::at(desk, exercises)?;
     let found = match &id {
         Some(id) => exercises.iter().find(|e| e.id == *id || e.id == format!("{id:0>2}")),
         None => progress.first(),
@@ -315,8 +308,7 @@ impl Check {
             let done = self.once(run, desk, exercise)?;
             if done {
                 println!("\nDone. `cargo lesson solution` compares yours with ours.\n");
-                let (stages, is_done) = (stages(workspace)?, |e: &Exercise| desk.known(e).done);
-                println!("{}", Progress::new(exercises, &stages, &is_done).after(exercise));
+                println!("{}", Progress::at(desk, exercises)?.after(exercise));
             }
             if done || !self.watch {
                 return Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });

@@ -1,23 +1,29 @@
 //! What comes after an exercise, and which exercises may come.
 
-use crate::exercise::Exercise;
+use anyhow::Result;
+use host::stages;
+
+use crate::{desk::Desk, exercise::Exercise};
 
 /// Which stages are read, as far as the exercises that are done can say.
-pub struct Progress<'e, 'd> {
+pub struct Progress<'e> {
     exercises: &'e [Exercise],
     /// The directories of all stages, in order.
-    stages: &'d [String],
-    is_done: &'d dyn Fn(&Exercise) -> bool,
+    stages: Vec<String>,
+    /// The ids of the exercises that are done.
+    done: Vec<String>,
 }
 
-impl<'e, 'd> Progress<'e, 'd> {
-    /// `stages`: the directories of all stages, in order.
-    pub fn new(
-        exercises: &'e [Exercise],
-        stages: &'d [String],
-        is_done: &'d dyn Fn(&Exercise) -> bool,
-    ) -> Progress<'e, 'd> {
-        Progress { exercises, stages, is_done }
+impl<'e> Progress<'e> {
+    /// As it is known at this desk.
+    pub fn at(desk: &Desk, exercises: &'e [Exercise]) -> Result<Progress<'e>> {
+        let done = exercises.iter().filter(|exercise| desk.known(exercise).done);
+        let done = done.map(|exercise| exercise.id.clone()).collect();
+        Ok(Progress { exercises, stages: stages(&desk.workspace)?, done })
+    }
+
+    fn is_done(&self, exercise: &Exercise) -> bool {
+        self.done.contains(&exercise.id)
     }
 
     /// Whether the stage of this number is read: its exercise is done, or that of a later stage. One that
@@ -26,8 +32,8 @@ impl<'e, 'd> Progress<'e, 'd> {
         let numbered = || self.exercises.iter().filter(|exercise| exercise.has_number());
         let mut from = numbered().filter(|exercise| exercise.id.as_str() >= number).peekable();
         match from.peek() {
-            Some(_) => from.any(self.is_done),
-            None => numbered().all(self.is_done),
+            Some(_) => from.any(|exercise| self.is_done(exercise)),
+            None => numbered().all(|exercise| self.is_done(exercise)),
         }
     }
 
@@ -38,7 +44,7 @@ impl<'e, 'd> Progress<'e, 'd> {
 
     /// The exercise to begin next: the first one that is not done, and whose stages are read.
     pub fn first(&self) -> Option<&'e Exercise> {
-        let mut left = self.exercises.iter().filter(|exercise| !(self.is_done)(exercise));
+        let mut left = self.exercises.iter().filter(|exercise| !self.is_done(exercise));
         left.find(|exercise| self.waits_for(exercise).is_none())
     }
 
@@ -68,7 +74,7 @@ impl<'e, 'd> Progress<'e, 'd> {
         let number = stage_number(&self.stages[at]);
         let beside = self.exercises.iter().filter(|other| {
             let needs_it = other.after.iter().any(|needed| needed == number);
-            needs_it && !(self.is_done)(other) && self.waits_for(other).is_none()
+            needs_it && !self.is_done(other) && self.waits_for(other).is_none()
         });
         lines.extend(beside.map(|other| format!("Beside the stages: {}", begins(other))));
         lines.join("\n")
@@ -88,14 +94,14 @@ fn begins(exercise: &Exercise) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::{stages, workspace};
+    use host::workspace;
 
     /// Asks with these exercises done.
     fn with<T>(done: &[&str], ask: impl FnOnce(&Progress, &[Exercise]) -> T) -> T {
         let workspace = workspace();
         let (exercises, stages) = (Exercise::all(&workspace).unwrap(), stages(&workspace).unwrap());
-        let is_done = |exercise: &Exercise| done.contains(&&*exercise.id);
-        ask(&Progress::new(&exercises, &stages, &is_done), &exercises)
+        let done = done.iter().map(|&id| id.to_owned()).collect();
+        ask(&Progress { exercises: &exercises, stages, done }, &exercises)
     }
 
     fn after_id(id: &str, done: &[&str]) -> String {
