@@ -49,14 +49,6 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
         };
         report("rust", format!("library for {}: {rust}", arch.rust_target()));
     }
-    let disks = packages::disks_to_make(cache);
-    report(
-        "disks",
-        match disks.as_slice() {
-            [] => "here".into(),
-            names => format!("missing: {} (the next run makes them)", names.join(", ")),
-        },
-    );
     match source.archives() {
         Ok(archives) => {
             for archive in archives {

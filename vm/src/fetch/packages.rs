@@ -184,11 +184,6 @@ fn is_ubuntu() -> bool {
     apt::os_release().contains("ubuntu")
 }
 
-/// The disk images that are missing from the cache.
-pub fn disks_to_make(cache: &Cache) -> Vec<&'static str> {
-    [DATA, BLANK].into_iter().filter(|name| !cache.path(name).is_file()).collect()
-}
-
 /// The image of the data disk: ext4, empty, made once. Guests write to a snapshot of it.
 pub fn data_disk(cache: &Cache) -> Result<PathBuf> {
     image(cache, DATA, 1024, |file| {
