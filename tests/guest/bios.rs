@@ -43,26 +43,29 @@ fn stage02_shows_both_ends() -> Result<()> {
     let slow = [("memory_backed", "1"), ("discard", "1"), ("badblocks", "+8000-8007")];
     let disk = NullBlk::timer("test", 500, &slow)?;
     let mut other = Direct::open(&disks::virtio()?)?;
+    let below = NullBlk::named("notes", &[("memory_backed", "1")])?;
+    let noting = mixed::noting("noting", &below.name)?;
     let running = Running::stage("stage02", &[])?;
     let before = disks::bios(&disk.name)?;
     let ftrace = mixed::bios()?;
     let two = "--iodepth=2 --iodepth_batch=2 --iodepth_batch_complete_min=2";
     fio_direct(
         &disk.name,
-        &format!("--rw=randrw {two} --number_ios=8 --cpus_allowed=1 --size=2M"),
+        &format!("--rw=randrw {two} --number_ios=8 --cpus_allowed=1 --size=2M --sync=dsync"),
     )?;
-    // With nothing beside it, a flush; then a discard, a read that fails, and one of another disk.
+    // With nothing beside it, a flush; then a discard, a read that fails, a note, and one of another disk.
     shell(&format!(
         "dd if=/dev/null of=/dev/{0} conv=fsync,notrunc status=none
          blkdiscard --force --offset 8MiB --length 1MiB /dev/{0}
          if dd if=/dev/{0} of=/dev/null bs=4k skip=1000 count=1 iflag=direct 2>&1; then exit 1; fi",
         disk.name
     ))?;
+    shell(&mixed::writes_a_note(&noting))?;
     other.read(4096, 0)?;
     let (submitted, ended): (Vec<_>, Vec<_>) =
         ftrace.events()?.into_iter().partition(|event| event.name == "submit_bio");
     let bios = disks::bios(&disk.name)? - before;
-    ensure!(bios >= 9 && submitted.len() as u64 == bios + 3, "{bios} bios, {submitted:?}");
+    ensure!(bios >= 9 && submitted.len() as u64 == bios + 5, "{bios} bios, {submitted:?}");
     let output = running.interrupt()?;
     same_calls(&output, "submit_bio(", &submitted)?;
     same_calls(&output, "bio_endio (", &ended)?;
@@ -348,21 +351,25 @@ fn stage05_a_flush_has_no_sector() -> Result<()> {
 
 fn stage06_shows_the_stack() -> Result<()> {
     let mounted = Mounted::new()?;
-    shell("dd if=/dev/zero of=/mnt/data/read bs=1M count=16 conv=fsync status=none; sync")?;
-    let dd = "dd bs=4k count=1 status=none";
+    shell("dd if=/dev/zero of=/mnt/data/read bs=1M count=4 conv=fsync status=none; sync")?;
     let stages: Vec<_> =
         [("stage06", BIO, "submit_bio"), ("stage07", REQUEST, "blk_mq_start_request")]
             .into_iter()
             .filter(|(stage, ..)| is_judged(stage))
             .collect();
     for (command, must_have) in [
-        (format!("{dd} if=/mnt/data/read of=/dev/null iflag=direct"), "ext4_file_read_iter"),
+        // A deep stack: the kernel copies, through the page cache, which is empty of it.
+        (
+            "dd if=/mnt/data/read of=/dev/null iflag=nocache count=0 status=none; \
+             cp /mnt/data/read /mnt/data/copy"
+                .to_owned(),
+            "filemap_get_pages",
+        ),
         // The first bio has another stack: it is not the slowest one.
         (
             format!(
-                "{dd} if=/dev/{} of=/dev/null iflag=direct; \
-                 dd if=/dev/zero of=/mnt/data/read bs=1M count=16 conv=notrunc,fsync status=none",
-                mounted.disk
+                "{}; dd if=/dev/zero of=/mnt/data/read bs=1M count=4 conv=notrunc,fsync status=none",
+                reads(&format!("/dev/{}", mounted.disk), 1)
             ),
             "ext4_sync_file",
         ),
@@ -371,7 +378,9 @@ fn stage06_shows_the_stack() -> Result<()> {
             // The slowest is now the read or write itself, now the journal's.
             let mut seen = false;
             for _ in 0..10 {
-                let ftrace = Ftrace::new(&[Hook::Stack(function), Hook::Function("bio_endio")])?;
+                let queued = Hook::Tracepoint("block/block_bio_queue", "");
+                let ftrace =
+                    Ftrace::new(&[Hook::Stack(function), Hook::Function("bio_endio"), queued])?;
                 let running = Running::stage(stage, &[])?;
                 shell(&command)?;
                 let output = running.interrupt()?;
@@ -394,7 +403,7 @@ fn stage06_shows_the_stack() -> Result<()> {
 /// each function; returns it. One address can come several times, and between two handlers of one probe up to
 /// 34 ms have passed: more than between two I/Os; a CPU that stands still there makes this I/O the slowest one.
 /// Its event comes after the end of the one before it, where `events` has the calls of bio_endio(), too, and
-/// not after its own.
+/// not after its own. Where `events` has the bios that reach a queue, the place is that of this one.
 pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<Vec<String>> {
     let slowest = slowest(output, lines)?;
     let (ends, mut starts): (Vec<&Event>, Vec<&Event>) = events
@@ -408,6 +417,15 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
     let apart = |start: &&Event| start.time.abs_diff(slowest.from);
     let judge = starts.into_iter().min_by_key(apart).filter(|start| apart(start) <= limit);
     let judge = judge.with_context(|| format!("ftrace has not seen the I/O: {output}"))?;
+    let is_its =
+        |it: &&Event| it.name == "block_bio_queue" && it.cpu == judge.cpu && it.time >= judge.time;
+    let info = between(output, "Bio Info : ", "\n")?;
+    if let Some(queued) = events.iter().find(is_its).filter(|_| lines == BIO) {
+        let disk = queued.text.trim_start().split(' ').next().unwrap_or_default().replace(',', ":");
+        let sector = format!("Sector ({}) of ", queued.sector()?);
+        let is_right = info.starts_with(&sector) && info.ends_with(&format!(" ({disk})"));
+        ensure!(is_right || info.starts_with("no "), "it was {sector}({disk}): {output}");
+    }
     let kallsyms = fs::read_to_string("/proc/kallsyms")?;
     let known: HashSet<(&str, &str)> = kallsyms
         .lines()

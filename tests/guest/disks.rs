@@ -266,6 +266,20 @@ impl Mapped {
         Ok(Mapped { name: name.into() })
     }
 
+    /// One of dm-multipath without a path, which has room for one request, and lets it wait until it [fails].
+    ///
+    /// [fails]: Failing
+    pub fn hung(name: &str) -> Result<Mapped> {
+        shell("modprobe dm_multipath")?;
+        let _one = Setting::new("/sys/module/dm_mod/parameters/dm_mq_queue_depth", "1")?;
+        Mapped::new(name, "0 131072 multipath 1 queue_if_no_path 0 0 0")
+    }
+
+    /// Tells the target that.
+    pub fn message(&self, what: &str) -> Result<()> {
+        shell(&format!("dmsetup message {} 0 {what}", self.name)).map(drop)
+    }
+
     /// `/dev/mapper/NAME`.
     pub fn path(&self) -> String {
         format!("/dev/mapper/{}", self.name)
@@ -289,6 +303,15 @@ impl Drop for Mapped {
         // Nobody must wait for ever for one that a failed test has suspended.
         self.suspend(false).ok();
         shell(&format!("DM_DISABLE_UDEV=1 dmsetup remove --retry {}", self.name)).ok();
+    }
+}
+
+/// When dropped, all that waits in a disk that [hangs](Mapped::hung) fails, and whoever waits for that ends.
+pub struct Failing<'a>(pub &'a Mapped);
+
+impl Drop for Failing<'_> {
+    fn drop(&mut self) {
+        self.0.message("fail_if_no_path").ok();
     }
 }
 

@@ -7,6 +7,8 @@ use crate::{
 
 /// A disk that takes 1 ms for a request of at most 32 KiB, fails at one place, and has one partition.
 pub struct Mixed {
+    /// One whose writes are noted on the partition, see [`noting`]; the first to go.
+    noting: Mapped,
     pub disk: NullBlk,
     /// `nullb0p1`, or `test1`.
     pub partition: String,
@@ -22,6 +24,19 @@ pub struct Did {
     pub parts: u64,
 }
 
+/// A disk of device mapper that notes on this other one, with each write to a new place, where that is: by a
+/// write that flushes what is before it, and is to stay (REQ_PREFLUSH and REQ_FUA, with data), as file systems
+/// write their journals.
+pub fn noting(name: &str, on: &str) -> Result<Mapped> {
+    shell("modprobe dm_snapshot")?;
+    Mapped::new(name, &format!("0 8 snapshot /dev/{} /dev/{on} P 8", disks::virtio()?))
+}
+
+/// The command that writes there for the first time: two bios, beside a clone that ends twice.
+pub fn writes_a_note(noting: &Mapped) -> String {
+    format!("dd if=/dev/zero of={} bs=4k count=1 oflag=direct status=none", noting.path())
+}
+
 /// A tracer of what a bio begins and ends with: to make one takes a second.
 pub fn bios() -> Result<Ftrace> {
     Ftrace::new(&[Hook::Function("submit_bio"), Hook::Function("bio_endio")])
@@ -32,8 +47,9 @@ impl Mixed {
     /// layer splits.
     pub const OF_DISK: u64 = 27;
     pub const SPLIT: u64 = 5;
-    /// Bios of the partition, with a flush.
-    pub const OF_PARTITION: u64 = 22;
+    /// Bios of the partition, with a flush and a note; and of a clone there, how many ends.
+    pub const OF_PARTITION: u64 = 23;
+    pub const ENDS_OF_CLONE: u64 = 2;
 
     /// `directory` is the disk's in configfs: two disks need two.
     pub fn new(directory: &'static str) -> Result<Mixed> {
@@ -44,12 +60,13 @@ impl Mixed {
         fs::write(format!("/sys/block/{name}/queue/max_sectors_kb"), "32")?;
         let partition = disks::partitioned(name)?;
         ensure!(Path::new("/dev").join(&partition).exists(), "{name} has no partition");
-        Ok(Mixed { disk, partition, other: disks::data()? })
+        let noting = noting(&format!("{directory}-notes"), &partition)?;
+        Ok(Mixed { disk, partition, noting, other: disks::data()? })
     }
 
     /// Reads of the disk on one CPU, and writes to the partition on the other one; a read that fails, a
     /// discard, and one of another disk by a thread that is not its process's first; reads that the block
-    /// layer splits in three; at last, with nothing beside it, a write and a flush.
+    /// layer splits in three; with nothing beside it, a write that is to stay (REQ_FUA), and a flush; a note.
     pub fn run(&self) -> Result<Did> {
         self.run_under(&bios()?)
     }
@@ -67,9 +84,11 @@ impl Mixed {
              if dd if=/dev/{disk} of=/dev/null bs=4k count=1 skip=12500 $direct 2>&1; then exit 1; fi
              blkdiscard --force --offset 40MiB --length 1MiB /dev/{disk}
              dd if=/dev/{disk} of=/dev/null bs=96k count={} $direct
-             dd if=/dev/zero of=/dev/{partition} bs=4k count=1 oflag=direct conv=notrunc,fsync \
-               status=none",
-            Self::SPLIT
+             dd if=/dev/zero of=/dev/{partition} bs=4k count=1 oflag=direct,dsync conv=notrunc \
+               status=none
+             {}",
+            Self::SPLIT,
+            writes_a_note(&self.noting)
         ))?;
         let mut other = Direct::open(&self.other)?;
         thread::scope(|scope| scope.spawn(|| other.read(4096, 0)).join().expect("a reader"))?;
@@ -77,7 +96,7 @@ impl Mixed {
         let events = ftrace.events()?.into_iter();
         let submitted: Vec<Event> = events.filter(|event| event.name == "submit_bio").collect();
         let bios = submitted.len() as u64;
-        ensure!(bios == Self::OF_DISK + Self::OF_PARTITION + 1, "the load did {bios} bios");
+        ensure!(bios == Self::OF_DISK + Self::OF_PARTITION + 2, "the load did {bios} bios");
         // The disk has no cache: the flush does not reach it. Its counters have no discards.
         let parts = (done + 3).checked_sub(bios).context("fewer requests than bios")?;
         ensure!(parts == 2 * Self::SPLIT, "{parts} parts: nothing was split in three");

@@ -6,13 +6,14 @@
 
 static const u32 page_shift = 12; /* a page has 4 KiB */
 const volatile u64 address_of_io_complete_rw; /* io_uring's callback; main.rs sets it */
-u64 completed, total, hit, readahead, refused, dropped, unmatched;
+u64 completed, total, hit, readahead, not_judged, refused, dropped, unmatched;
 
 struct read {
 	u64 inode, dev; /* the file */
-	u64 offset, bytes; /* what is asked for */
+	u64 offset, bytes; /* what is asked for, by the first call */
 	u64 added, readahead; /* pages that this read added to the page cache: those asked for, and others */
-	u64 is_rest; /* of a read that has been counted */
+	u64 got; /* bytes, so far */
+	u64 is_counted; /* it has ended at the end of the file */
 	u64 calls_back; /* io_uring asks again when the page has its data */
 };
 
@@ -31,17 +32,17 @@ struct {
 	__type(value, struct read);
 } unfinished SEC(".maps");
 
-/* Whether this call asks again for what an earlier one with the same kiocb did not get. */
+/* Whether this call asks again for what earlier ones with the same kiocb did not get. */
 static __always_inline bool is_again(struct kiocb *iocb, struct read *before, struct read *read)
 {
-	if (before->inode != read->inode || before->dev != read->dev || before->offset != read->offset ||
-	    before->bytes != read->bytes)
+	if (before->inode != read->inode || before->dev != read->dev ||
+	    before->offset + before->got != read->offset || before->bytes - before->got != read->bytes)
 		return false;
 	/* With IOCB_NOWAIT alone, the application asks anew. */
 	if ((iocb->ki_flags & (IOCB_NOWAIT | IOCB_WAITQ)) == IOCB_NOWAIT && !before->calls_back)
 		return false;
 	/* So it does with IOSQE_ASYNC, where only the rest of a read is asked for again. */
-	return !(BPF_CORE_READ((struct io_kiocb *)iocb, flags) & IOSQE_ASYNC) || before->is_rest;
+	return !(BPF_CORE_READ((struct io_kiocb *)iocb, flags) & IOSQE_ASYNC) || before->got;
 }
 
 SEC("fentry/filemap_read")
@@ -53,8 +54,9 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 	struct read *before = bpf_map_lookup_elem(&unfinished, &io);
 
 	if (before && is_again(iocb, before, &read)) {
-		read.added = before->added;
-		read.is_rest = before->is_rest;
+		read = *before;
+		if (read.got && !read.is_counted)
+			__sync_fetch_and_add(&not_judged, -1); /* its rest is asked for */
 	}
 	if (bpf_map_update_elem(&reads, &thread, &read, BPF_ANY))
 		__sync_fetch_and_add(&dropped, 1);
@@ -82,44 +84,50 @@ int page_added(struct trace_event_raw_mm_filemap_op_page_cache *record)
 SEC("fexit/filemap_read")
 int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
 {
-	u64 thread = bpf_get_current_pid_tgid(), io = (u64)iocb, pages = 0, missed, others;
-	bool was_refused = ret == -EAGAIN || ret == -EIOCBQUEUED;
+	u64 thread = bpf_get_current_pid_tgid(), io = (u64)iocb, pages = 0, missed = 0, others = 0;
 	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what it read */
-	struct read *read = bpf_map_lookup_elem(&reads, &thread);
+	bool was_refused = ret == -EAGAIN || ret == -EIOCBQUEUED;
+	struct read *found = bpf_map_lookup_elem(&reads, &thread);
 
-	if (!read || read->offset != offset) {
+	if (!found || found->offset + found->got != offset) {
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	if (bytes) /* a page that the read before got a part of has been counted */
-		pages = ((iocb->ki_pos - 1) >> page_shift) -
-			((offset + (read->is_rest << page_shift) - read->is_rest) >> page_shift) + 1;
-	missed = read->added < pages ? read->added : pages;
-	others = read->added - missed;
-	if ((u64)iocb->ki_complete == address_of_io_complete_rw &&
-	    (was_refused || (bytes && bytes < read->bytes))) {
-		struct read rest = *read;
+	struct read read = *found;
+	bpf_map_delete_elem(&reads, &thread);
+	bpf_map_delete_elem(&unfinished, &io);
+	if (read.is_counted)
+		return 0; /* it asks what comes behind the end of the file */
+	read.got += bytes;
+	/* Which pages of a part it has added, is not known. If nobody asks for the rest, an error has ended it. */
+	bool is_part =
+		read.got && read.got < read.bytes && iocb->ki_pos < iocb->ki_filp->f_mapping->host->i_size;
+	bool is_asked_again = (u64)iocb->ki_complete == address_of_io_complete_rw &&
+			      (was_refused || (bytes && read.got < read.bytes));
 
-		rest.offset += bytes;
-		rest.bytes -= bytes;
-		rest.added = others;
-		rest.is_rest |= bytes > 0;
-		rest.calls_back = ret == -EIOCBQUEUED;
-		bpf_map_update_elem(&unfinished, &io, &rest, BPF_ANY);
-		others = 0;
-	} else {
-		bpf_map_delete_elem(&unfinished, &io);
+	if (is_asked_again) {
+		read.is_counted = bytes && !is_part;
+		read.calls_back = ret == -EIOCBQUEUED;
+		bpf_map_update_elem(&unfinished, &io, &read, BPF_ANY);
 	}
+	__sync_fetch_and_add(&not_judged, is_part);
 	__sync_fetch_and_add(&refused, was_refused);
-	__sync_fetch_and_add(&completed, !was_refused && !read->is_rest); /* a rest is no read of its own */
+	if (is_part && !was_refused)
+		return 0;
+	if (!was_refused || !is_asked_again) {
+		if (read.got)
+			pages = ((iocb->ki_pos - 1) >> page_shift) - (read.offset >> page_shift) + 1;
+		missed = read.added < pages ? read.added : pages;
+		others = read.readahead + read.added - missed;
+	}
+	__sync_fetch_and_add(&completed, !was_refused);
 	__sync_fetch_and_add(&total, pages);
 	__sync_fetch_and_add(&hit, pages - missed);
-	__sync_fetch_and_add(&readahead, read->readahead + others);
+	__sync_fetch_and_add(&readahead, others);
 	bpf_printk("read(inode=%llu dev=%llu:%llu offset=%llu bytes=%llu) = %ld: "
 		   "hit %llu miss %llu readahead %llu",
-		   read->inode, read->dev >> 20, read->dev & 0xfffff, offset, read->bytes, ret,
-		   pages - missed, missed, read->readahead + others);
-	bpf_map_delete_elem(&reads, &thread);
+		   read.inode, read.dev >> 20, read.dev & 0xfffff, read.offset, read.bytes,
+		   ret + (was_refused ? 0 : read.got - bytes), pages - missed, missed, others);
 	return 0;
 }
 
