@@ -47,7 +47,7 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 		return 0;
 	}
 	if (bytes && bytes < read->bytes && iocb->ki_pos < iocb->ki_filp->f_mapping->host->i_size) {
-		/* An error has ended it: which of its pages it has added, or found, is not known. */
+		/* It was ended early: which of its pages it has added, or found, is not known. */
 		__sync_fetch_and_add(&not_judged, 1);
 		bpf_map_delete_elem(&reads, &thread);
 		return 0;
