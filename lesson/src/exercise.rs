@@ -142,6 +142,16 @@ mod tests {
                 }
             }
             assert!(exercise.task.lines().count() <= 30, "{}: a long task", exercise.id);
+            // `"The idea" in stage05_sector/README.md`: a section that is there.
+            let pieces: Vec<&str> = exercise.read.split('"').skip(1).collect();
+            for pair in pieces.chunks(2).filter(|pair| pair.len() == 2) {
+                let Some(file) = pair[1].split_whitespace().nth(1) else { continue };
+                let file = file.trim_end_matches([',', '.', ';', ':']);
+                let page = fs::read_to_string(workspace.join(file)).expect(file);
+                let is_there =
+                    page.lines().any(|line| line.trim_start_matches('#').trim() == pair[0]);
+                assert!(is_there, "{}: {file} has no section {:?}", exercise.id, pair[0]);
+            }
         }
     }
 
