@@ -829,8 +829,11 @@ fn lose_segments() -> Result<Lost> {
     static BURST: [u8; 40 * SEGMENT] = [0; 40 * SEGMENT];
     // SAFETY: the thread gives up its network, and no table of files.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
-    // Else a window that has grown is small again where nothing was sent for 200 ms: on a busy machine.
-    fs::write("/proc/sys/net/ipv4/tcp_slow_start_after_idle", "0")?;
+    // A window must grow, and stay: on a busy machine, cubic ends its slow start early, and 200 ms pass between
+    // two bursts.
+    for (what, value) in [("congestion_control", "reno"), ("slow_start_after_idle", "0")] {
+        fs::write(format!("/proc/sys/net/ipv4/tcp_{what}"), value)?;
+    }
     // Segments as small as on a wire: a buffer of the kernel then holds many.
     // The two ends have different addresses, where there are two.
     shell("busybox ifconfig lo 127.0.0.3 mtu 1500 up")?;
@@ -865,14 +868,19 @@ fn lose_segments() -> Result<Lost> {
         sockets.try_fold(true, |all, socket| Ok(all && tcp_info(socket)?.tcpi_unacked == 0))
     };
     // So much arrives that a burst may be in flight as a whole.
-    for _ in 0..3 {
+    let has_room = |socket: &TcpStream| -> Result<bool> {
+        let info = tcp_info(socket)?;
+        Ok(u64::from(info.tcpi_snd_cwnd) * u64::from(info.tcpi_snd_mss) > BURST.len() as u64)
+    };
+    wait_until("a burst may be in flight", || {
         for [one, other] in &pairs {
             for (mut from, mut to) in [(one, other), (other, one)] {
                 from.write_all(&BURST)?;
                 to.read_exact(&mut [0; BURST.len()])?;
             }
         }
-    }
+        pairs.iter().flatten().try_fold(true, |all, socket| Ok(all && has_room(socket)?))
+    })?;
     wait_until("all is acknowledged", || acknowledged(&pairs))?;
     let lossy = &pairs[..2];
     lossy.iter().flatten().try_for_each(|socket| receive(socket, Some(NOTHING)))?;

@@ -18,6 +18,8 @@ pub struct Fact {
     pub again: u64,
     /// How many of them a lesson may leave out.
     pub left_out: u64,
+    /// Of these, so many at least.
+    pub surely_left_out: u64,
 }
 
 /// The figures that are right, both included. They differ where the judge does not know better.
@@ -105,7 +107,14 @@ impl Fact {
 
     /// Every figure from `least` to `most` is.
     pub fn between(question: Question, least: u64, most: u64) -> Fact {
-        Fact { question, expected: Expected { least, most }, others: 0, again: 0, left_out: 0 }
+        Fact {
+            question,
+            expected: Expected { least, most },
+            others: 0,
+            again: 0,
+            left_out: 0,
+            surely_left_out: 0,
+        }
     }
 
     /// The same, with so much of other processes at most.
@@ -114,8 +123,8 @@ impl Fact {
     }
 
     /// The same, and a lesson may leave out so many.
-    pub fn with_left_out(self, left_out: u64) -> Fact {
-        Fact { left_out, ..self }
+    pub fn with_left_out(self, left_out: u64, surely_left_out: u64) -> Fact {
+        Fact { left_out, surely_left_out, ..self }
     }
 
     /// The same, with so many of them handed to the driver once more.
@@ -147,6 +156,7 @@ pub fn together(loads: &[(String, Vec<Fact>)]) -> Result<Vec<Fact>> {
                     so_far.others += fact.others;
                     so_far.again += fact.again;
                     so_far.left_out += fact.left_out;
+                    so_far.surely_left_out += fact.surely_left_out;
                 }
                 Some(so_far) => {
                     let question = fact.question;

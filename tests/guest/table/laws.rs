@@ -61,6 +61,8 @@ fn is_true(tool: &Tool, fact: Fact, printed: truth::Expected, text: &str) -> Res
     };
     let leaves_split_bios_out = tool.answers.contains_key(&Question::OtherBiosAndParts);
     let by_design = if leaves_split_bios_out { fact.left_out } else { 0 };
+    let at_least = if leaves_split_bios_out { fact.surely_left_out } else { 0 };
+    ensure!(missing >= at_least, "{missing} of {at_least} that end twice are left out");
     if is_main(tool, fact.question) {
         let is_counted =
             left_out == missing || by_skips > 0 && left_out.abs_diff(missing) <= skipped;

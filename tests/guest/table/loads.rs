@@ -111,6 +111,8 @@ struct Did {
     clones: Option<u64>,
     /// Bios that were split, or that end twice: a lesson may leave them out.
     in_parts: u64,
+    /// Those of them that end twice: it has to leave these out.
+    twice: u64,
     /// Ends of bios that are a part, or the first of two ends.
     parts: u64,
     /// Requests that the driver got once more.
@@ -124,7 +126,7 @@ impl Did {
     }
 
     fn facts(self) -> Vec<Fact> {
-        let Did { bios, requests, flushes, asked, commands, in_parts, .. } = self;
+        let Did { bios, requests, flushes, asked, commands, in_parts, twice, .. } = self;
         let others = self
             .clones
             .map_or((commands, u64::MAX >> 8), |clones| (clones + commands, clones + commands));
@@ -133,7 +135,7 @@ impl Did {
         vec![
             // Who counts I/Os may count either, and those that were merged or not.
             Fact::between(Ios, requests.min(bios), bios.max(requests)),
-            Fact::exactly(Bios, bios).with_left_out(in_parts),
+            Fact::exactly(Bios, bios).with_left_out(in_parts, twice),
             // Who counts a flush is right, and who does not.
             Fact::between(Requests, requests - asked - unseen, requests + flushes + commands)
                 .with_again(self.again),
@@ -288,7 +290,7 @@ fn checksums() -> Result<Ready> {
         let load = |rw| fio_direct(&disk.name, &format!("--rw={rw} --number_ios=100 --size=32M"));
         let (did, _) = counted(&[&disk.name], || load("randwrite").and(load("randread")))?;
         ensure!(did.bios == 200, "{} bios", did.bios);
-        Ok(Did { in_parts: 100, parts: 100, ..did }.facts())
+        Ok(Did { in_parts: 100, twice: 100, parts: 100, ..did }.facts())
     })
 }
 
