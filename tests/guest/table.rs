@@ -23,6 +23,7 @@ groups![
     loads_disks "disks",
     loads_threads "threads",
     loads_split "split",
+    loads_checksums "checksums",
     loads_partial "partial",
     loads_slow_sector "slow_sector",
     loads_stacked "stacked",
