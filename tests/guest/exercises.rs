@@ -2,6 +2,7 @@
 //! with the learner's program in the place of `exercise` or of a stage.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -19,6 +20,7 @@ use crate::{
     bios::{ONE_PLACE, lines_add_up},
     commands::{instances, loaded, wait_until_unloaded},
     disks::Failing,
+    exporter,
     ftrace::TRACEFS,
     maps::{Maps, Place, insert},
     mixed::{self, Long, Mixed, Ram, split_out_of_order},
@@ -41,6 +43,7 @@ tests![
     exercise_bytes,
     exercise_returns,
     exercise_queue,
+    exercise_without,
     exercise_preempted,
     exercise_runqueue,
     exercise_retransmit,
@@ -119,6 +122,16 @@ fn fill(starts: &MapHandle, entries: u64) -> Result<()> {
 }
 
 const LEFT_IN_FLIGHT: &str = ": the judge left so many entries in your map";
+const OURS_IN_FLIGHT: &str = " in flight (16,384 are the judge's)";
+
+/// How far a sum is from what it has to be, which may differ from run to run.
+fn odd(expected: u64, yours: u64) -> String {
+    match yours.cmp(&expected) {
+        Ordering::Less => format!(", {} too few", expected - yours),
+        Ordering::Equal => String::new(),
+        Ordering::Greater => format!(", {} too many", yours - expected),
+    }
+}
 
 /// Every bio is measured, split, dropped or in flight, and counted once. That an address is taken
 /// happens in earnest where a completion was not seen; here the judge takes it, and fills the map.
@@ -127,7 +140,8 @@ fn exercise_accounts() -> Result<()> {
     // First: to find it, a bio is made that is never submitted.
     let virtio = disks::virtio()?;
     let (mixed, long) = (Mixed::new("test")?, Long::new()?);
-    let slow = [NullBlk::timer("slow0", 50, &[])?, NullBlk::timer("slow1", 200, &[])?];
+    // Longer than what the lower 32 bits of the long one's time amount to, on whichever CPU that ends.
+    let slow = [NullBlk::timer("slow0", 500, &[])?, NullBlk::timer("slow1", 700, &[])?];
     let maps = Maps::new();
     let running = Running::stage(&subject, &[])?;
     let (ftrace, printed) = (mixed::bios()?, Ftrace::new(&[PRINTED])?);
@@ -155,8 +169,10 @@ fn exercise_accounts() -> Result<()> {
     fill(&maps.named("starts")?[0], taken - 1)?;
     // By another process, whose bio has another address.
     disks::read(&mixed.disk.name, 1)?;
-    let output = running.interrupt()?;
+    let output = running.interrupt()?.replace(" in flight", OURS_IN_FLIGHT);
     judges_only_whole(std::slice::from_ref(&output))?;
+    let dropped = ": the address of one bio was taken, and neither is measured; one found no room";
+    ensure_counts(&output, &[("dropped", 3, dropped)])?;
     let bios = (did.submitted.len() + split_up.submitted.len() + slow.len()) as u64 + reads + 2;
     let of = |what| count(&output, what);
     let (completed, split) = (of("bios completed")?, of("split")?);
@@ -165,8 +181,14 @@ fn exercise_accounts() -> Result<()> {
         "ftrace saw {bios} bios (reads, writes, a flush, a discard, a failure, of several disks), of \
          which the block layer split {split_bios}; the address of one was taken, and one found the map full"
     );
-    let is_right = completed + split == bios - 2 && (1..=split_bios).contains(&split);
-    judge(is_right, &format!("{what}: you completed {completed}, split {split}"), &output)?;
+    let (summary, bios) = (summary(&output), bios - 2);
+    let asks = "is `bio_stays_in_flight()` called for each bio, once its entry is deleted?";
+    let is_right = (1..=split_bios).contains(&split);
+    ensure!(is_right, "{split} split, and the block layer split {split_bios}: {asks} {summary}");
+    let yours = format!("{completed} bios completed and {split} split");
+    let odd = odd(bios, completed + split);
+    ensure!(odd.is_empty(), "{yours}{odd}, and have to be {bios}: {what}: {summary}");
+    compared(&format!("{what}; yours: {yours}"));
     let longest = if subject == "stage03" {
         lines_add_up(&output)?;
         durations(&output)?.into_iter().max().unwrap_or_default()
@@ -181,10 +203,8 @@ fn exercise_accounts() -> Result<()> {
     let is_there = output.lines().any(|line| line == info);
     ensure!(is_there || ["stage03", "stage04"].contains(&&*subject), "no line {info:?}: {output}");
     let parts = did.parts + split_up.parts;
-    let dropped = ": the address of one bio was taken, and neither is measured; one found no room";
     let unmatched = ": parts, the bios that were dropped, and clones of device mapper";
     let counts = [
-        ("dropped", 3, dropped),
         ("in flight", ROOM, LEFT_IN_FLIGHT),
         ("unmatched", parts + 3 + Mixed::ENDS_OF_CLONE, unmatched),
     ];
@@ -219,7 +239,7 @@ fn exercise_disk() -> Result<()> {
         (&outputs[1], partition, Mixed::OF_PARTITION, 0, Mixed::ENDS_OF_CLONE, 0),
         (&outputs[2], upper, 1, 0, 0, 0),
     ] {
-        let output = summary(output);
+        let output = &summary(output).replace(" in flight", OURS_IN_FLIGHT);
         let of = |what| count(output, what);
         let (completed, yours) = (of("bios completed")?, of("split")?);
         let figures = format!(
@@ -289,7 +309,7 @@ fn exercise_histogram() -> Result<()> {
     long_write.end_well()?;
     fill(&maps.named("starts")?[0], 0)?;
     disks::read(&slow.name, 1)?;
-    let output = running.interrupt()?;
+    let output = running.interrupt()?.replace(" in flight", OURS_IN_FLIGHT);
     judges_only_whole(std::slice::from_ref(&output))?;
     let split = count(&output, "split")?;
     ensure!(split <= Mixed::SPLIT, "{split} split, the load has {}: {output}", Mixed::SPLIT);
@@ -384,15 +404,20 @@ fn exercise_bytes() -> Result<()> {
     for line in output.lines().filter_map(|line| line.strip_prefix("pid ")) {
         let (process, bytes) = line.rsplit_once(": ").context("odd line")?;
         let bytes = bytes.strip_suffix(" bytes").with_context(|| format!("odd: {line}"))?;
-        let (pid, name) = process.split_once(' ').with_context(|| format!("no name: {line}"))?;
+        let (pid, name) =
+            process.split_once(' ').with_context(|| format!("no name: pid {line}"))?;
         lines.push((pid.parse::<u32>()?, name.to_owned(), bytes.parse::<u64>()?));
     }
     ensure!(lines.is_sorted_by(|a, b| a.2 >= b.2), "not sorted by bytes: {output}");
     for process in did {
-        let yours: Vec<_> = lines.iter().filter(|line| line.0 == process.0).collect();
-        let (pid, name, bytes) = &process;
-        let is_right =
-            if *bytes == 0 { yours.iter().all(|line| line.2 == 0) } else { yours == [&process] };
+        let (pid, name, bytes) = process;
+        let yours = lines.iter().filter(|line| line.0 == pid);
+        let yours: Vec<_> = yours.map(|(_, name, bytes)| (name, *bytes)).collect();
+        let is_right = if bytes == 0 {
+            yours.iter().all(|line| line.1 == 0)
+        } else {
+            yours == [(&name, bytes)]
+        };
         let figures =
             format!("process {pid} {name} transferred {bytes} bytes; your lines of it: {yours:?}");
         judge(is_right, &figures, &output)?;
@@ -582,6 +607,52 @@ fn exercise_queue() -> Result<()> {
     Ok(())
 }
 
+/// Requests of several disks, of which the kernel's counters have the number and the time. One waits since before
+/// the program was started; some are started again, or complete in parts.
+fn exercise_without() -> Result<()> {
+    let (slow, silent) = (NullBlk::one_tag("slow", 50)?, NullBlk::named("silent", &[])?);
+    slow.queues()?;
+    disks::read(&silent.name, 30)?;
+    fs::write(silent.queue("iostats"), "0")?;
+    let (retried, hung) = (ScsiDebug::new("opts=0x110 dev_size_mb=64")?, Mapped::hung("hung")?);
+    fs::write("/sys/bus/pseudo/drivers/scsi_debug/every_nth", "3")?;
+    let (upper, since) = (hung.disk()?, Instant::now());
+    let old = Running::bash(&format!("exec {}", reads(&hung.path(), 1)))?;
+    let failing = Failing(&hung);
+    wait_until("a read waits", || {
+        Ok(fs::read_to_string(format!("/proc/{}/stack", old.id()))?.contains("submit_bio_wait"))
+    })?;
+    let until = Instant::now();
+    let running = Running::stage(EXERCISE, &[])?;
+    let counted = || -> Result<[u64; 2]> {
+        let stats = exporter::stats()?;
+        let sum = |fields: [usize; 3]| stats.values().flat_map(|it| fields.map(|n| it[n])).sum();
+        Ok([sum([0, 4, 11]), sum([3, 7, 14])])
+    };
+    let before = counted()?;
+    fio_direct(&slow.name, "--rw=randrw --iodepth=32 --number_ios=32 --size=16M")?;
+    disks::read(&retried.name, 30)?;
+    disks::read(&silent.name, 30)?;
+    let least = until.elapsed();
+    drop(failing);
+    old.end()?;
+    wait_until("the last one is counted", || Ok(disks::in_flight(&upper)? == 0))?;
+    let (most, after) = (since.elapsed(), counted()?);
+    let output = running.interrupt()?;
+    let [number, time] = [0, 1].map(|n| after[n] - before[n]);
+    let of = |what| count(&output, what);
+    let (completed, ns) = (of("requests completed")?, of("ns in all")?);
+    let figures = format!("{number} requests, {time} ms; you have {completed}, {}", ms(ns));
+    // The kernel takes the time up to 1 ms later, and rounds down for each disk.
+    let near = time.abs_diff(ns / 1_000_000) <= 8 + number + time / 50;
+    let is_right = completed == number && number >= 63 && near;
+    judge(is_right, &figures, &output)?;
+    let (silent, longest) = (of("without a time")?, Duration::from_nanos(max_latency(&output)?));
+    ensure!(silent == 30, "30 requests have no time of allocation, you say {silent}: {output}");
+    let figures = format!("one waited for {least:?} to {most:?}; your longest is {longest:?}");
+    judge((least..=most).contains(&longest), &figures, &output)
+}
+
 /// How long this thread has waited for a CPU, as the kernel accounts for it: the second number.
 fn run_delay() -> Result<u64> {
     let text = fs::read_to_string("/proc/thread-self/schedstat")?;
@@ -734,7 +805,8 @@ fn exercise_runqueue() -> Result<()> {
         ensure!(lines.insert(tid, ns).is_none(), "tid {tid} has two lines: {output}");
     }
     let theirs = others.iter().find(|tid| lines.contains_key(tid.as_str()));
-    ensure!(theirs.is_none(), "{theirs:?} is no thread of the process: {output}");
+    let theirs = theirs.map_or("", |tid| tid);
+    ensure!(theirs.is_empty(), "thread {theirs} is of another process: {output}");
     // The guest's TSC counts as unstable: the scheduler's clock, in which the kernel accounts, stands
     // still between two ticks where the host delays them, and bpf_ktime_get_ns() does not.
     let near = |yours: u64, theirs: u64| yours.abs_diff(theirs) <= theirs / 5 + 50_000_000;

@@ -1,0 +1,348 @@
+//! The programs of an incident: three services, and four programs that run beside them in every incident.
+//! Each reads on its standard input what it does: nothing on its command line tells one incident from another.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::Write,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use incidents::plan::Numbers;
+use serde::{Deserialize, Serialize};
+
+/// The sizes of a service's files in bytes: random reads and writes past the cache, reads through it, and a
+/// file that is read from its beginning to its end.
+pub const FILES: [(&str, u64); 3] = [("data", 8 << 20), ("pages", 24 << 20), ("list", 6 << 20)];
+
+/// What a program is told.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Orders {
+    /// Its directories: a service has one, the others look after several.
+    pub directories: Vec<PathBuf>,
+    /// In which of them it does more than usual.
+    pub place: usize,
+    /// What it does more than usual.
+    pub much: Option<Much>,
+}
+
+/// More than usual, each for one of the programs.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Much {
+    /// A service gets so many times as many requests, from so many times as many customers.
+    Requests(u64),
+    /// So many MiB are copied, again and again.
+    Copy(u64),
+    /// So many threads read what is to be copied.
+    Read(u64),
+    /// So many threads call fsync.
+    Fsync(u64),
+    /// The page cache is emptied, each time after so many ms.
+    Forget(u64),
+    /// A real-time thread for each CPU is busy for so many ms at a time.
+    Busy(u64),
+    /// One thread computes, with what CPU is left.
+    ComputeGently,
+}
+
+/// From which time on a request is slow: one of 4 KiB past the page cache, of a page, of a list.
+const SLOW: [Duration; 3] =
+    [Duration::from_millis(250), Duration::from_millis(150), Duration::from_millis(300)];
+/// Threads of a service: those that read past the page cache, write, read a page through it, read a list.
+const THREADS: [u64; 4] = [20, 4, 2, 4];
+
+/// After a failure, a request is made again so much later, and this often at most.
+const AGAIN: (Duration, usize) = (Duration::from_millis(300), 10);
+
+/// Requests of a service: all, slow ones, the longest in ms.
+#[derive(Default)]
+struct Count([AtomicU64; 3]);
+
+/// A buffer that O_DIRECT takes.
+#[repr(align(4096))]
+struct Block([u8; 4096]);
+
+/// Does what a program of this name does, until it is killed.
+pub fn run(name: &str, orders: &Orders) -> Result<()> {
+    match name {
+        "backupd" => backup(orders),
+        "reportd" => report(orders),
+        "tidyd" => tidy(orders),
+        "sensord" => sensor(orders),
+        "indexd" => index(orders),
+        _ => serve(name, orders),
+    }
+}
+
+/// Answers requests: single blocks past the page cache, pages that consist of many blocks, and lists that are read
+/// from their beginning to their end. What takes long is in the log.
+fn serve(name: &str, orders: &Orders) -> Result<()> {
+    let directory = orders.directories.first().context("no directory")?;
+    let count = Count::default();
+    let log = Path::new("/var/log").join(format!("{name}.log"));
+    let log = &OpenOptions::new().create(true).append(true).open(log)?;
+    let path = |file: &str| directory.join(file);
+    // A request comes after a pause: that nobody is there to take it is a part of its time.
+    let request = |what: &str, slow, pause: u64, body: &mut dyn FnMut() -> Result<()>| {
+        let pause = Duration::from_millis(pause);
+        let due = Instant::now() + pause;
+        thread::sleep(pause);
+        let mut result = body();
+        let mut failed = 0;
+        while result.is_err() && failed < AGAIN.1 {
+            failed += 1;
+            thread::sleep(AGAIN.0);
+            result = body();
+        }
+        let took = due.elapsed();
+        count.0[0].fetch_add(1, Relaxed);
+        count.0[2].fetch_max(took.as_millis() as u64, Relaxed);
+        if took >= slow || result.is_err() {
+            count.0[1].fetch_add(1, Relaxed);
+            let how = match result {
+                Err(error) => format!(": {error:#}"),
+                Ok(()) if failed > 0 => format!(", and failed {failed} times before"),
+                Ok(()) => String::new(),
+            };
+            let line = format!("{} {what} took {} ms{how}\n", now(), took.as_millis());
+            // At once: others write there, too.
+            let _ = { log }.write_all(line.as_bytes());
+        }
+    };
+    let request = &request;
+    // So that a page's first request is as quick as its second.
+    let mut pages = File::open(path("pages"))?;
+    // SAFETY: a system call on an open file.
+    unsafe { libc::posix_fadvise(pages.as_raw_fd(), 0, 0, libc::POSIX_FADV_WILLNEED) };
+    std::io::copy(&mut pages, &mut std::io::sink())?;
+    // So many times as many, and as often.
+    let hurry = if let Some(Much::Requests(times)) = orders.much { times } else { 1 };
+    let readers = THREADS[0] * hurry;
+    thread::scope(|scope| {
+        for thread in 0..readers + THREADS[1] * hurry {
+            let file = direct(&path("data"), thread >= readers)?;
+            scope.spawn(move || {
+                let mut numbers = Numbers(thread);
+                let mut block = Box::new(Block([thread as u8; 4096]));
+                let blocks = FILES[0].1 / 4096;
+                loop {
+                    let at = numbers.below(blocks) * 4096;
+                    let pause = (400 + numbers.below(200)) / hurry;
+                    let mut get = || Ok(file.read_exact_at(&mut block.0, at)?);
+                    match thread < readers {
+                        true => request("get", SLOW[0], pause, &mut get),
+                        false => request("put", SLOW[0], pause, &mut || {
+                            Ok(file.write_all_at(&block.0, at)?)
+                        }),
+                    }
+                }
+            });
+        }
+        for thread in 0..THREADS[2] {
+            let file = File::open(path("pages"))?;
+            // SAFETY: a system call on an open file.
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+            scope.spawn(move || {
+                let mut numbers = Numbers(100 + thread);
+                let mut piece = [0; 4096];
+                loop {
+                    request("page", SLOW[1], 300 + numbers.below(200), &mut || {
+                        for _ in 0..600 {
+                            let at = numbers.below(FILES[1].1 / 4096) * 4096;
+                            file.read_exact_at(&mut piece, at)?;
+                        }
+                        Ok(())
+                    });
+                }
+            });
+        }
+        let length = FILES[2].1 / THREADS[3];
+        for thread in 0..THREADS[3] {
+            let list = File::open(path("list"))?;
+            scope.spawn(move || {
+                let mut piece = [0; 16384];
+                let from = thread * length;
+                loop {
+                    request("list", SLOW[2], 1000, &mut || {
+                        for at in (from..from + length).step_by(piece.len()) {
+                            list.read_exact_at(&mut piece, at)?;
+                        }
+                        Ok(())
+                    });
+                    forget(&list, from, length);
+                }
+            });
+        }
+        let status = format!("/run/{name}.status");
+        loop {
+            thread::sleep(Duration::from_millis(500));
+            let [all, slow, most] = count.0.each_ref().map(|n| n.load(Relaxed));
+            let text = format!("requests {all}\nslow {slow}\nlongest_ms {most}\n");
+            // As a whole, for whoever reads it.
+            fs::write(format!("{status}.new"), text)?;
+            fs::rename(format!("{status}.new"), &status)?;
+        }
+    })
+}
+
+/// Opens a file to read it, and maybe to write it, past the page cache.
+fn direct(path: &Path, write: bool) -> Result<File> {
+    let mut options = OpenOptions::new();
+    Ok(options.read(true).write(write).custom_flags(libc::O_DIRECT).open(path)?)
+}
+
+/// Tells the page cache to forget so many bytes of a file.
+fn forget(file: &File, from: u64, length: u64) {
+    let (from, length) = (from as i64, length as i64);
+    // SAFETY: a system call on an open file.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), from, length, libc::POSIX_FADV_DONTNEED) };
+}
+
+/// The time of day: `14:03:07`.
+fn now() -> String {
+    // SAFETY: `tm` is written by localtime_r, which takes what time() returns.
+    let tm = unsafe {
+        let (time, mut tm) = (libc::time(std::ptr::null_mut()), std::mem::zeroed());
+        libc::localtime_r(&time, &mut tm);
+        tm
+    };
+    format!("{:02}:{:02}:{:02}", tm.tm_hour, tm.tm_min, tm.tm_sec)
+}
+
+/// Copies files; where that is much, without an end.
+fn backup(orders: &Orders) -> Result<()> {
+    let piece = vec![0x55; 1 << 20];
+    if let Some(Much::Read(threads)) = orders.much {
+        for directory in &orders.directories {
+            File::create(directory.join("copy"))?.write_all(&piece)?;
+        }
+        let list = orders.directories[orders.place].join("list");
+        return thread::scope(|scope| {
+            for thread in 0..threads {
+                let list = direct(&list, false)?;
+                scope.spawn(move || -> Result<()> {
+                    let mut numbers = Numbers(thread);
+                    let mut block = Box::new(Block([0; 4096]));
+                    loop {
+                        list.read_exact_at(&mut block.0, numbers.below(FILES[2].1 / 4096) * 4096)?;
+                    }
+                });
+            }
+            Ok(())
+        });
+    }
+    let much = if let Some(Much::Copy(much)) = orders.much { Some(much) } else { None };
+    loop {
+        for (index, directory) in orders.directories.iter().enumerate() {
+            let much = much.filter(|_| orders.place == index);
+            let mut copy = File::create(directory.join("copy"))?;
+            for _ in 0..much.unwrap_or(1) {
+                copy.write_all(&piece)?;
+            }
+            if much.is_some() {
+                copy.sync_data()?;
+            }
+        }
+        thread::sleep(Duration::from_millis(if much.is_none() { 3000 } else { 50 }));
+    }
+}
+
+/// Writes a report; where that is much, with many flushes.
+fn report(orders: &Orders) -> Result<()> {
+    let (place, threads, rest) = match orders.much {
+        Some(Much::Fsync(threads)) => (orders.place, threads, Duration::ZERO),
+        _ => (0, 1, Duration::from_secs(2)),
+    };
+    let directory = &orders.directories[place];
+    thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || -> Result<()> {
+                let mut report = File::create(directory.join(format!("report.{thread}")))?;
+                loop {
+                    report.write_all(b"all is well\n")?;
+                    report.sync_all()?;
+                    thread::sleep(rest);
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+/// Removes what is old; where that is much, from the page cache.
+fn tidy(orders: &Orders) -> Result<()> {
+    loop {
+        for directory in &orders.directories {
+            let _ = fs::remove_file(directory.join("old"));
+            fs::write(directory.join("old"), "old")?;
+        }
+        let place = &orders.directories[orders.place];
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(2) {
+            let rest = match orders.much {
+                Some(Much::Forget(rest)) => {
+                    let pages = File::open(place.join("pages"))?;
+                    forget(&pages, 0, FILES[1].1);
+                    rest
+                }
+                _ => 2000,
+            };
+            thread::sleep(Duration::from_millis(rest));
+        }
+    }
+}
+
+/// Reads a sensor, with real-time priority; where that is much, without a pause.
+fn sensor(orders: &Orders) -> Result<()> {
+    // SAFETY: plain system calls.
+    let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) } as usize;
+    thread::scope(|scope| {
+        for cpu in 0..cpus {
+            scope.spawn(move || {
+                // SAFETY: both structures are initialized, and this thread is meant.
+                unsafe {
+                    let mut set: libc::cpu_set_t = std::mem::zeroed();
+                    libc::CPU_SET(cpu, &mut set);
+                    libc::sched_setaffinity(0, size_of_val(&set), &set);
+                    let priority = libc::sched_param { sched_priority: 50 };
+                    libc::sched_setscheduler(0, libc::SCHED_FIFO, &priority);
+                }
+                let busy = if let Some(Much::Busy(ms)) = orders.much { ms } else { 0 };
+                let busy = Duration::from_millis(busy);
+                loop {
+                    let start = Instant::now();
+                    let mut value = 0_u64;
+                    while start.elapsed() < busy {
+                        value = std::hint::black_box(value + 1);
+                    }
+                    thread::sleep(Duration::from_millis(600));
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+/// Computes an index now and then; where that is much, with what CPU is left.
+fn index(orders: &Orders) -> Result<()> {
+    let mut rest = Duration::from_secs(2);
+    if let Some(Much::ComputeGently) = orders.much {
+        // SAFETY: a system call.
+        unsafe { libc::nice(19) };
+        rest = Duration::from_millis(20);
+    }
+    let mut value = 0_u64;
+    loop {
+        for _ in 0..50_000 {
+            value = std::hint::black_box(value.wrapping_mul(31) + 7);
+        }
+        thread::sleep(rest);
+    }
+}

@@ -1,0 +1,269 @@
+//! Finds what is wrong, as docs/slow-disk.md does: by what the tools and the kernel print.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use incidents::plan::{Answer, Cure, Layer, Service, Which, Who};
+use serde_json::Value;
+
+use crate::scene::{Status, shell};
+
+/// How long each tool looks, in seconds.
+const SECONDS: u64 = 8;
+/// From which latency on a bio is slow here.
+const SLOW_NS: u64 = 120_000_000;
+const PARTS: [(&str, Layer); 5] = [
+    ("wait_ns", Layer::Wait),
+    ("queue_ns", Layer::Queue),
+    ("device_ns", Layer::Device),
+    ("end_ns", Layer::End),
+    ("mapper_ns", Layer::Mapper),
+];
+
+/// What is wrong with this service.
+pub fn solve(service: Service) -> Result<Answer> {
+    let first = Status::of(service)?;
+    let lines = json(&format!("slow_io --json --min 0 --duration {SECONDS}s"))?;
+    let slow_requests = Status::of(service)?.slow - first.slow;
+    let disk = disk_of(service)?;
+    let (mut all, process) = (of_disk(&lines, &disk), service.process());
+    all.retain(|bio| bio["process"] == *process);
+    let is_slow = |bio: &&Value| number(bio, "total_ns") >= SLOW_NS;
+    let slow: Vec<&Value> = all.iter().copied().filter(is_slow).collect();
+    if crate::is_verbose() {
+        eprintln!("{slow_requests} slow requests, {} slow bios of {}", slow.len(), all.len());
+    }
+    // The service makes again what fails.
+    let failed: Vec<&Value> = all.iter().copied().filter(|bio| bio["error"].is_string()).collect();
+    if !failed.is_empty() {
+        let which = if is_a_range(&all, &failed) { Which::Range } else { Which::All };
+        let (layer, who, cure) = (Layer::Errors, Who::Nobody, Cure::Table);
+        return Ok(Answer { layer, service, who, which, cure });
+    }
+    // A CPU that is taken makes some bios slow, and more requests than bios. A request may also wait for others' bios:
+    // a journal's.
+    let of_anybody = of_disk(&lines, &disk).iter().filter(|bio| is_slow(bio)).count();
+    match !slow.is_empty() && of_anybody as u64 * 3 >= slow_requests {
+        true => of_bios(service, &lines, &all, &slow),
+        false => without_bios(service),
+    }
+}
+
+fn of_bios(service: Service, lines: &[Value], all: &[&Value], slow: &[&Value]) -> Result<Answer> {
+    let disk = disk_of(service)?;
+    let lower = below(&disk)?;
+    let mut layer = largest(slow);
+    if layer.is_none() {
+        // Device mapper has done the I/O itself: what did the disks below do?
+        let of_lower = lower.iter().flat_map(|disk| of_disk(lines, disk));
+        layer =
+            largest(&of_lower.filter(|bio| number(bio, "total_ns") >= SLOW_NS).collect::<Vec<_>>());
+    }
+    let layer = layer.context("slow_io knows no part of any slow bio")?;
+    // In percent: how many of the writes are slow, and how many of the reads.
+    let [writes, reads] = [true, false].map(|write| {
+        let of = |bios: &[&Value]| bios.iter().filter(|bio| is_write(bio) == write).count();
+        of(slow) * 100 / of(all).max(1)
+    });
+    let mut which = match (writes, reads) {
+        _ if writes * 5 < reads => Which::Reads,
+        _ if reads * 5 < writes => Which::Writes,
+        _ => Which::All,
+    };
+    if layer == Layer::Mapper && which == Which::All && is_a_range(all, slow) {
+        which = Which::Range;
+    }
+    let queue = |file: &str| fs::read_to_string(format!("/sys/block/{}/queue/{file}", lower[0]));
+    let bios_of = |names: &[&str]| shares_of(lines, &disk, names)[0];
+    let (who, cure) = match layer {
+        Layer::Wait if has_limit(service, &lower[0])? => (Who::Nobody, Cure::IoLimit),
+        Layer::Wait if tags(&lower[0])? == 1 => (Who::Nobody, Cure::QueueDepth),
+        Layer::Wait if queue("nr_requests")?.trim().parse::<u64>()? < tags(&lower[0])? => {
+            (Who::Nobody, Cure::NrRequests)
+        }
+        Layer::Wait if bios_of(&["reportd", "jbd2"]) > 25 => (Who::Reportd, Cure::Flushes),
+        Layer::Wait if bios_of(&["backupd"]) > 25 => (Who::Backupd, Cure::Copying),
+        Layer::Wait if bios_of(&[&service.process()]) > 80 => (Who::Itself, Cure::Load),
+        // A copy is written by the process itself, or by a kernel thread.
+        Layer::Queue | Layer::Wait if shares_of(lines, &disk, &["backupd", "kworker"])[1] > 15 => {
+            (Who::Backupd, Cure::Copying)
+        }
+        Layer::Queue | Layer::Wait => (Who::Nobody, Cure::Scheduler),
+        Layer::Device => (Who::Nobody, Cure::Disk),
+        Layer::Mapper if shell("dmsetup table")?.contains(" crypt ") => (Who::Nobody, Cure::Cipher),
+        Layer::Mapper => (Who::Nobody, Cure::Table),
+        _ => bail!("slow in {layer:?}: what does that?"),
+    };
+    Ok(Answer { layer, service, who, which, cure })
+}
+
+/// No bio is slow: is the page cache, or the CPU?
+fn without_bios(service: Service) -> Result<Answer> {
+    let found = |layer, who, which, cure| Ok(Answer { layer, service, who, which, cure });
+    let process = service.process();
+    let disk = disk_of(service)?;
+    let (mut hits, mut misses) = (0, 0);
+    for interval in json(&format!("cachetop --json --interval 2s --duration {SECONDS}s"))? {
+        for one in interval["processes"].as_array().into_iter().flatten() {
+            if one["comm"] == *process {
+                hits += number(one, "hits");
+                misses += number(one, "misses");
+            }
+        }
+    }
+    let reads = |who, cure| found(Layer::PageCache, who, Which::Reads, cure);
+    if misses * 10 > hits {
+        let readahead = fs::read_to_string(format!("/sys/block/{disk}/queue/read_ahead_kb"))?;
+        if readahead.trim() == "0" {
+            return reads(Who::Nobody, Cure::Readahead);
+        }
+        let group = format!("/sys/fs/cgroup/{}/memory.max", service.name());
+        if fs::read_to_string(group)?.trim() != "max" {
+            return reads(Who::Nobody, Cure::MemoryLimit);
+        }
+        let said = shell(
+            "cd /sys/kernel/tracing/instances && mkdir -p look && cd look && \
+             echo 1 > events/syscalls/sys_enter_fadvise64/enable && sleep 2 && cat trace && \
+             cd .. && rmdir look",
+        )?;
+        if said.contains("tidyd-") {
+            return reads(Who::Tidyd, Cure::Cache);
+        }
+        bail!("{misses} misses and {hits} hits: what does that?");
+    }
+    let limit = fs::read_to_string(format!("/sys/fs/cgroup/{}/cpu.max", service.name()))?;
+    if !limit.starts_with("max") {
+        return found(Layer::Cpu, Who::Nobody, Which::All, Cure::CpuLimit);
+    }
+    match busiest()?.as_deref() {
+        Some("sensord") => found(Layer::Cpu, Who::Sensord, Which::All, Cure::Priority),
+        other => bail!("{hits} hits, {misses} misses, a busy process: {other:?}"),
+    }
+}
+
+/// What a tool prints, an object a line.
+fn json(command: &str) -> Result<Vec<Value>> {
+    shell(command)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+fn of_disk<'l>(lines: &'l [Value], disk: &str) -> Vec<&'l Value> {
+    lines.iter().filter(|line| line["kind"] == "bio" && line["disk"] == disk).collect()
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or(0)
+}
+
+fn is_write(bio: &Value) -> bool {
+    bio["operation"].as_str().is_some_and(|operation| operation.contains('W'))
+}
+
+/// The part with the largest sum.
+fn largest(slow: &[&Value]) -> Option<Layer> {
+    let sums =
+        PARTS.map(|(key, layer)| (slow.iter().map(|bio| number(bio, key)).sum::<u64>(), layer));
+    let (sum, layer) = sums.into_iter().max_by_key(|(sum, _)| *sum)?;
+    (sum > 0).then_some(layer)
+}
+
+/// Whether the sectors of these are a range, and many others are outside of it.
+fn is_a_range(all: &[&Value], these: &[&Value]) -> bool {
+    let sectors = these.iter().map(|bio| number(bio, "sector"));
+    let (Some(from), Some(to)) = (sectors.clone().min(), sectors.max()) else { return false };
+    let is_outside = |bio: &&&Value| !(from..=to).contains(&number(bio, "sector"));
+    all.iter().filter(is_outside).count() > all.len() / 4
+}
+
+/// The disk of a service's file system: `dm-0`.
+pub fn disk_of(service: Service) -> Result<String> {
+    let source = shell(&format!("findmnt -n -o SOURCE {}", service.directory()))?;
+    sysfs_name(&source)
+}
+
+/// The kernel's name of a block device in /dev, which may have another one there: `dm-0`.
+pub fn sysfs_name(device: &str) -> Result<String> {
+    let number = fs::metadata(device).with_context(|| device.to_owned())?.rdev();
+    let (major, minor) = (libc::major(number), libc::minor(number));
+    let link = fs::read_link(format!("/sys/dev/block/{major}:{minor}"))?;
+    Ok(link.file_name().context("no name")?.to_string_lossy().into_owned())
+}
+
+/// The disks below it, or itself.
+pub fn below(disk: &str) -> Result<Vec<String>> {
+    let slaves = fs::read_dir(format!("/sys/block/{disk}/slaves"))?;
+    let mut names: Vec<String> = slaves
+        .map(|slave| Ok(slave?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    if names.is_empty() {
+        names.push(disk.to_owned());
+    }
+    names.sort_by_key(|name| !name.starts_with("vd"));
+    Ok(names)
+}
+
+/// Whether the service's cgroup has a limit on this disk that it can reach.
+fn has_limit(service: Service, disk: &str) -> Result<bool> {
+    let number = fs::read_to_string(format!("/sys/block/{disk}/dev"))?;
+    let limits = fs::read_to_string(format!("/sys/fs/cgroup/{}/io.max", service.name()))?;
+    Ok(limits.lines().any(|line| line.starts_with(number.trim())))
+}
+
+/// How many I/Os a hardware queue of the device takes at once.
+fn tags(disk: &str) -> Result<u64> {
+    let mut tags = 0;
+    for queue in fs::read_dir(format!("/sys/block/{disk}/mq"))? {
+        let file: PathBuf = queue?.path().join("nr_tags");
+        tags = tags.max(fs::read_to_string(file)?.trim().parse::<u64>()?);
+    }
+    Ok(tags)
+}
+
+/// Of all bios of a disk, and of all bytes that were read from it and written to it, how many percent by processes
+/// whose names begin so.
+fn shares_of(lines: &[Value], disk: &str, names: &[&str]) -> [u64; 2] {
+    let (mut all, mut theirs) = ([0; 2], [0; 2]);
+    for bio in of_disk(lines, disk) {
+        let process = bio["process"].as_str().unwrap_or_default();
+        let is_theirs = names.iter().any(|name| process.starts_with(name));
+        for (index, amount) in [1, number(bio, "bytes")].into_iter().enumerate() {
+            all[index] += amount;
+            theirs[index] += if is_theirs { amount } else { 0 };
+        }
+    }
+    [0, 1].map(|index| theirs[index] * 100 / all[index].max(1))
+}
+
+/// The process that uses most CPU, if it is much.
+fn busiest() -> Result<Option<String>> {
+    let used = || -> Result<BTreeMap<String, u64>> {
+        let mut used = BTreeMap::new();
+        for process in fs::read_dir("/proc")?.flatten() {
+            if let Some((name, ticks)) = cpu_of(&process.path()) {
+                *used.entry(name).or_insert(0) += ticks;
+            }
+        }
+        Ok(used)
+    };
+    let before = used()?;
+    std::thread::sleep(std::time::Duration::from_secs(SECONDS));
+    let delta = used()?.into_iter().map(|(name, ticks)| {
+        let ticks = ticks - before.get(&name).copied().unwrap_or(0);
+        (ticks, name)
+    });
+    // In ticks of 10 ms.
+    Ok(delta.max().filter(|(ticks, _)| *ticks > SECONDS * 50).map(|(_, name)| name))
+}
+
+/// The name of a process, and what CPU time it has used.
+fn cpu_of(process: &Path) -> Option<(String, u64)> {
+    let text = fs::read_to_string(process.join("stat")).ok()?;
+    let (name, rest) = text.split_once('(')?.1.rsplit_once(')')?;
+    // From the state, the third field of proc(5), on.
+    let mut times = rest.split_whitespace().skip(11).map_while(|field| field.parse::<u64>().ok());
+    Some((name.to_owned(), times.next()? + times.next()?))
+}

@@ -1,0 +1,124 @@
+//! `cargo lesson incident` and `answer`: something is wrong with a machine, and the learner finds out what.
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::Args;
+use host::{
+    cargo::executable,
+    fail::{USAGE, fail},
+};
+use incidents::{
+    TICKET,
+    plan::{Answer, Plan},
+};
+use serde::{Deserialize, Serialize};
+use vm::{
+    cargo::build_all,
+    commands::{launch::Program, shell, test::DISKS},
+    run::{GuestOptions, Run},
+};
+
+use crate::{NOT_YET, class, class::Outcome, desk::Desk};
+
+/// How to make one.
+#[derive(Args)]
+pub struct Options {
+    /// The incident: the same number makes the same one [default: any]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// 1 tells where the time is lost, 2 does not, 3 adds something odd that is harmless
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=3))]
+    level: u8,
+    /// Kernel line: 6.1, 6.12, 6.18, 7.2 [default: 6.1; arm64: 6.12]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE")]
+    kernel: Option<String>,
+}
+
+/// What a learner says it is.
+#[derive(Args)]
+pub struct Said {
+    #[command(flatten)]
+    answer: Answer,
+    /// Show the way to the right answer, also where this one is wrong
+    #[arg(long)]
+    anyhow: bool,
+}
+
+/// The incident that runs.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Made {
+    seed: u64,
+    level: u8,
+    /// How many answers were judged.
+    #[serde(default)]
+    answers: usize,
+}
+
+impl Made {
+    fn arguments(self) -> [OsString; 4] {
+        let [seed, level] = [self.seed.to_string(), self.level.to_string()];
+        ["--seed".into(), seed.into(), "--level".into(), level.into()]
+    }
+}
+
+/// The program that makes incidents, for guests.
+fn program(run: &Run) -> Result<PathBuf> {
+    let cargo = run.guests()?.quiet();
+    executable(&cargo.artifacts(&["build", "--package=incidents"])?, "incidents")
+}
+
+/// Makes one, and opens a shell there. The status is that of the shell.
+pub fn begin(run: &Run, desk: &mut Desk, options: &Options) -> Result<ExitCode> {
+    if shell::is_running(run, None)? {
+        return Err(fail(USAGE, "another guest runs: leave its shell first (`exit`)"));
+    }
+    let seed = options.seed.unwrap_or_else(|| desk.now() % 100_000);
+    let made = Made { seed, level: options.level, answers: 0 };
+    build_all(run.guests()?)?;
+    let mut argv = vec![program(run)?.into_os_string(), "begin".into()];
+    argv.extend(made.arguments());
+    let mut guest = GuestOptions::with_kernel(options.kernel.clone());
+    guest.disks = DISKS.to_vec();
+    desk.made(Some(made))?;
+    class::report(desk, None, Outcome::Incident { seed, level: made.level, answers: 0, right: 0 });
+    println!(
+        "Incident {seed}, level {}. Its disks are made, twice: with what is wrong, and without.",
+        made.level
+    );
+    let status = shell::begin(run, &guest, &Program::other(argv));
+    desk.made(None)?;
+    let status = status?;
+    Ok(ExitCode::from(status as u8))
+}
+
+/// Judges an answer, and shows the way to the right one in the incident's guest.
+pub fn answer(run: &Run, desk: &mut Desk, said: &Said) -> Result<ExitCode> {
+    let none = || fail(USAGE, "no incident runs: cargo lesson incident");
+    let mut made = desk.progress.incident.ok_or_else(none)?;
+    let is_open = ["test", "-e", TICKET].map(OsString::from).to_vec();
+    if shell::join(run, None, &Program::other(is_open))?.ok_or_else(none)? != 0 {
+        return Err(fail(USAGE, "the incident is still being made: wait for its ticket"));
+    }
+    made.answers += 1;
+    desk.made(Some(made))?;
+    let Made { seed, level, answers } = made;
+    let parts = said.answer.judged(&Plan::of(seed, level).answer());
+    for (what, said, is_right) in &parts {
+        println!("  {} {what:<8} {said}", if *is_right { "✓" } else { "✗" });
+    }
+    let right = parts.iter().filter(|(.., is_right)| *is_right).count();
+    class::report(desk, None, Outcome::Incident { seed, level, answers, right });
+    let is_right = right == parts.len();
+    match (is_right, answers) {
+        (true, 1) => println!("Solved with the first answer."),
+        (true, _) => println!("Solved with answer {answers}."),
+        (false, _) => println!("{right} of {} parts are right, in answer {answers}.", parts.len()),
+    }
+    if is_right || said.anyhow {
+        let mut argv = vec![program(run)?.into_os_string(), "way".into()];
+        argv.extend(made.arguments());
+        shell::join(run, None, &Program::other(argv))?.ok_or_else(none)?;
+    }
+    Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) })
+}
