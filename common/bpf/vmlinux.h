@@ -57,7 +57,10 @@ enum bpf_map_type {
 };
 
 /* For bpf_core_enum_value(): the running kernel's number, or whether it has one. */
-enum pageflags { PG_uptodate = 3, PG_head = 6 };
+enum pageflags { PG_locked, PG_writeback, PG_uptodate = 3, PG_head = 6 };
+enum cgroup_subsys_id { io_cgrp_id = 3 };
+enum r1bio_state { R1BIO_Returned = 5 };
+enum r10bio_state { R10BIO_Returned = 5 };
 
 /* The errors that the programs look for; a function returns them as negative numbers. */
 #define EAGAIN 11
@@ -66,6 +69,7 @@ enum pageflags { PG_uptodate = 3, PG_head = 6 };
 /* The type of a file, of inode.i_mode. */
 #define S_IFMT 0170000
 #define S_IFBLK 0060000
+#define S_IFREG 0100000
 
 /* The lowest 8 bits of bi_opf. */
 enum req_op {
@@ -93,6 +97,7 @@ struct user_pt_regs {
 struct block_device {
 	dev_t bd_dev;
 	struct gendisk *bd_disk; /* of a partition, the disk that it is on */
+	void *bd_holder; /* whose it is alone; on newer kernels, of a file system its super_block */
 };
 
 /* include/linux/bvec.h: how far a bio has come. */
@@ -101,23 +106,45 @@ struct bvec_iter {
 	unsigned int bi_size; /* bytes left */
 };
 
+/* include/linux/bvec.h: a piece of a bio's data, in one page or in some that follow each other. */
+struct bio_vec {
+	struct page *bv_page;
+};
+
 /* include/linux/types.h */
 typedef struct {
 	int counter;
 } atomic_t;
+
+struct hlist_node {
+	struct hlist_node *next;
+};
+
+struct hlist_head {
+	struct hlist_node *first;
+};
+
+struct hlist_bl_node {
+	struct hlist_bl_node **pprev; /* NULL where it is in no list */
+};
 
 /* include/linux/blk_types.h: one I/O, as a file system asks for it. */
 struct bio {
 	struct bio *bi_next; /* of a request's bios, the next one */
 	struct block_device *bi_bdev;
 	unsigned int bi_opf; /* the operation, in the lowest 8 bits, and flags */
+	unsigned short bi_flags;
 	u8 bi_status; /* 0: no error */
 	struct bvec_iter bi_iter;
 	atomic_t __bi_remaining; /* 1, and 1 more for each part that was split off and has not ended */
 	struct bio_integrity_payload *bi_integrity; /* checksums of the data, or NULL */
 	void *bi_end_io; /* the function that bio_endio() calls */
 	void *bi_private; /* that function's: of a part, the whole */
+	struct bio_vec *bi_io_vec; /* its data, from the first byte on, also where some has completed */
+	struct blkcg_gq *bi_blkg; /* the cgroup to which the kernel charges it, at its disk */
 };
+
+#define BIO_PAGE_PINNED (1 << 0) /* its pages are a program's memory */
 
 /* include/linux/blkdev.h: a whole disk, and what its driver does. */
 struct block_device_operations {
@@ -175,6 +202,27 @@ struct dm_crypt_io {
 	struct bio *base_bio;
 };
 
+/* drivers/md/raid1.h, raid10.h, md.h: what a RAID keeps of a bio, and md's clone of it, for its statistics. */
+struct r1bio {
+	unsigned long state; /* bits of enum r1bio_state */
+	struct bio *master_bio;
+};
+
+struct r10bio {
+	unsigned long state;
+	struct bio *master_bio;
+};
+
+struct md_io_acct {
+	struct bio *orig_bio;
+	struct bio bio_clone;
+};
+
+struct md_io_clone { /* from 6.6 on */
+	struct bio *orig_bio;
+	struct bio bio_clone;
+};
+
 /* include/linux/xarray.h: a tree. What looks like a pointer is an entry, its two lowest bits say. */
 struct xarray {
 	void *xa_head;
@@ -193,6 +241,8 @@ struct address_space {
 
 struct super_block {
 	dev_t s_dev;
+	struct block_device *s_bdev; /* NULL where it is on no disk, or on several */
+	struct dentry *s_root;
 };
 
 struct inode {
@@ -200,6 +250,8 @@ struct inode {
 	struct super_block *i_sb;
 	struct address_space *i_mapping;
 	unsigned long i_ino;
+	unsigned int i_nlink; /* its names; 0: it was deleted, and is still open */
+	struct hlist_head i_dentry; /* of its names, those that are in memory */
 	dev_t i_rdev; /* of a device file */
 	loff_t i_size;
 };
@@ -208,8 +260,28 @@ struct qstr {
 	const unsigned char *name;
 };
 
+struct seqcount {
+	unsigned int sequence; /* odd: a change is under way */
+};
+
+struct seqcount_spinlock {
+	struct seqcount seqcount;
+};
+
 struct dentry {
+	struct seqcount_spinlock d_seq; /* of changes of what follows */
+	struct hlist_bl_node d_hash; /* in no list: deleted */
+	struct dentry *d_parent; /* of the root, itself */
 	struct qstr d_name; /* the last part of the file's path */
+	struct inode *d_inode;
+	struct super_block *d_sb;
+	struct hlist_node d_alias; /* in the list of its inode */
+};
+
+struct dentry___old {
+	union {
+		struct hlist_node d_alias;
+	} d_u;
 };
 
 struct path {
@@ -244,6 +316,15 @@ struct iov_iter {
 	unsigned long count;
 };
 
+/* fs/iomap/direct-io.c, fs/direct-io.c: a read or write past the page cache, of a file. */
+struct iomap_dio {
+	struct kiocb *iocb;
+};
+
+struct dio {
+	struct kiocb *iocb;
+};
+
 /* include/trace/events/filemap.h: what the tracepoint mm_filemap_add_to_page_cache records. */
 struct trace_event_raw_mm_filemap_op_page_cache {
 	unsigned long i_ino;
@@ -266,11 +347,20 @@ struct trace_event_raw_kmalloc {
 
 /* include/linux/mm_types.h: a power of two of pages; of one page only, where PG_head is not set. */
 struct folio {
+	struct address_space *mapping;
 	unsigned long _flags_1; /* from 6.6 on, the power is in the lowest 8 bits */
 };
 
 struct folio___old {
 	unsigned char _folio_order;
+};
+
+struct page {
+	unsigned long compound_info; /* of those behind the first one, how to get there */
+};
+
+struct page___old {
+	unsigned long compound_head;
 };
 
 /* include/linux/ns_common.h, pid_namespace.h, pid.h, sched.h: a process and its numbers. */
@@ -298,6 +388,36 @@ struct cred {
 	} uid;
 };
 
+/* include/linux/cgroup-defs.h, kernfs.h, block/blk-cgroup.h: a cgroup, and what a controller keeps of it; of a
+ * task, its cgroup, and for each controller the nearest one above where that is enabled. */
+struct kernfs_node {
+	u64 id; /* of a directory in a file system of the kernel's: its inode number */
+};
+
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+	struct cgroup_subsys_state *parent;
+};
+
+struct cgroup {
+	struct cgroup_subsys_state self;
+	struct kernfs_node *kn;
+	struct cgroup_root *root; /* of its hierarchy: v2 has one */
+};
+
+struct blkcg {
+	struct cgroup_subsys_state css;
+};
+
+struct blkcg_gq {
+	struct blkcg *blkcg;
+};
+
+struct css_set {
+	struct cgroup_subsys_state *subsys[16]; /* 14 of them */
+	struct cgroup *dfl_cgrp; /* the task's cgroup, of v2 */
+};
+
 struct task_struct {
 	int pid; /* of the thread: what user space calls its tid */
 	int tgid; /* of the process: what user space calls its pid */
@@ -306,6 +426,7 @@ struct task_struct {
 	char comm[16];
 	struct pid *thread_pid;
 	const struct cred *real_cred;
+	struct css_set *cgroups;
 };
 
 /* include/net/sock.h, include/linux/in6.h: a connection. Port numbers are of 16 bits. */

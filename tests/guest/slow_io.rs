@@ -7,7 +7,9 @@ tests![
     slow_io_blames_the_right_part,
     slow_io_counts_lost_lines,
     slow_io_ends_beside_a_busy_disk,
+    slow_io_knows_whose_cgroup_and_when,
     slow_io_names_errors,
+    slow_io_names_files,
     slow_io_shows_what_is_wanted,
     slow_io_records_what_came_before,
     stage13_counts_what_is_lost,
@@ -191,22 +193,28 @@ fn slow_io_blames_the_right_part() -> Result<()> {
     let lines = objects(&output, "bio")?;
     divides(all, &silent, &lesson)?;
 
-    // At least 95 % of each bio's time. Of one in ten it may be less, for a busy host may stop the guest's
-    // CPU anywhere.
-    for (disk, name, least) in [
-        (&slow.name, "device", 10 * 60_000_000),
-        (&plain.name, "wait", 1_000_000_000),
-        (&delay.disk()?, "mapper", 10 * 44_000_000),
-        (&twice.disk()?, "mapper", 10 * 44_000_000),
+    // What delays a bio is in that part of each one, whole. A busy host stops the guest's CPU for some ms, anywhere:
+    // that 95 % of a bio's time are there is asked of most, and of all together but for the worst tenth.
+    for (disk, name, all, each) in [
+        (&slow.name, "device", 10 * 60_000_000, 60_000_000),
+        (&plain.name, "wait", 1_000_000_000, 30_000_000),
+        (&delay.disk()?, "mapper", 10 * 44_000_000, 40_000_000),
+        (&twice.disk()?, "mapper", 10 * 44_000_000, 40_000_000),
     ] {
-        let lines = of_disk(&lines, disk);
+        let mut lines = of_disk(&lines, disk);
         let blamed = sum(&lines, name);
-        ensure!(blamed >= least, "{disk}: {blamed} ns of {least} are in {name}: {lines:?}");
+        ensure!(blamed >= all, "{disk}: {blamed} ns of {all} are in {name}: {lines:?}");
         // Of bios that the cgroup lets pass two at a time, one has not waited.
-        let delayed = lines.iter().filter(|line| part(line, "total") >= 40_000_000);
-        let (delayed, others): (Vec<_>, Vec<_>) =
-            delayed.partition(|line| part(line, name) * 100 >= part(line, "total") * 95);
-        ensure!(others.len() * 9 <= delayed.len(), "{disk}: not in {name}: {others:?}");
+        lines.retain(|line| part(line, "total") >= 40_000_000);
+        let has = |line: &&Value| part(line, name) >= each;
+        let is_most = |line: &&Value| part(line, name) * 100 >= part(line, "total") * 95;
+        let right = lines.iter().all(|line| has(&line));
+        let most = lines.iter().filter(is_most).count();
+        ensure!(right && most * 2 > lines.len(), "{disk}: not in {name}: {lines:?}");
+        lines.sort_by_key(|line| part(line, "total") - part(line, name));
+        lines.truncate(lines.len() - lines.len() / 10);
+        let [blamed, total] = [name, "total"].map(|name| sum(&lines, name));
+        ensure!(blamed * 100 >= total * 95, "{disk}: {blamed} of {total} in {name}: {lines:?}");
     }
     for (disk, name) in [(&one_tag.name, "wait"), (&queued.name, "queue")] {
         let lines = of_disk(&lines, disk);
@@ -393,7 +401,7 @@ fn is_documented(output: &str) -> Result<()> {
 
 /// What the ring buffer has no room for is counted. `blkdiscard` submits a bio of zeroes for each MiB.
 fn slow_io_counts_lost_lines() -> Result<()> {
-    const KEPT: u64 = ((4 << 20) - 1) / 128; // bytes of the buffer, which is never full, and of a bio in it
+    const KEPT: u64 = ((4 << 20) - 1) / 136; // bytes of the buffer, which is never full, and of a bio in it
     shell("modprobe dm_zero")?;
     let zeros = Mapped::new("zeros", &format!("0 {} zero", 40_u64 << 21))?;
     let disk = zeros.disk()?;
@@ -458,6 +466,65 @@ fn slow_io_names_errors() -> Result<()> {
     Ok(())
 }
 
+/// Bios of files: through the page cache and past it, of one with two names, of deleted ones, below a loop device. Each
+/// byte that was asked for is of the file that stat(1) knows; what is of the disk or of its journal is of none.
+fn slow_io_names_files() -> Result<()> {
+    const ALL: &str = "deep/read linked closed deleted image deep/written";
+    const BYTES: u64 = 256 << 10;
+    let disk = NullBlk::named("files", &[("memory_backed", "1"), ("size", "128")])?;
+    let _mounted = Mounted::made("ext4", &disk.name, "noatime")?;
+    let inodes = shell(&format!(
+        "modprobe loop; mkdir -p /run/ext4/one/deep; cd /run/ext4/one; \
+         for file in {ALL}; do head -c {BYTES} /dev/urandom >$file; done; : >deep/written; \
+         ln linked second; sync; echo 3 >/proc/sys/vm/drop_caches; stat -c %i {ALL}"
+    ))?;
+    let [read, linked, closed, deleted, image, written] =
+        inodes.lines().collect::<Vec<_>>().try_into().map_err(|_| anyhow!("{inodes}"))?;
+    let options = |more| [&["--min", "0", "--file", "--disk", &disk.name][..], more].concat();
+    let running = Running::stages([("slow_io", options(&["--json"])), ("slow_io", options(&[]))])?;
+    let dd = "dd bs=64k status=none";
+    shell(&format!(
+        "cd /run/ext4/one; cat deep/read linked >/dev/null; {dd} iflag=direct if=second of=/dev/null; \
+         exec 3<closed 4<deleted; rm closed deleted; cat <&3 >/dev/null; {dd} iflag=direct <&4 >/dev/null; \
+         loop=$(losetup -f --show --direct-io=on image); {dd} if=$loop of=/dev/null; losetup -d $loop; \
+         {dd} count=4 if=/dev/zero of=deep/written conv=fsync; \
+         dd bs=4k count=1 seek=37 if=/dev/zero of=deep/written conv=fsync,notrunc status=none; \
+         {dd} count=4 if=/dev/zero of=deep/written oflag=direct conv=notrunc; \
+         for flag in direct sync; do {dd} if=/dev/{} skip=2000 count=4 iflag=$flag of=/dev/null; done",
+        disk.name
+    ))?;
+    let outputs = Running::interrupt_all(running)?;
+
+    let mut found = BTreeMap::new();
+    let lines = objects(&outputs[0], "bio")?;
+    let (files, others): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line["inode"].is_u64());
+    for line in files {
+        let operation = line["operation"].as_str().context("operation")?;
+        let file = ["inode", "links", "path"].map(|key| line[key].to_string()).join(" ");
+        *found.entry(format!("{} {file}", &operation[..1])).or_default() +=
+            line["bytes"].as_u64().unwrap_or(0);
+    }
+    let expected = BTreeMap::from([
+        (format!("R {read} 1 \"/one/deep/read\""), BYTES),
+        (format!("R {linked} 2 null"), BYTES),
+        (format!("R {linked} 2 \"/one/second\""), BYTES),
+        (format!("R {closed} 0 null"), BYTES),
+        (format!("R {deleted} 0 null"), BYTES),
+        (format!("R {image} 1 \"/one/image\""), BYTES),
+        (format!("W {written} 1 \"/one/deep/written\""), 2 * BYTES + 4096),
+    ]);
+    ensure!(found == expected, "{expected:?}, but {found:?}");
+    let raw = others.iter().filter(|line| line["sector"].as_u64() >= Some(2000 * 128));
+    let raw: u64 = raw.filter_map(|line| line["bytes"].as_u64()).sum();
+    let journal = others.iter().filter(|line| line["process"].to_string().contains("jbd2"));
+    ensure!(raw >= 2 * BYTES && journal.count() > 0, "{raw} bytes: {others:?}");
+    let mut shown =
+        [(read, "/one/deep/read"), (linked, "/one/second"), (closed, "(deleted)")].into_iter();
+    let is_shown = shown.all(|(inode, path)| outputs[1].contains(&format!(" {inode} {path}")));
+    ensure!(is_shown, "{}", outputs[1]);
+    Ok(())
+}
+
 /// --min, --top, --histogram, --disk, --pid, --causes.
 fn slow_io_shows_what_is_wanted() -> Result<()> {
     let null = NullBlk::timer("test", 20, &[])?;
@@ -500,6 +567,56 @@ fn slow_io_shows_what_is_wanted() -> Result<()> {
     ensure!(outputs[3].contains("blkdev_"), "a cause's stack: {}", outputs[3]);
     let others = count(&outputs[3], "without a cause")?;
     ensure!((4..bios).contains(&others), "{others} of {bios} without a cause: {}", outputs[3]);
+    Ok(())
+}
+
+/// Two cgroups on one disk. `io` is not enabled below the second one; the first one's write goes to the page cache,
+/// and a kernel thread writes it back. No wall-clock time is outside of the run.
+fn slow_io_knows_whose_cgroup_and_when() -> Result<()> {
+    let disk = NullBlk::named("shared", &[("memory_backed", "1"), ("size", "64")])?;
+    let mounted = Mounted::made("ext4", &disk.name, "noatime")?;
+    shell("sync -f /run/ext4")?;
+    throttle(&disk.name)?; // mounts the file system of cgroups
+    let control = "rmdir throttled; echo +memory >cgroup.subtree_control; mkdir -p one two/below";
+    shell(&format!("cd /sys/fs/cgroup; {control}"))?;
+    let options = |cgroup, others| [&["--min", "0", "--time", "wall", cgroup][..], others].concat();
+    let running = Running::stages([
+        ("slow_io", options("--cgroup=one", &["--json"])),
+        ("slow_io", options("--cgroup=/sys/fs/cgroup/two/", &[])),
+        ("slow_io", options("--cgroup", &["--json", "--disk", &disk.name])),
+    ])?;
+    let within = |cgroup: &str, load: &str| {
+        shell(&format!("sh -c 'echo $$ >/sys/fs/cgroup/{cgroup}/cgroup.procs; exec {load}'"))
+    };
+    let began: u64 = shell("date +%s%N")?.trim().parse()?;
+    within("one", &reads(&disk.name, 10))?;
+    within("two/below", &reads(&disk.name, 12))?;
+    within("one", "dd if=/dev/zero of=/run/ext4/file bs=1M count=1 status=none")?;
+    mounted.unmount()?;
+    let ended: u64 = shell("date +%s%N")?.trim().parse()?;
+    let outputs = Running::interrupt_all(running)?;
+    shell("cd /sys/fs/cgroup; rmdir one two/below two")?;
+    for (output, of_two) in [(&outputs[0], 0), (&outputs[2], 12)] {
+        let lines = objects(output, "bio")?;
+        let of = |cgroup: &str, by: &str| -> Vec<&Value> {
+            let of = lines.iter().filter(|line| line["cgroup"] == cgroup);
+            of.filter(|line| line["operation"] == by).collect()
+        };
+        let reads = [of("/one", "RS").len(), of("/two/below", "RS").len()];
+        let others = lines.iter().any(|line| line["cgroup"] != "/one");
+        ensure!(reads == [10, of_two] && others == (of_two > 0), "{reads:?}: {output}");
+        let writes = of("/one", "W");
+        let bytes: u64 = writes.iter().filter_map(|line| line["bytes"].as_u64()).sum();
+        let by_dd = writes.iter().any(|line| line["process"] == "dd");
+        ensure!(bytes == 1 << 20 && !by_dd, "written back: {writes:?}");
+        let mut times = lines.iter().map(|line| line["ended_wall_ns"].as_u64().unwrap_or(0));
+        ensure!(times.all(|time| (began..=ended).contains(&time)), "{began} to {ended}: {output}");
+    }
+    // The same in columns.
+    let day = shell(&format!("date -u +%FT -d @{}", ended / 1_000_000_000))?;
+    let lines: Vec<_> = outputs[1].lines().filter(|line| line.contains(" RS ")).collect();
+    let odd = lines.iter().any(|l| !l.starts_with(day.trim()) || !l.ends_with(" /two/below"));
+    ensure!(lines.len() == 12 && !odd, "{}", outputs[1]);
     Ok(())
 }
 

@@ -88,14 +88,14 @@ static struct way *way_or_new(u64 clone, struct io *io)
 	return bpf_map_lookup_elem(&ways, &clone);
 }
 
-/* Device mapper gives a clone to the disk below; or a bio goes from a partition to its disk: then there is none
+/* Device mapper or md gives a clone to the disk below; or a bio goes from a partition to its disk: then there is none
  * above it. */
 static __always_inline int bio_goes_down(u64 bio)
 {
 	struct io *io = io_of(bio_above(bio));
 	struct way way = { .remapped = bpf_ktime_get_ns(), .is_clones = 1 };
 
-	if (!io)
+	if (!io || is_submitted_later(bio))
 		return 0;
 	way.of = io->submitted;
 	bpf_map_update_elem(&ways, &bio, &way, BPF_ANY);
@@ -118,7 +118,7 @@ static __always_inline int rq_starts(u64 rq, u64 allocated)
 
 __noinline int note(u64 bio, struct issue *issue)
 {
-	struct io *io = bpf_map_lookup_elem(&ios, &bio);
+	struct io *io = bpf_map_lookup_elem(&ios, &bio), *own = io;
 	struct way *way;
 
 	if (!issue)
@@ -126,12 +126,13 @@ __noinline int note(u64 bio, struct issue *issue)
 	if (!io) {
 		bio = whole_of(bio);
 		io = io_of(bio);
+		own = bpf_map_lookup_elem(&ios, &bio);
 	}
 	if (!io)
 		return 0;
 	io->by.requests += issue->completes;
-	if (bpf_map_lookup_elem(&ios, &bio)) {
-		take_times(&io->way, issue);
+	if (own) {
+		take_times(&own->way, issue);
 		return 0;
 	}
 	way = way_or_new(bio, io);
@@ -180,7 +181,7 @@ __noinline int way_ends(u64 clone, u64 above, u64 now)
 /* A bio without an entry completes; whether it is neither a clone nor a part. */
 static __always_inline bool is_nobodys(u64 bio, bool in_parts, u64 now)
 {
-	u64 above = bio_cloned(bio);
+	u64 above = bio_original(bio);
 
 	if (above && in_parts)
 		way_ends(bio, above, now);
@@ -258,15 +259,19 @@ static int bio_ends(u64 address, u32 program)
 	return 0;
 }
 
-/* The same in an fentry program. Most bios are neither parts nor checksummed: their fields are read here without
- * a helper call. */
-static __always_inline int bio_ends_here(struct bio *bio)
+/* The same of a bio whose fields can be read without a helper call. Most are neither parts nor checksummed. Returns
+ * whether it is one of these: then whoever comes second has nothing to do. Calls for the others are counted by both. */
+static __always_inline bool bio_ends_here(u64 address, struct bio *bio, u32 program, bool was_seen)
 {
 	bool is_special = bio->__bi_remaining.counter > 1 ||
 			  (bpf_core_field_exists(bio->bi_integrity) && bio->bi_integrity) ||
 			  (u64)bio->bi_end_io == address_of_bio_chain_endio;
 
-	return is_special ? bio_ends(number(bio), 0) : bio_completes(number(bio), bio->bi_status, 0);
+	if (is_special)
+		bio_ends(address, program);
+	else if (!was_seen)
+		bio_completes(address, bio->bi_status, program);
+	return !is_special;
 }
 
 #endif /* __JOIN_H__ */

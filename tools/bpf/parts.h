@@ -22,6 +22,7 @@ struct way {
 struct submission {
 	u64 sector; /* of dev; 512 bytes each */
 	u64 diskseq; /* identifies the disk: dev may be another one's later */
+	u64 cgroup; /* its number, or 0 */
 	u32 dev, operation, bytes, process;
 	s32 stack_id; /* a key of stacks, or a negative error */
 	u32 requests; /* of it that have completed */

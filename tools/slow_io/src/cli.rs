@@ -10,6 +10,8 @@ use std::{
 use clap::Args;
 use common::{BlockDevice, Cli, Device, InFlight};
 
+use crate::cgroups;
+
 /// The command line of `slow_io`.
 pub type SlowCli = Cli<Slow>;
 
@@ -25,6 +27,15 @@ pub struct Slow {
     /// Only bios that this process submits
     #[arg(long, value_name = "PID", value_parser = common::process, allow_negative_numbers = true)]
     pub pid: Option<u32>,
+    /// Show whose cgroup a bio is of; with a PATH, only bios of that cgroup and those below: /system.slice
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "/", value_parser = cgroups::number)]
+    pub cgroup: Option<u64>,
+    /// Show which file a bio reads or writes: its inode's number, and its path in the file system
+    #[arg(long)]
+    pub file: bool,
+    /// The clock of a line's time: the kernel's, or the wall clock's beside it
+    #[arg(long, value_name = "CLOCK", default_value = "kernel")]
+    pub time: Clock,
     /// Show below each line the stack of the submission
     #[arg(long)]
     pub stack: bool,
@@ -49,6 +60,15 @@ pub struct Slow {
     /// The size of the maps.
     #[command(flatten)]
     pub room: InFlight,
+}
+
+/// Which clocks a line shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Clock {
+    /// Seconds since the machine was started.
+    Kernel,
+    /// These, and date and time of day.
+    Wall,
 }
 
 /// By what --who tells causes apart.

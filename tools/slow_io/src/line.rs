@@ -12,8 +12,11 @@ use serde_json::{Value, json};
 
 use crate::{
     Completed,
-    cli::Slow,
+    cgroups::Cgroups,
+    cli::{Clock, Slow},
+    clock,
     disks::Names,
+    file::{self, File},
     operation::{self, Operations},
     parts::{self, Parts},
     recent,
@@ -27,10 +30,11 @@ pub struct Lines<'a> {
     operations: &'a Operations,
     names: &'a Names,
     maps: &'a TraceMaps<'a>,
+    cgroups: Cgroups,
     /// The functions of stacks.
     stacks: HashMap<i32, Vec<String>>,
     /// With --top: the slowest, by latency; the second number tells equal ones apart.
-    top: BTreeMap<(u64, u64), Completed>,
+    top: BTreeMap<(u64, u64), (Completed, Option<File>)>,
     /// The first error.
     failed: Option<anyhow::Error>,
     /// When its turn ends; none for what is left at the end, and after an error.
@@ -48,8 +52,14 @@ impl<'a> Lines<'a> {
         turn: &'a Cell<Option<Instant>>,
     ) -> Lines<'a> {
         if !options.json {
+            let wall = match options.time {
+                Clock::Wall => format!("{:<24} ", "WALL CLOCK"),
+                Clock::Kernel => String::new(),
+            };
+            let file = options.file.then_some("FILE");
+            let process = columns("PROCESS", options.cgroup.map(|_| "CGROUP"), file);
             println!(
-                "{:>10} {:<7} {:<4} {:>10} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} ms {:>5} PROCESS",
+                "{wall}{:>10} {:<7} {:<4} {:>10} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} ms {:>5} {process}",
                 "TIME",
                 "DISK",
                 "OP",
@@ -69,6 +79,7 @@ impl<'a> Lines<'a> {
             operations,
             names,
             maps,
+            cgroups: Cgroups::default(),
             stacks: HashMap::new(),
             top: BTreeMap::new(),
             failed: None,
@@ -90,9 +101,10 @@ impl<'a> Lines<'a> {
     }
 
     fn try_add(&mut self, bytes: &[u8]) -> Result<()> {
-        let bio = recent::completed(bytes)?;
+        let (bio, file) = file::sent(bytes)?;
+        self.cgroup(&bio);
         if let Some(most) = self.options.top {
-            self.top.insert((latency(&bio), bio.times.ended), bio);
+            self.top.insert((latency(&bio), bio.times.ended), (bio, file));
             if self.top.len() > most as usize {
                 self.top.pop_first();
             }
@@ -100,10 +112,10 @@ impl<'a> Lines<'a> {
         }
         if let Some(time) = self.options.before {
             for earlier in recent::before(&self.maps.recent, &bio, time)? {
-                self.print(&earlier, true)?;
+                self.print(&earlier, None, true)?;
             }
         }
-        self.print(&bio, false)
+        self.print(&bio, file.as_ref(), false)
     }
 
     /// Prints what --top has kept, the slowest first. Fails where a line before could not be made.
@@ -111,13 +123,13 @@ impl<'a> Lines<'a> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
-        for bio in std::mem::take(&mut self.top).into_values().rev() {
-            self.print(&bio, false)?;
+        for (bio, file) in std::mem::take(&mut self.top).into_values().rev() {
+            self.print(&bio, file.as_ref(), false)?;
         }
         Ok(())
     }
 
-    fn print(&mut self, bio: &Completed, is_before: bool) -> Result<()> {
+    fn print(&mut self, bio: &Completed, file: Option<&File>, is_before: bool) -> Result<()> {
         let Completed { by, times } = bio;
         let disk = self.names.of(by.into())?;
         let stack = match self.options.stack && !is_before {
@@ -126,10 +138,18 @@ impl<'a> Lines<'a> {
         };
         let divided = parts::of(times);
         let letters = self.operations.letters(by.operation);
+        let wall = (self.options.time == Clock::Wall).then(|| clock::wall(times.ended));
         if self.options.json {
-            println!("{}", object(bio, &disk, &letters, &divided, &stack, is_before));
+            let mut object = object(bio, &disk, &letters, &divided, &stack, is_before);
+            object["ended_wall_ns"] = json!(wall.map(|wall| wall.as_nanos() as u64));
+            object["cgroup"] = json!(self.cgroup(bio));
+            object["inode"] = json!(file.map(|file| file.inode));
+            object["links"] = json!(file.map(|file| file.links));
+            object["path"] = json!(file.and_then(|file| file.path.as_deref()));
+            println!("{object}");
             return Ok(());
         }
+        let wall = wall.map_or_else(String::new, |wall| clock::text(wall) + " ");
         let (total, shown) = parts::milliseconds(latency(bio), &divided);
         let largest = parts::largest(&divided);
         let mark = |place: usize, width: usize| match largest == Some(place) {
@@ -154,15 +174,24 @@ impl<'a> Lines<'a> {
         notes.extend(divided[2].is_none().then(|| "no request seen".to_owned()));
         notes.extend(operation::error(times.status));
         notes.extend(is_before.then(|| "before:".to_owned()));
-        let (process, notes) = (common::text(&by.comm), notes.join(", "));
+        let notes = notes.join(", ");
+        let file = file.map_or_else(|| "-".to_owned(), File::to_string);
+        let file = self.options.file.then_some(file.as_str());
+        let cgroup = self.options.cgroup.map(|_| self.cgroup(bio).unwrap_or("-"));
+        let process = columns(&common::text(&by.comm), cgroup, file);
         let line = format!(
-            "{seconds:>10} {disk:<7} {letters:<4} {sector:>10} {kib:>5} {total:>8} {wait} {queue} \
+            "{wall}{seconds:>10} {disk:<7} {letters:<4} {sector:>10} {kib:>5} {total:>8} {wait} {queue} \
              {device} {end} {:>8} {process}",
             by.process
         );
         println!("{line}{}{notes}", if notes.is_empty() { "" } else { "; " });
         stack.iter().for_each(|function| println!("=> {function}"));
         Ok(())
+    }
+
+    /// The name of its cgroup, where that is asked for and known.
+    fn cgroup(&mut self, bio: &Completed) -> Option<&str> {
+        self.options.cgroup.and_then(|_| self.cgroups.name(bio.by.cgroup))
     }
 
     fn stack(&mut self, stacks: &Map<'_>, id: i32) -> Result<Vec<String>> {
@@ -172,6 +201,15 @@ impl<'a> Lines<'a> {
         let functions = common::stack(stacks, id.into())?;
         self.stacks.insert(id, functions.clone());
         Ok(functions)
+    }
+}
+
+/// The last columns; cgroup and file where they are asked for.
+fn columns(process: &str, cgroup: Option<&str>, file: Option<&str>) -> String {
+    match (cgroup, file) {
+        (None, None) => process.to_owned(),
+        (Some(last), None) | (None, Some(last)) => format!("{process:<15} {last}"),
+        (Some(cgroup), Some(file)) => format!("{process:<15} {cgroup:<20} {file}"),
     }
 }
 

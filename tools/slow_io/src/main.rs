@@ -16,8 +16,11 @@ use libbpf_rs::{
 };
 use serde_json::json;
 
+mod cgroups;
 mod cli;
+mod clock;
 mod disks;
+mod file;
 mod line;
 mod operation;
 mod parts;
@@ -32,7 +35,7 @@ use disks::Names;
 use line::Lines;
 use operation::Operations;
 use sums::Sums;
-use trace::{TraceSkelBuilder, types::completed as Completed};
+use trace::{TraceSkelBuilder, types::completed as Completed, types::event as Event};
 
 /// How long slow bios are printed before the end of the run is looked for.
 const TURN: Duration = Duration::from_millis(100);
@@ -42,6 +45,8 @@ const INITIAL: u32 = 0xeffffffc;
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl plain::Plain for Completed {}
+// SAFETY: as above.
+unsafe impl plain::Plain for Event {}
 
 fn main() -> ExitCode {
     common::main(common::program!(), run)
@@ -66,19 +71,34 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         constants.only_partition = if disk.is_partition { disk.device.0 } else { 0 };
     }
     constants.only_process = cli.own.pid.unwrap_or(0);
+    constants.with_cgroup = cli.own.cgroup.is_some();
+    // Of the root, all.
+    let root = cgroups::number("/").ok();
+    constants.only_cgroup = cli.own.cgroup.filter(|_| cli.own.cgroup != root).unwrap_or(0);
     let namespace = common::pid_namespace()?;
     constants.pid_namespace = if namespace == INITIAL { 0 } else { namespace };
-    constants.with_stack = cli.own.stack || cli.own.who == Some(Who::Stack);
+    let with_stack = cli.own.stack || cli.own.who == Some(Who::Stack);
+    constants.with_stack = with_stack;
     constants.who = cli.own.who.is_some();
     constants.who_by_stack = cli.own.who == Some(Who::Stack);
     constants.record = cli.own.before.is_some();
     constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
-    // Of a module that may not be loaded: then there are no such bios.
-    constants.address_of_crypt_endio = common::kernel_function("crypt_endio").unwrap_or(u64::MAX);
+    // Of modules that may not be loaded: then there are no such bios.
+    constants.ends = common::ends_of_clones()?;
+    constants.with_file = cli.own.file;
+    if cli.own.file {
+        constants.directs = common::kernel_functions_if_any(file::DIRECTS)?;
+    }
     let preempts = common::preempts()?;
     constants.first = preempts.into();
-    open.progs.rq_end_probe.set_autoload(preempts);
-    open.progs.bio_end_probe.set_autoload(preempts);
+    let progs = &mut open.progs;
+    progs.rq_end_probe.set_autoload(preempts);
+    progs.bio_end_probe.set_autoload(preempts);
+    progs.rq_start.set_autoload(!preempts);
+    progs.rq_start_probe.set_autoload(preempts);
+    let probes = preempts || with_stack;
+    progs.bio_start.set_autoload(!probes);
+    progs.bio_start_probe.set_autoload(probes);
     let skel = session.load(open)?;
     let names = Names::default();
     names.look()?;
@@ -99,7 +119,13 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     session.attach(bio_ends)?;
     let rq_ends = [&progs.rq_end, &progs.rq_end_probe];
     session.attach(rq_ends)?;
-    session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_chained, &progs.bio_start])?;
+    session.attach([
+        &progs.rq_start,
+        &progs.rq_start_probe,
+        &progs.bio_remap,
+        &progs.bio_chained,
+    ])?;
+    session.attach([&progs.bio_start, &progs.bio_start_probe])?;
     session.begin()?;
     while !session.is_over() {
         turn.set(Some(Instant::now() + TURN));
@@ -148,7 +174,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     common::print_total(completed, "bios completed");
     println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start seen: a clone of md, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen: a stripe of md, or older)", counts.unmatched);
     println!(
         "{:>8} refused (must not wait and would have had to: it is submitted again)",
         counts.refused

@@ -10,7 +10,7 @@ use crate::Completed;
 /// How many records the map has room for: RECENT in recent.h for each of two programs.
 pub const ENTRIES: u32 = 2 * 1024;
 
-/// A record of the BPF program.
+/// A bio that the BPF program has recorded.
 pub fn completed(bytes: &[u8]) -> Result<Completed> {
     let mut completed = Completed::default();
     plain::copy_from_bytes(&mut completed, bytes)

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 #include "vmlinux.h"
+#include "cgroup.h"
+#include "file.h"
 #include "join.h"
 #include "process.h"
 #include "recent.h"
+#include "second.h"
 #include "sums.h"
 #include "who.h"
 #include <bpf/bpf_helpers.h>
@@ -12,7 +15,6 @@ const volatile u64 slow; /* ns: a bio that takes as long or longer is an event *
 const volatile u64 only_disk; /* its diskseq; 0: all */
 const volatile u32 only_partition, only_process, pid_namespace; /* the partition's dev; 0: all */
 const volatile bool with_stack;
-const volatile u32 first; /* 1 where the probes at the ends are loaded, too: they run first */
 u64 lost;
 
 struct {
@@ -27,30 +29,66 @@ struct {
 	__uint(max_entries, 4 << 20); /* bytes */
 } events SEC(".maps");
 
-SEC("kprobe/submit_bio")
-int BPF_KPROBE(bio_start, struct bio *bio)
+static __always_inline int bio_is_submitted(void *ctx, u64 bio, struct io *io)
 {
-	struct bvec_iter iter = BPF_CORE_READ(bio, bi_iter);
-	struct block_device *device = BPF_CORE_READ(bio, bi_bdev);
-	struct io io = {};
-	struct submission *by = &io.by;
+	struct submission *by = &io->by;
 
-	by->sector = iter.bi_size ? iter.bi_sector : -1; /* a flush carries no data */
-	by->dev = BPF_CORE_READ(device, bd_dev);
-	by->diskseq = BPF_CORE_READ(device, bd_disk, diskseq);
-	by->operation = BPF_CORE_READ(bio, bi_opf);
-	by->bytes = iter.bi_size;
+	if (!by->bytes)
+		by->sector = -1; /* a flush carries no data */
 	by->process = pid_namespace ? process_in(pid_namespace) : bpf_get_current_pid_tgid() >> 32;
 	if ((only_disk && by->diskseq != only_disk) || (only_partition && by->dev != only_partition) ||
-	    (only_process && by->process != only_process)) {
+	    (only_process && by->process != only_process) ||
+	    (with_cgroup && !is_of_cgroup(bio, &by->cgroup))) {
 		/* An entry at this address is of an earlier bio, whose completion was not seen. */
-		__sync_fetch_and_add(&dropped, !bpf_map_delete_elem(&ios, &(u64){ (u64)bio }));
+		__sync_fetch_and_add(&dropped, !bpf_map_delete_elem(&ios, &bio));
 		return 0;
 	}
 	if (with_stack)
 		by->stack_id = bpf_get_stackid(ctx, &stacks, 0);
 	bpf_get_current_comm(by->comm, sizeof(by->comm));
-	return bio_starts((u64)bio, &io);
+	return bio_starts(bio, io);
+}
+
+static __always_inline void describe(struct bio *bio, struct submission *by)
+{
+	struct block_device *device = bio->bi_bdev;
+
+	by->sector = bio->bi_iter.bi_sector;
+	by->bytes = bio->bi_iter.bi_size;
+	by->dev = device->bd_dev;
+	by->diskseq = device->bd_disk->diskseq;
+	by->operation = bio->bi_opf;
+}
+
+/* Of a start, one of two is loaded. The kprobe costs more, and is not skipped where the kernel preempts; and a stack
+ * that begins in it has no frame of ours. */
+SEC("kprobe/submit_bio")
+int BPF_KPROBE(bio_start_probe, struct bio *bio)
+{
+	struct io io = {};
+
+	if (bpf_ksym_exists(bpf_rdonly_cast)) {
+		describe(bpf_core_cast(bio, struct bio), &io.by);
+	} else {
+		struct bvec_iter iter = BPF_CORE_READ(bio, bi_iter);
+		struct block_device *device = BPF_CORE_READ(bio, bi_bdev);
+
+		io.by.sector = iter.bi_sector;
+		io.by.bytes = iter.bi_size;
+		io.by.dev = BPF_CORE_READ(device, bd_dev);
+		io.by.diskseq = BPF_CORE_READ(device, bd_disk, diskseq);
+		io.by.operation = BPF_CORE_READ(bio, bi_opf);
+	}
+	return bio_is_submitted(ctx, (u64)bio, &io);
+}
+
+SEC("fentry/submit_bio")
+int BPF_PROG(bio_start, struct bio *bio)
+{
+	struct io io = {};
+
+	describe(bio, &io.by);
+	return bio_is_submitted(ctx, number(bio), &io);
 }
 
 SEC("tp_btf/block_bio_remap")
@@ -60,9 +98,17 @@ int BPF_PROG(bio_remap, struct bio *bio)
 }
 
 SEC("kprobe/blk_mq_start_request")
-int BPF_KPROBE(rq_start, struct request *rq)
+int BPF_KPROBE(rq_start_probe, struct request *rq)
 {
-	return rq_starts((u64)rq, BPF_CORE_READ(rq, start_time_ns));
+	return rq_starts((u64)rq, bpf_ksym_exists(bpf_rdonly_cast)
+					  ? bpf_core_cast(rq, struct request)->start_time_ns
+					  : BPF_CORE_READ(rq, start_time_ns));
+}
+
+SEC("fentry/blk_mq_start_request")
+int BPF_PROG(rq_start, struct request *rq)
+{
+	return rq_starts((u64)rq, rq->start_time_ns);
 }
 
 SEC("kprobe/bio_chain")
@@ -78,7 +124,8 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 	struct completed completed;
 
 	if (!io) {
-		bool is_unmatched = is_nobodys(bio, true, now) && !only_disk && !only_process;
+		bool all = !only_disk && !only_process && !only_cgroup;
+		bool is_unmatched = is_nobodys(bio, true, now) && all;
 
 		__sync_fetch_and_add(&unmatched, is_unmatched && program == first);
 		return 0;
@@ -99,7 +146,7 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 	if (record)
 		keep(&completed, program);
 	if (completed.times.ended - completed.times.submitted >= slow &&
-	    bpf_ringbuf_output(&events, &completed, sizeof(completed), 0))
+	    send(&events, bio, &completed, program))
 		__sync_fetch_and_add(&lost, 1);
 	return 0;
 }
@@ -107,12 +154,17 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 SEC("fentry/bio_endio")
 int BPF_PROG(bio_end, struct bio *bio)
 {
-	return bio_ends_here(bio);
+	u64 address = number(bio);
+
+	bio_ends_here(address, bio, 0, first_has_seen(BIO, address));
+	return 0;
 }
 
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
+	if (first_has_seen(REQUEST, (u64)rq))
+		return 0;
 	return rq_ends((u64)rq, rq->start_time_ns, rq->part, number(rq->bio), number(rq->biotail),
 		       nr_bytes >= rq->__data_len);
 }
@@ -121,15 +173,28 @@ int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 SEC("kprobe/bio_endio")
 int BPF_KPROBE(bio_end_probe, struct bio *bio)
 {
-	return bio_ends((u64)bio, 1);
+	if (!bpf_ksym_exists(bpf_rdonly_cast))
+		return bio_ends((u64)bio, 1);
+	if (bio_ends_here((u64)bio, bpf_core_cast(bio, struct bio), 1, false))
+		tell_second(BIO, (u64)bio);
+	return 0;
 }
 
 SEC("kprobe/blk_update_request")
 int BPF_KPROBE(rq_end_probe, struct request *rq, int error, unsigned int nr_bytes)
 {
-	return rq_ends((u64)rq, BPF_CORE_READ(rq, start_time_ns), BPF_CORE_READ(rq, part),
-		       (u64)BPF_CORE_READ(rq, bio), (u64)BPF_CORE_READ(rq, biotail),
-		       nr_bytes >= BPF_CORE_READ(rq, __data_len));
+	if (bpf_ksym_exists(bpf_rdonly_cast)) {
+		struct request *cast = bpf_core_cast(rq, struct request);
+
+		rq_ends((u64)rq, cast->start_time_ns, cast->part, number(cast->bio), number(cast->biotail),
+			nr_bytes >= cast->__data_len);
+	} else {
+		rq_ends((u64)rq, BPF_CORE_READ(rq, start_time_ns), BPF_CORE_READ(rq, part),
+			(u64)BPF_CORE_READ(rq, bio), (u64)BPF_CORE_READ(rq, biotail),
+			nr_bytes >= BPF_CORE_READ(rq, __data_len));
+	}
+	tell_second(REQUEST, (u64)rq);
+	return 0;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
