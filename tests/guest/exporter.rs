@@ -75,6 +75,19 @@ impl Scrape {
         self.of("storage_bio_latency_seconds_count", disk, op) as u64
     }
 
+    /// What only the kernel has counted of a disk, and what only the exporter has; `None`: they cannot be compared.
+    fn gap(&self, disk: &str) -> Result<Option<[f64; 2]>> {
+        let of = |metric| self.0.get(&format!("storage_{metric}\"}}")).copied();
+        let gap = ["exporter", "kernel"].map(|side| {
+            of(format!("unaccounted_requests_total{{disk=\"{disk}\",missing_in=\"{side}"))
+        });
+        match (of(format!("disk_audited{{disk=\"{disk}")), gap) {
+            (Some(1.0), [Some(missing), Some(extra)]) => Ok(Some([missing, extra])),
+            (Some(0.0), [None, None]) => Ok(None),
+            odd => bail!("{disk}: {odd:?}"),
+        }
+    }
+
     /// The sum of the requests of a disk is one that its buckets allow.
     fn sum_fits(&self, disk: &str, op: &str) -> Result<()> {
         let sum = self.of("storage_request_latency_seconds_sum", disk, op);
@@ -168,7 +181,7 @@ fn exporter_adds_up_what_the_kernel_does() -> Result<()> {
     for (case, apart) in LOADS {
         let mut load = table::set_up(case)?;
         let before = Quiet::now()?;
-        let facts = load.run().context(*case)?;
+        let facts = load().context(*case)?;
         let after = Quiet::now()?;
         after.adds_up(&before, *case == "multipath").context(*case)?;
         let fact = |question| facts.iter().find(|fact| fact.question == question);
@@ -180,9 +193,28 @@ fn exporter_adds_up_what_the_kernel_does() -> Result<()> {
             ensure!(Some(ours) == expected && ours > 0, "{case}: {ours} {name}, not {expected:?}");
         }
     }
+    has_what_is_skipped_in_the_gap()?;
     counts_starts_that_are_shared()?;
     takes_a_place_again()?;
     running.interrupt().map(drop)
+}
+
+/// Where the kernel takes the CPU from a task in the program, it skips the program for all others there: 64 threads,
+/// until that has happened. [`Quiet::adds_up`] judges the gap.
+fn has_what_is_skipped_in_the_gap() -> Result<()> {
+    let disk = NullBlk::named("skips", &[("irqmode", "1"), ("submit_queues", "2")])?;
+    let skipped = |quiet: &Quiet| quiet.scrape.get("storage_programs_skipped_total");
+    for _ in 0..if preempts()? { 5 } else { 0 } {
+        let before = Quiet::now()?;
+        fio_direct(&disk.name, "--iodepth=16 --numjobs=64 --number_ios=100")?;
+        let after = Quiet::now()?;
+        after.adds_up(&before, false)?;
+        if skipped(&after) > skipped(&before) {
+            return Ok(());
+        }
+    }
+    judged_weakly("no program was skipped");
+    Ok(())
 }
 
 /// 32 reads that are submitted at once, and complete meanwhile. From 6.9 on, the kernel takes the time of all of
@@ -273,12 +305,14 @@ impl Quiet {
     fn adds_up(&self, before: &Quiet, clones: bool) -> Result<()> {
         let name = "storage_programs_skipped_total";
         let skipped = self.scrape.get(name) - before.scrape.get(name);
+        let mut gaps = HashMap::new();
         for ((disk, operation), [ours, ms, kernels, kernels_ms]) in self.since(before, clones) {
             let what = format!(
                 "{disk} {operation}: {ours}, {ms} ms; the kernel {kernels}, {kernels_ms} ms; {skipped} skipped"
             );
             let missing = kernels - ours;
             ensure!((0.0..=skipped).contains(&missing), what);
+            *gaps.entry(disk).or_insert(0.0) += missing;
             if missing > 0.0 {
                 judged_weakly(&what);
                 continue;
@@ -296,13 +330,24 @@ impl Quiet {
             let late = kernels_ms - ms;
             ensure!((-early - exact..=more + exact).contains(&late), "{what}: {late} ms later");
         }
+        for (disk, missing) in gaps {
+            let is_silent =
+                fs::read_to_string(format!("/sys/block/{disk}/queue/iostats"))? == "0\n";
+            let gap = self.scrape.gap(disk)?;
+            ensure!(gap.is_none() == is_silent, "{disk}, statistics: {}, {gap:?}", !is_silent);
+            let Some([now, extra]) = gap else { continue };
+            let before = before.scrape.gap(disk).ok().flatten().unwrap_or_default()[0];
+            let is_right = now - before == missing && now <= self.scrape.get(name);
+            ensure!(is_right, "{disk}: the gap was {before}, is {now}, {missing} are missing");
+            ensure!(extra == 0.0, "{disk}: {extra} that the kernel has not");
+        }
         let mut all = self.sums.keys();
         all.try_for_each(|(disk, operation)| self.scrape.sum_fits(disk, operation))
     }
 }
 
 /// The kernel's counters of all disks that have requests.
-fn stats() -> Result<HashMap<String, Vec<u64>>> {
+pub fn stats() -> Result<HashMap<String, Vec<u64>>> {
     let disks = fs::read_dir("/sys/block")?.flatten();
     let names = disks.map(|disk| disk.file_name().to_string_lossy().into_owned());
     let have_requests = names.filter(|name| Path::new(&format!("/sys/block/{name}/mq")).exists());
@@ -569,11 +614,13 @@ fn exporter_beside_prometheus() -> Result<()> {
         rules.display()
     );
     fs::write(format!("{directory}/prometheus.yml"), config)?;
-    let disk = NullBlk::timer("test", 10, &[])?;
+    let disk = NullBlk::timer("test", 200, &[])?;
     let name = &disk.name;
-    let listen = format!("127.0.0.1:{BIOS_PORT}");
-    let exporters =
-        [start_as(&[])?, Running::stage("exporter", &["--parts", "--listen", &listen])?];
+    let below = NullBlk::named("below", &[])?;
+    let late = Mapped::new("late", &format!("0 65536 delay /dev/{} 0 {LATE_MS}", below.name))?;
+    let (listen, canary) = (format!("127.0.0.1:{BIOS_PORT}"), late.path());
+    let of_bios = ["--parts", "--canary", &canary, "--listen", &listen];
+    let exporters = [start_as(&["--canary", &canary])?, Running::stage("exporter", &of_bios)?];
     let prometheus = Running::spawn(Command::new("prometheus").args([
         &format!("--config.file={directory}/prometheus.yml"),
         &format!("--storage.tsdb.path={directory}"),
@@ -591,12 +638,26 @@ fn exporter_beside_prometheus() -> Result<()> {
     for total in &totals {
         wait_for(total, |ios| ios == [1.0])?;
     }
-    let report = fio_direct(name, "--ioengine=psync --size=512m --number_ios=150")?;
+    let (from, stat) = (wait_for_scrapes(&totals)?, disks::stat(name)?);
+    let report = fio_direct(name, "--iodepth=8 --size=512m --number_ios=80")?;
     let ios = report["read"]["total_ios"].as_f64().context("fio's reads")?;
     for total in &totals {
         let seen = wait_for(total, |seen| seen.iter().any(|seen| *seen > ios))?;
         ensure!(seen == [ios + 1.0], "fio {ios}, dd 1, Prometheus {seen:?}");
     }
+    let (to, after) = (wait_for_scrapes(&totals)?, disks::stat(name)?);
+    for ((total, from), to) in totals.iter().zip(from).zip(to) {
+        for (total, field, unit) in
+            [(total.clone(), 0, 1.0), (total.replace("_count", "_sum"), 3, 1e3)]
+        {
+            let kernels = (after[field] - stat[field]) as f64 / unit / (to - from);
+            let ms = ((to - from) * 1e3).round() + 1.0;
+            let rate = query(&format!("rate({total}[{ms}ms] @ {to:.3})"))?;
+            let near = |rate: &f64| (rate - kernels).abs() <= 0.01 * kernels;
+            ensure!(rate.len() == 1 && rate.iter().all(near), "{total}: {rate:?}, stat {kernels}");
+        }
+    }
+    finds_the_canary()?;
 
     for rule in ["io_latency_seconds:p99_5m", "ios:rate5m"] {
         for port in [PORT, BIOS_PORT] {
@@ -617,10 +678,62 @@ fn exporter_beside_prometheus() -> Result<()> {
         // After a scrape that took too long, a panel is empty until the next one.
         wait_for(&expr, |found| !found.is_empty())?;
     }
+    notices_a_lie(exporters[0].id(), name)?;
     prometheus.signal(Signal::TERM)?;
     let ended = prometheus.end()?;
     ensure!(!ended.stderr.contains("level=error"), "{}", ended.stderr);
     exporters.into_iter().try_for_each(|exporter| exporter.interrupt().map(drop))
+}
+
+/// How much dm-delay adds to a canary's way, in ms, and at least, in s: it counts ticks, of which some come early.
+const LATE_MS: u32 = 300;
+const LATE: f64 = 0.25;
+
+/// When Prometheus scrapes each of these the next time, in seconds. They do not change.
+fn wait_for_scrapes(totals: &[String]) -> Result<Vec<f64>> {
+    let next = |total: &String| {
+        let time = format!("timestamp({total})");
+        let before = query(&time)?;
+        Ok(wait_for(&time, |now| !now.is_empty() && now > before.as_slice())?[0])
+    };
+    totals.iter().map(next).collect()
+}
+
+/// A query of how many reads an exporter has not found again, or not yet.
+fn missing_canaries(port: u16) -> String {
+    let of = format!("{{instance=\"127.0.0.1:{port}\"}}");
+    format!("storage_canary_reads_total{of} - storage_canary_reads_seen_total{of}")
+}
+
+/// Each exporter finds its reads again: with the delay in the latency of the bio, and without it in that of the
+/// request, which the disk below has.
+fn finds_the_canary() -> Result<()> {
+    for (port, is_bio) in [(PORT, false), (BIOS_PORT, true)] {
+        let of = format!("{{instance=\"127.0.0.1:{port}\"}}");
+        let missing = missing_canaries(port);
+        wait_for(&format!("storage_canary_reads_total{of} > 2"), |made| !made.is_empty())?;
+        ensure!(query(&missing)?.iter().all(|missing| *missing < 2.0), "{missing}");
+        let [latency, wait] = ["latency", "wait"].map(|what| {
+            wait_for(&format!("storage_canary_{what}_seconds{of}"), |it| !it.is_empty())
+        });
+        let (latency, wait) = (latency?[0], wait?[0]);
+        let is_right = wait >= LATE && (latency >= LATE) == is_bio;
+        ensure!(is_right, "port {port}: {latency} s of {wait} s, {LATE_MS} ms late");
+    }
+    Ok(())
+}
+
+/// A program that nobody runs any more: the kernel counts on, and the canary is lost. bpftool cannot detach it, for
+/// such a link has no detach; a debugger closes it.
+fn notices_a_lie(exporter: u32, disk: &str) -> Result<()> {
+    needs("gdb")?;
+    let link = shell(&format!("cd /proc/{exporter}/fdinfo; grep -l block_rq_complete *"))?;
+    let before = Scrape::now()?.gap(disk)?.context("not audited")?;
+    shell(&format!("gdb -nx -batch -p {exporter} -ex 'call (int)close({})' 2>&1", link.trim()))?;
+    disks::read(disk, 20)?;
+    let gap = Scrape::now()?.gap(disk)?.context("not audited")?;
+    ensure!(before == [0.0; 2] && gap == [20.0, 0.0], "{before:?}, 20 reads later {gap:?}");
+    wait_for(&missing_canaries(PORT), |missing| missing.iter().any(|it| *it > 2.0)).map(drop)
 }
 
 /// The unit's user and capabilities are enough, and each of them is needed; systemd understands the unit.

@@ -1,9 +1,11 @@
 //! Latency histograms of all disks, for Prometheus.
 
 use std::{
+    collections::BTreeMap,
     fs,
     mem::MaybeUninit,
     net::{SocketAddr, TcpListener},
+    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
@@ -11,8 +13,11 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 use common::{Cli, InFlight, Session};
+use common_http::{Request, Server};
 use libbpf_rs::skel::Skel;
 
+mod audit;
+mod canary;
 mod http;
 mod metrics;
 mod requests;
@@ -21,10 +26,11 @@ mod shared;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
-use http::Server;
+use audit::Audit;
+use canary::Canary;
 use metrics::{Build, Ios, Metrics, reads_not_measured};
 use requests::Requests;
-use series::Histograms;
+use series::{Histograms, Memory, Series, Sums};
 use shared::Shared;
 use trace::TraceSkelBuilder;
 
@@ -40,6 +46,9 @@ struct Exporter {
     /// As --bios, and count the seconds that bios spend in each part of their way: as `slow_io` does
     #[arg(long)]
     parts: bool,
+    /// After each scrape, read 4 KiB of this file or block device, and look for that in the figures
+    #[arg(long, value_name = "PATH")]
+    canary: Option<PathBuf>,
     /// The size of the maps of bios.
     #[command(flatten)]
     room: InFlight,
@@ -51,12 +60,21 @@ enum Measured<'a> {
     Bios(Histograms<'a>),
 }
 
+impl Measured<'_> {
+    fn read(&self) -> Result<BTreeMap<Series, Sums>> {
+        match self {
+            Measured::Requests(requests) => requests.read(),
+            Measured::Bios(histograms) => histograms.read(),
+        }
+    }
+}
+
 fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
 
 fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
-    let Exporter { listen, bios, parts, ref room } = cli.own;
+    let Exporter { listen, bios, parts, ref room, ref canary } = cli.own;
     let bios = bios || parts;
     let listener = TcpListener::bind(listen).with_context(|| {
         format!("{listen} cannot be listened on; choose another address with --listen")
@@ -80,9 +98,8 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     constants.with_parts = parts;
     if bios {
         constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
-        // Of a module that may not be loaded: then there are no such bios.
-        constants.address_of_crypt_endio =
-            common::kernel_function("crypt_endio").unwrap_or(u64::MAX);
+        // Of modules that may not be loaded: then there are no such bios.
+        constants.ends = common::ends_of_clones()?;
     } else {
         constants.address_of_mq_flush_data_end_io =
             common::kernel_function("mq_flush_data_end_io")?;
@@ -121,26 +138,47 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_chained, &progs.bio_start])?;
     session.attach([&progs.page_added, &progs.filemap_read_exit])?;
     session.attach([&progs.filemap_read_entry, &progs.filemap_read_session])?;
-    let mut server = Server::new(listener)?;
+    let mut audit = Audit::begin(bios, || measured.read())?;
+    let reads: canary::Reads = if bios {
+        let memory = Memory::new(&skel.maps, cpus)?;
+        Box::new(move |disks| memory.reads(disks))
+    } else {
+        let requests = Requests::new(&skel.maps, cpus)?;
+        Box::new(move |disks| requests.reads(disks))
+    };
+    let canary = canary.as_ref().map(|path| Canary::new(path, bios, reads));
+    let mut canary = canary.transpose()?;
+    let mut server = Server::new(listener, "GET")?;
     eprintln!("exporter: http://{address}/metrics");
     session.begin()?;
     while !session.is_over() {
-        server.serve(Duration::from_millis(50), |format| {
+        let mut metrics = |format| {
             session.hooks_still_run()?;
             let counts = common::counters(&skel.maps.bss_data)?;
+            let look = audit.look()?; // before our figures are read
+            let series = measured.read()?;
+            let gaps = audit.compare(&look, &series);
             let ios = match &measured {
-                Measured::Requests(requests) => Ios::requests(requests.read()?, requests.others()),
-                Measured::Bios(histograms) => Ios::bios(histograms.read()?, parts, counts),
+                Measured::Requests(requests) => Ios::requests(series, requests.others()),
+                Measured::Bios(_) => Ios::bios(series, parts, counts),
             };
             let metrics = Metrics {
                 build: build.clone(),
                 ios,
+                gaps,
+                canary: canary.as_ref().map(Canary::sight),
                 pages: pages.iter().map(shared::Pages::read).collect(),
                 reads_not_measured: reads_not_measured(counts),
                 skipped: session.times_skipped(skel.object())?,
             };
-            metrics.encode(format)
-        })?;
+            let text = metrics.encode(format);
+            if let Some(canary) = &mut canary {
+                canary.fly();
+            }
+            text
+        };
+        let answer = |request: &Request| http::answer(request, &mut metrics);
+        server.serve(Duration::from_millis(50), answer)?;
     }
     drop(server);
     // From here on, connections are refused. It is the kernel that needs time to detach the programs.

@@ -14,6 +14,8 @@ use prometheus_client::{
 };
 
 use crate::{
+    audit::Gap,
+    canary::Sight,
     requests::OTHERS,
     series::{PARTS, Series, Sums, limits},
     trace::types::bss,
@@ -119,6 +121,10 @@ pub struct Metrics {
     pub build: Build,
     /// Of the disks.
     pub ios: Ios,
+    /// By how much that differs from what the kernel has counted.
+    pub gaps: Vec<Gap>,
+    /// With `--canary`.
+    pub canary: Option<Sight>,
     /// Of each CPU: pages hit, missed, readahead.
     pub pages: Vec<[u64; 3]>,
     /// Reads whose pages are not counted.
@@ -191,6 +197,10 @@ impl Collector for Metrics {
                 reasons(&mut encoder, "bios_not_measured", BIOS_NOT_MEASURED, not_measured)?;
             }
         }
+        gaps(&mut encoder, &self.gaps)?;
+        if let Some(sight) = &self.canary {
+            canary(&mut encoder, sight)?;
+        }
         let help = "Reads whose pages are not counted";
         reasons(&mut encoder, "reads_not_measured", help, &self.reads_not_measured)?;
         let help = "How often the kernel skipped a BPF program that was running on the same CPU";
@@ -231,6 +241,58 @@ fn parts(encoder: &mut DescriptorEncoder, series: &BTreeMap<Series, Sums>) -> fm
         for (part, ns) in parts {
             let labels = [("disk", &*escaped(disk)), ("op", operation), ("part", part)];
             count(&mut family, &labels, in_seconds(ns))?;
+        }
+    }
+    Ok(())
+}
+
+const UNACCOUNTED: &str = "Requests that only one of both has counted: missing_in exporter: the kernel, in \
+    /sys/block/DISK/stat, and no histogram has them; missing_in kernel: the other way round";
+const AUDITED: &str = "Whether the figures of a disk can be compared with the kernel's: 1 if so";
+
+fn gaps(encoder: &mut DescriptorEncoder, gaps: &[Gap]) -> fmt::Result {
+    let (name, counter) = ("unaccounted_requests", MetricType::Counter);
+    let mut family = encoder.encode_descriptor(name, UNACCOUNTED, None, counter)?;
+    for Gap { disk, missing_in } in gaps {
+        // Where they cannot be compared, none is served: 0 would say that they are the same.
+        let (exporter, kernel) = missing_in.unzip();
+        for (side, number) in [("exporter", exporter), ("kernel", kernel.flatten())] {
+            if let Some(number) = number {
+                let labels = [("disk", &*escaped(disk)), ("missing_in", side)];
+                count(&mut family, &labels, number as f64)?;
+            }
+        }
+    }
+    let gauge = MetricType::Gauge;
+    let mut family = encoder.encode_descriptor("disk_audited", AUDITED, None, gauge)?;
+    for Gap { disk, missing_in } in gaps {
+        let is_audited = u64::from(missing_in.is_some());
+        family.encode_family(&[("disk", &*escaped(disk))])?.encode_gauge(&is_audited)?;
+    }
+    Ok(())
+}
+
+const CANARY_LATENCY: &str = "How long the last read for --canary took by the histograms; not served where \
+    other reads of the disk ended at its time, or none did";
+const CANARY_WAIT: &str = "How long the thread waited for that read";
+
+fn canary(encoder: &mut DescriptorEncoder, sight: &Sight) -> fmt::Result {
+    let labels = [("disk", &*escaped(&sight.disk))];
+    for (name, help, number) in [
+        ("canary_reads", "Reads made for --canary", sight.made),
+        ("canary_reads_seen", "Those of them that the histograms contain", sight.seen),
+    ] {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        count(&mut family, &labels, number as f64)?;
+    }
+    for (name, help, seconds) in [
+        ("canary_latency", CANARY_LATENCY, sight.latency),
+        ("canary_wait", CANARY_WAIT, sight.waited),
+    ] {
+        let (unit, gauge) = (Some(&Unit::Seconds), MetricType::Gauge);
+        let mut family = encoder.encode_descriptor(name, help, unit, gauge)?;
+        if let Some(seconds) = seconds {
+            family.encode_family(&labels)?.encode_gauge(&seconds)?;
         }
     }
     Ok(())
@@ -301,6 +363,18 @@ mod tests {
         let metrics = |ios| Metrics {
             build: Build { version: "1", kernel: "6".into() },
             ios,
+            gaps: vec![
+                Gap { disk: "vda".into(), missing_in: Some((8, Some(9))) },
+                Gap { disk: "vdb".into(), missing_in: Some((0, None)) },
+                Gap { disk: "vdc".into(), missing_in: None },
+            ],
+            canary: Some(Sight {
+                disk: "vda".into(),
+                made: 11,
+                seen: 10,
+                latency: Some(0.5),
+                waited: Some(0.75),
+            }),
             pages: vec![[1, 2, 3], [10, 20, 30]],
             reads_not_measured: [("dropped", 4), ("unmatched", 5), ("asynchronous", 6)],
             skipped: 7,
@@ -319,6 +393,15 @@ mod tests {
                 "storage_requests_retried_total{reason=\"partial\"} 4.0",
                 "storage_requests_retried_total{reason=\"requeued\"} 5.0",
                 "storage_requests_shared_start_total 6",
+                "storage_unaccounted_requests_total{disk=\"vda\",missing_in=\"exporter\"} 8.0",
+                "storage_unaccounted_requests_total{disk=\"vda\",missing_in=\"kernel\"} 9.0",
+                "storage_unaccounted_requests_total{disk=\"vdb\",missing_in=\"exporter\"} 0.0",
+                "storage_disk_audited{disk=\"vdb\"} 1",
+                "storage_disk_audited{disk=\"vdc\"} 0",
+                "storage_canary_reads_total{disk=\"vda\"} 11.0",
+                "storage_canary_reads_seen_total{disk=\"vda\"} 10.0",
+                "storage_canary_latency_seconds{disk=\"vda\"} 0.5",
+                "storage_canary_wait_seconds{disk=\"vda\"} 0.75",
             ],
         );
         let new = metrics(bios()).encode(Format::OpenMetrics).unwrap();
@@ -334,7 +417,8 @@ mod tests {
             "storage_programs_skipped_total 7",
         ];
         both_have([Ok(new.clone()), Ok(old.clone())], &lines);
-        assert!(!new.contains("part=\"wait\""), "unknown is not 0: {new}");
+        let unknown = ["part=\"wait\"", "vdb\",missing_in=\"kernel", "vdc\",missing"];
+        assert!(!unknown.iter().any(|it| new.contains(it)), "unknown is not 0: {new}");
         assert!(new.ends_with("# EOF\n") && new.contains("# UNIT storage_bio_latency_seconds"));
         assert!(new.contains("# TYPE storage_programs_skipped counter\n"), "{new}");
         assert!(old.contains("# TYPE storage_programs_skipped_total counter\n"), "{old}");

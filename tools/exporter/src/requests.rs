@@ -1,7 +1,7 @@
 //! The histograms of requests: from each CPU's memory to one for each disk and operation.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
@@ -72,6 +72,16 @@ impl Requests {
             sums.add(&Sums { sum, buckets, ..Sums::default() });
         }
         Ok(series)
+    }
+
+    /// How many reads of these disks there were, and their sum in ns.
+    pub fn reads(&self, disks: &BTreeSet<u64>) -> [u64; 2] {
+        let is_theirs = |of: u64| of & 7 == 0 && disks.contains(&(of >> 3));
+        let places = self.requests.iter().filter(|place| is_theirs(place.of.load(Relaxed)));
+        places.fold([0; 2], |[count, sum], place| {
+            let number: u64 = read(&place.buckets).iter().sum();
+            [count + number, sum + place.sum.load(Relaxed)]
+        })
     }
 
     /// No statistics, passthrough, without a place, partial, requeued, shared start.

@@ -24,6 +24,7 @@ struct histogram {
 	struct series of; /* set on the first CPU only */
 	u64 sum, parts[PARTS]; /* ns */
 	u64 in_no_part; /* of bios no part of which is known, ns */
+	u64 parts_made; /* how many parts were split off them */
 	u64 buckets[BUCKETS];
 };
 
@@ -70,19 +71,34 @@ __noinline int take_place(u64 diskseq, u32 operation)
 	return 0;
 }
 
-/* Atomic: on a preemptible kernel, two programs may run on one CPU at the same time. */
-static __always_inline void add_to_series(const struct series *series, struct times *times, bool with_parts)
+/* That of this CPU. */
+static __always_inline struct histogram *histogram_of(const struct series *series)
 {
-	u64 latency = times->ended - times->submitted;
-	u32 *place = bpf_map_lookup_elem(&places, series), key, bucket;
-	struct histogram *histogram;
+	u32 *place = bpf_map_lookup_elem(&places, series), key;
 
 	if (!place) {
 		take_place(series->diskseq, series->operation);
 		place = bpf_map_lookup_elem(&places, series);
 	}
 	key = place ? *place * cpus + bpf_get_smp_processor_id() : -1;
-	histogram = bpf_map_lookup_elem(&histograms, &key);
+	return bpf_map_lookup_elem(&histograms, &key);
+}
+
+static __always_inline void add_part_made(const struct series *series)
+{
+	struct histogram *histogram = histogram_of(series);
+
+	if (histogram)
+		__sync_fetch_and_add(&histogram->parts_made, 1);
+}
+
+/* Atomic: on a preemptible kernel, two programs may run on one CPU at the same time. */
+static __always_inline void add_to_series(const struct series *series, struct times *times, bool with_parts)
+{
+	u64 latency = times->ended - times->submitted;
+	struct histogram *histogram = histogram_of(series);
+	u32 bucket;
+
 	if (!histogram) {
 		__sync_fetch_and_add(&without_series, 1);
 		return;

@@ -1,7 +1,7 @@
 //! The histograms: from the kernel's memory to one for each disk and operation.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
@@ -31,6 +31,7 @@ struct Histogram {
     unused: AtomicU32,
     sum: AtomicU64,
     parts: [AtomicU64; PARTS.len()],
+    parts_made: AtomicU64,
     buckets: [AtomicU64; BUCKETS],
 }
 
@@ -45,13 +46,15 @@ pub struct Sums {
     pub sum: u64,
     /// Of each of [`PARTS`] of bios, ns.
     pub parts: [u64; PARTS.len()],
+    /// How many parts were split off them.
+    pub parts_made: u64,
     /// How many fell into each bucket.
     pub buckets: [u64; BUCKETS],
 }
 
 impl Default for Sums {
     fn default() -> Sums {
-        Sums { sum: 0, parts: Default::default(), buckets: [0; BUCKETS] }
+        Sums { sum: 0, parts: Default::default(), parts_made: 0, buckets: [0; BUCKETS] }
     }
 }
 
@@ -59,6 +62,7 @@ impl Sums {
     /// Adds those of another CPU.
     pub fn add(&mut self, other: &Sums) {
         self.sum += other.sum;
+        self.parts_made += other.parts_made;
         self.parts.iter_mut().zip(other.parts).for_each(|(sum, part)| *sum += part);
         self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, count)| *sum += count);
     }
@@ -66,6 +70,31 @@ impl Sums {
 
 /// A disk's name and an operation.
 pub type Series = (String, &'static str);
+
+/// The histograms alone.
+pub struct Memory(Shared<Histogram>);
+
+impl Memory {
+    /// That of a map that is loaded.
+    pub fn new(maps: &TraceMaps<'_>, cpus: u32) -> Result<Memory> {
+        Shared::new(&maps.histograms, (PLACES * cpus) as usize).map(Memory)
+    }
+
+    /// How many reads of these disks there were, and their sum in ns.
+    pub fn reads(&self, disks: &BTreeSet<u64>) -> [u64; 2] {
+        let mut reads = [0; 2];
+        for cpus in self.0.chunks_exact(self.0.len() / PLACES as usize) {
+            let is_read = cpus[0].operation.load(Relaxed) == 0;
+            if is_read && disks.contains(&cpus[0].diskseq.load(Relaxed)) {
+                for cpu in cpus {
+                    reads[0] += read(&cpu.buckets).iter().sum::<u64>();
+                    reads[1] += cpu.sum.load(Relaxed);
+                }
+            }
+        }
+        reads
+    }
+}
 
 /// The histograms, and the disks that they belong to.
 pub struct Histograms<'a> {
@@ -107,7 +136,8 @@ impl<'a> Histograms<'a> {
             let sums = series.entry((disk.name.clone(), operation)).or_default();
             for cpu in cpus {
                 let (parts, buckets) = (read(&cpu.parts), read(&cpu.buckets));
-                sums.add(&Sums { sum: cpu.sum.load(Relaxed), parts, buckets });
+                let (sum, parts_made) = (cpu.sum.load(Relaxed), cpu.parts_made.load(Relaxed));
+                sums.add(&Sums { sum, parts, parts_made, buckets });
             }
         }
         Ok(series)
@@ -120,7 +150,8 @@ impl<'a> Histograms<'a> {
         self.places.delete(unsafe { plain::as_bytes(&key) })?;
         for cpu in &self.memory[place * self.cpus..(place + 1) * self.cpus] {
             cpu.diskseq.store(0, Relaxed);
-            let counters = [&cpu.sum].into_iter().chain(&cpu.parts).chain(&cpu.buckets);
+            let counters =
+                [&cpu.sum, &cpu.parts_made].into_iter().chain(&cpu.parts).chain(&cpu.buckets);
             counters.for_each(|counter| counter.store(0, Relaxed));
         }
         self.unused.update(&[], &(place as u32).to_ne_bytes(), MapFlags::ANY)?;

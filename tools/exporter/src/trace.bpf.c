@@ -53,6 +53,15 @@ int BPF_KPROBE(bio_start, struct bio *bio)
 SEC("kprobe/bio_chain")
 int BPF_KPROBE(bio_chained, struct bio *part, struct bio *whole)
 {
+	u64 address = (u64)whole;
+	struct io *io = bpf_map_lookup_elem(&ios, &address);
+	struct series series = {};
+
+	if (io) { /* it was submitted: the block layer splits it, and makes another request of this part */
+		series.diskseq = io->by.diskseq;
+		series.operation = io->by.operation;
+		add_part_made(&series);
+	}
 	return bio_is_chained((u64)whole);
 }
 
@@ -86,7 +95,8 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 SEC("fentry/bio_endio")
 int BPF_PROG(bio_end, struct bio *bio)
 {
-	return bio_ends_here(bio);
+	bio_ends_here(number(bio), bio, 0, false);
+	return 0;
 }
 
 /* Only where the kernel preempts: there, the one above is skipped for some completions in tasks. */
