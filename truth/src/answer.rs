@@ -2,31 +2,74 @@
 
 use anyhow::{Context, Result};
 use regex_lite::Regex;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Expected;
 
 /// Where in a tool's output a figure is, and how several make one.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Answer {
     /// How the lines make one figure.
     pub how: How,
-    /// A regular expression of the lines; its first group is the number, with K, M or G for 1024, its
-    /// square or its cube. A second group makes it a row of a histogram: the number lies between both.
-    /// `(?m)` is implied.
+    /// A regular expression of the lines. Its group `figure`, or the first one, is the number, with K, M
+    /// or G for 1024, its square or its cube. A group `most`, or the second one, makes it a row of a
+    /// histogram: the number lies between both. A group `plus` is added, a group `unit` says the number's
+    /// unit, and a group `weight` how much it counts in a mean. `(?m)` is implied.
     pub lines: String,
-    /// The unit of the number, in the question's: 1000000 where a tool prints ms and ns are asked for.
-    #[serde(default = "one")]
+    /// The unit of the number, where its line does not say it: a name, or how many of the question's it
+    /// is.
+    #[serde(default = "one", deserialize_with = "unit")]
     pub unit: f64,
+    /// By how much of itself the figure may be off: a tool that prints rates rounds them, and does not
+    /// say for how long each was measured.
+    #[serde(default)]
+    pub about: f64,
 }
 
 fn one() -> f64 {
     1.0
 }
 
+/// The units by name: of times in ns, of sizes in bytes.
+const UNITS: [(&str, f64); 11] = [
+    ("ns", 1.0),
+    ("us", 1e3),
+    ("µs", 1e3),
+    ("ms", 1e6),
+    ("s", 1e9),
+    ("B", 1.0),
+    ("KiB", 1024.0),
+    ("MiB", 1048576.0),
+    ("GiB", 1073741824.0),
+    ("sectors", 512.0),
+    ("%", 1.0),
+];
+
+fn named(name: &str) -> Result<f64> {
+    let found = UNITS.iter().find(|(known, _)| *known == name).map(|(_, unit)| *unit);
+    found.with_context(|| {
+        let known: Vec<&str> = UNITS.iter().map(|(known, _)| *known).collect();
+        format!("{name:?} is no unit: these are {}", known.join(", "))
+    })
+}
+
+/// A number, or the name of a unit.
+fn unit<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<f64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Unit {
+        Number(f64),
+        Name(String),
+    }
+    match Unit::deserialize(value)? {
+        Unit::Number(number) => Ok(number),
+        Unit::Name(name) => named(&name).map_err(serde::de::Error::custom),
+    }
+}
+
 /// How the numbers of several lines make one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
     /// Their sum; 0 where there is none.
@@ -37,6 +80,8 @@ pub enum How {
     Max,
     /// The smallest.
     Min,
+    /// Their mean.
+    Mean,
 }
 
 impl Answer {
@@ -46,11 +91,18 @@ impl Answer {
         if self.how == How::Count {
             return Ok(Some(Expected::exactly(lines.find_iter(output).count() as u64)));
         }
+        let has_names = lines.capture_names().flatten().next().is_some();
+        let mut weights = Vec::new();
         let numbers = lines.captures_iter(output).map(|found| {
-            let least = found.get(1).with_context(|| format!("no group in {}", self.lines))?;
-            let least = number(least.as_str())? * self.unit;
-            let most = found.get(2).map(|most| number(most.as_str())).transpose()?;
-            Ok((least, most.map_or(least, |most| most * self.unit)))
+            let group = |name, at| if has_names { found.name(name) } else { found.get(at) };
+            let least = group("figure", 1);
+            let least = least.with_context(|| format!("no group in {}", self.lines))?;
+            let unit = found.name("unit").map_or(Ok(self.unit), |unit| named(unit.as_str()))?;
+            let plus = found.name("plus").map_or(Ok(0.0), |plus| number(plus.as_str()))?;
+            let least = (number(least.as_str())? + plus) * unit;
+            let most = group("most", 2).map(|most| number(most.as_str())).transpose()?;
+            weights.push(found.name("weight").map_or(Ok(1.0), |of| number(of.as_str()))?);
+            Ok((least, most.map_or(least, |most| most * unit)))
         });
         let numbers = numbers.collect::<Result<Vec<(f64, f64)>>>()?.into_iter();
         let compare = |a: &(f64, f64), b: &(f64, f64)| a.0.total_cmp(&b.0);
@@ -58,10 +110,16 @@ impl Answer {
             How::Sum => Some(numbers.fold((0.0, 0.0), |sum, n| (sum.0 + n.0, sum.1 + n.1))),
             How::Min => numbers.min_by(compare),
             How::Max | How::Count => numbers.max_by(compare),
+            How::Mean => {
+                let all: f64 = weights.iter().sum();
+                let each = numbers.zip(&weights).map(|(n, weight)| (n.0 * weight, n.1 * weight));
+                let sum = each.fold((0.0, 0.0), |sum, n| (sum.0 + n.0, sum.1 + n.1));
+                (all > 0.0).then_some((sum.0 / all, sum.1 / all))
+            }
         };
         Ok(figure.map(|(least, most)| Expected {
-            least: least.round() as u64,
-            most: most.round() as u64,
+            least: (least * (1.0 - self.about)).round() as u64,
+            most: (most * (1.0 + self.about)).round() as u64,
         }))
     }
 }
@@ -82,7 +140,7 @@ mod tests {
     use super::*;
 
     fn answer(how: How, lines: &str, unit: f64) -> Answer {
-        Answer { how, lines: lines.into(), unit }
+        Answer { how, lines: lines.into(), unit, about: 0.0 }
     }
 
     #[test]
@@ -103,5 +161,31 @@ mod tests {
         assert_eq!(slowest.of("took 1.5 ms\ntook 0.25 ms\n").unwrap(), exactly(1_500_000));
         assert_eq!(slowest.of("").unwrap(), None);
         assert!(answer(How::Sum, "took", 1.0).of("took").is_err());
+    }
+
+    #[test]
+    fn groups_have_names_and_numbers_units() {
+        let read = |text: &str| toml::from_str::<Answer>(text);
+        let took =
+            "how = \"max\"\nlines = '(?<what>\\w+) took (?<figure>[\\d.]+) ?(?<unit>[mu]s)?'";
+        let slowest = read(&format!("{took}\nunit = \"s\"")).unwrap();
+        let exactly = |figure| Some(Expected::exactly(figure));
+        assert_eq!(
+            slowest.of("one took 80ms\nanother took 900 us\n").unwrap(),
+            exactly(80_000_000)
+        );
+        assert_eq!(slowest.of("one took 0.1").unwrap(), exactly(100_000_000));
+        let error = read(&format!("{took}\nunit = \"days\"")).unwrap_err().to_string();
+        assert!(error.contains("\"days\" is no unit: these are ns, us,"), "{error}");
+        let row = "how = \"max\"\nlines = '(?<figure>\\d+) -> (?<most>\\d+)'\nunit = \"KiB\"";
+        let between = Some(Expected { least: 4096, most: 8192 });
+        assert_eq!(read(row).unwrap().of("4 -> 8").unwrap(), between);
+        let mean = "how = \"mean\"\nlines = '(?<weight>\\d+)/s of (?<figure>\\d+)'\nabout = 0.1";
+        let mean = read(mean).unwrap();
+        assert_eq!(
+            mean.of("30/s of 10\n10/s of 50").unwrap(),
+            Some(Expected { least: 18, most: 22 })
+        );
+        assert_eq!((mean.of("0/s of 10").unwrap(), mean.of("").unwrap()), (None, None));
     }
 }

@@ -6,7 +6,9 @@
 
 mod answer;
 mod report;
+mod start;
 mod verdict;
+mod yours;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -15,7 +17,9 @@ use serde::{Deserialize, Serialize};
 
 pub use answer::{Answer, How};
 pub use report::{RUNS, Report, text as shown};
+pub use start::{Broke, NOT_READY};
 pub use verdict::{Expected, Fact, Verdict, judge, together, warns};
+pub use yours::{Badge, Score, json, yours};
 
 /// What a tool can be asked. A tool is judged only by the questions that it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -56,6 +60,22 @@ pub enum Question {
     Hits,
     /// How many were not.
     Misses,
+    /// How many bytes disks have read and written.
+    Bytes,
+    /// How many of them a process named `dd` has asked for.
+    BytesOfDd,
+    /// How many bios were merged into the request of another one.
+    Merges,
+    /// How many of a hundred bios were.
+    MergedShare,
+    /// The latency of all I/Os together, ns: divided by the time that passed, the mean queue depth.
+    TimeInFlight,
+    /// How long at least one I/O was in flight, ns.
+    BusyTime,
+    /// The same as a share of the time that passed, in percent.
+    Utilisation,
+    /// The mean latency, ns.
+    MeanLatency,
 }
 
 impl Question {
@@ -70,6 +90,10 @@ impl Question {
                 | QueuedShare
                 | SlowestRequest
                 | FastestRequest
+                | Merges
+                | MergedShare
+                | Utilisation
+                | MeanLatency
         )
     }
 }
@@ -88,18 +112,29 @@ pub enum Family {
     Bpftrace,
     /// bcc's tools in Python.
     Bcc,
+    /// Tools that read the kernel's counters: sysstat, iotop.
+    Counters,
+    /// Tools that take the kernel's events without BPF: blktrace, perf.
+    Events,
+    /// Whoever runs `cargo truth --tool FILE`: in no table.
+    Yours,
 }
 
-/// A tool, as `tools.toml` declares it.
-#[derive(Clone, Debug, Deserialize)]
+/// A tool, as `tools.toml` or a file of yours declares it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tool {
     /// Its name in the table.
     pub name: String,
     /// Who publishes it.
+    #[serde(default = "yours::family")]
     pub family: Family,
     /// The program and its arguments.
+    #[serde(alias = "command")]
     pub argv: Vec<String>,
+    /// The directory in which it runs: of a tool of yours, that of its file.
+    #[serde(default)]
+    pub dir: Option<PathBuf>,
     /// The root file system in which it runs, `truth/rootfs-NAME.toml`; ours need none.
     pub rootfs: Option<String>,
     /// The package there that it is of.
@@ -107,6 +142,15 @@ pub struct Tool {
     /// What it prints once it is ready; others are ready when their programs are attached.
     #[serde(default)]
     pub ready: String,
+    /// It prints, every so many seconds, what was since the last time.
+    #[serde(default)]
+    pub period: u64,
+    /// Its figures are of all the time since the boot: what a load adds to them is the figure.
+    #[serde(default)]
+    pub since_boot: bool,
+    /// It compiles its programs with the kernel's headers, for up to a minute at each start.
+    #[serde(default)]
+    pub headers: bool,
     /// The questions that it answers, and where in its output.
     pub answers: BTreeMap<Question, Answer>,
     /// It also counts what other processes do meanwhile.
@@ -136,16 +180,40 @@ impl Family {
             Family::LibbpfTools => "libbpf-tools",
             Family::Bpftrace => "bpftrace",
             Family::Bcc => "bcc",
+            Family::Counters => "counters",
+            Family::Events => "events",
+            Family::Yours => "yours",
         }
     }
 }
 
 impl Tool {
+    /// Whether the worst of several runs counts, and not the best.
+    pub fn is_strict(&self) -> bool {
+        matches!(self.family, Family::Ours | Family::Yours)
+    }
+
+    /// The figure that it printed. One that counts since the boot prints its figures twice, with [`BEFORE`]
+    /// between them.
+    pub fn figure(&self, answer: &Answer, output: &str) -> Result<Option<Expected>> {
+        let Some((before, after)) = output.split_once(BEFORE).filter(|_| self.since_boot) else {
+            return answer.of(output);
+        };
+        let (before, after) = (answer.of(before)?, answer.of(after)?);
+        Ok(before.zip(after).map(|(before, after)| Expected {
+            least: after.least.saturating_sub(before.least),
+            most: after.most.saturating_sub(before.most),
+        }))
+    }
+
     /// Whether it answers one of a case's questions.
     pub fn is_asked(&self, case: &Case) -> bool {
         case.asks.iter().any(|question| self.answers.contains_key(question))
     }
 }
+
+/// What separates what a tool printed before a load from what it printed after it.
+pub const BEFORE: char = '\u{c}';
 
 /// The variable that holds a [`Plan`], as JSON.
 pub const PLAN: &str = "VM_TRUTH";
@@ -161,6 +229,8 @@ pub struct Plan {
     pub rootfs: BTreeMap<String, PathBuf>,
     /// A directory with the kernel's headers.
     pub headers: Option<PathBuf>,
+    /// Tools that `tools.toml` does not have.
+    pub yours: Vec<Tool>,
     /// Print the commands of the load and what the tool prints.
     pub shows: bool,
 }
@@ -227,7 +297,9 @@ fn once() -> usize {
 
 /// The tools that are compared.
 pub fn tools() -> Result<Vec<Tool>> {
-    let of_table = |tool: &Tool| tool.family != Family::Lessons && tool.page.is_none();
+    let is_ours = |tool: &Tool| tool.family <= Family::Lessons;
+    let of_table =
+        |tool: &Tool| tool.family != Family::Lessons && !(is_ours(tool) && tool.page.is_some());
     Ok(all_tools()?.into_iter().filter(of_table).collect())
 }
 
@@ -270,6 +342,7 @@ mod tests {
             }
             assert!(!tool.answers.is_empty(), "{} answers nothing", tool.name);
             let is_ours = tool.family <= Family::Lessons;
+            assert!(tool.family != Family::Yours && tool.dir.is_none(), "{}", tool.name);
             assert_eq!(tool.package.is_none(), is_ours, "{} is of which package?", tool.name);
             assert_eq!(tool.rootfs.is_none(), is_ours, "{} runs where?", tool.name);
         }

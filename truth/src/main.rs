@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use host::fail::{MACHINE, USAGE, fail};
 use host::judging::Judging;
 use host::say;
 use rustix::fs::FlockOperation;
-use truth::{Case, Cell, Family, PLAN, Plan, RUNS, Report, Tool, Verdict};
+use truth::{Badge, Case, Cell, Family, PLAN, Plan, RUNS, Report, Score, Tool, Verdict};
 use vm::arch::Arch;
 use vm::cargo::follow::{at_once, follow, workers};
 use vm::cargo::{GUEST, build, build_all};
@@ -32,6 +32,10 @@ const JSON: &str = "bench/truth.json";
 const GENERATED: &str = "<!-- cargo truth writes what follows -->\n";
 /// How long a cell may take.
 const LIMIT: Duration = Duration::from_secs(1200);
+/// The same with a tool of yours, whose start takes at most 400 s.
+const LIMIT_OF_YOURS: Duration = Duration::from_secs(600);
+/// After so many guests that died one after the other, a tool is not run again.
+const DEATHS: usize = 3;
 
 /// The root file systems that `tools.toml` names.
 const ROOTFS: [(&str, &str); 2] = [
@@ -52,9 +56,16 @@ struct Options {
     /// Only these cases, as in truth/cases.toml
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     case: Vec<String>,
-    /// Only these tools, as in truth/tools.toml
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    /// Only these tools, as in truth/tools.toml; or one of yours, which such a file declares: then the
+    /// cells are printed, and bench/ stays as it is
+    #[arg(long, value_name = "NAME|FILE.toml,…", value_delimiter = ',')]
     tool: Vec<String>,
+    /// Print the cells of a tool of yours as JSON
+    #[arg(long, requires = "tool", conflicts_with_all = ["missing", "render"])]
+    json: bool,
+    /// Write how many cells of a tool of yours are right to this file, as shields.io reads it
+    #[arg(long, value_name = "FILE", requires = "tool", conflicts_with_all = ["missing", "render"])]
+    badge: Option<PathBuf>,
     /// Only tools of these families
     #[arg(long, value_name = "FAMILY,…", value_delimiter = ',', conflicts_with = "tool")]
     family: Vec<String>,
@@ -71,8 +82,8 @@ struct Options {
     /// Fetch the newest version of each tool before
     #[arg(long, conflicts_with = "render")]
     newest: bool,
-    /// How often a cell is judged: the worst of ours counts, and the best of others [default: 3, and 1
-    /// with --reproduce]
+    /// How often a cell is judged: the worst of ours and yours counts, and the best of others [default:
+    /// 3, and 1 with --reproduce or a tool of yours]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=20))]
     runs: Option<u32>,
 }
@@ -82,8 +93,8 @@ fn main() {
     vm::commands::main(true, || compare(&options))
 }
 
-/// Runs the command. Returns the exit code: 1 where a tool of ours is wrong or was not judged, or where a
-/// guest failed.
+/// Runs the command. Returns the exit code: 1 where a tool of ours is wrong or was not judged, where one of
+/// yours is wrong, or where a guest failed.
 fn compare(options: &Options) -> Result<i32> {
     let run = Run::new(options.arch)?;
     let workspace = run.workspace();
@@ -99,6 +110,17 @@ fn compare(options: &Options) -> Result<i32> {
         ));
     }
     let (cases, tools) = chosen(options)?;
+    let yours: Vec<Tool> =
+        tools.iter().filter(|tool| tool.family == Family::Yours).cloned().collect();
+    if yours.is_empty() && (options.json || options.badge.is_some()) {
+        return Err(fail(USAGE, "--json and --badge are for a tool of yours: --tool FILE.toml"));
+    }
+    if options.missing && !yours.is_empty() {
+        return Err(fail(
+            USAGE,
+            "--missing is for the tools of the comparison: a tool of yours has no cells",
+        ));
+    }
     let kernels = run.table.names(named(options.kernel.as_deref()))?;
     if options.reproduce.is_none() {
         // The page has a place for these lines only.
@@ -112,9 +134,13 @@ fn compare(options: &Options) -> Result<i32> {
     let rootfs = rootfs_of(&run, &tools, options.newest)?;
     let plan = Plan {
         cells: Vec::new(),
-        runs: options.runs.unwrap_or(if options.reproduce.is_some() { 1 } else { RUNS }),
+        runs: options.runs.unwrap_or(match options.reproduce {
+            None if yours.is_empty() => RUNS,
+            _ => 1,
+        }),
         rootfs,
         headers: None,
+        yours: yours.clone(),
         shows: options.reproduce.is_some(),
     };
     // What a single cell shows is for people: guests take turns.
@@ -135,13 +161,13 @@ fn compare(options: &Options) -> Result<i32> {
                 known.judged_on(kernel, &release, tool, version(&plan, tool).as_deref());
             }
         }
-        let is_bcc = |tool: &Tool| tool.family == Family::Bcc;
-        let headers = match tools.iter().any(is_bcc) {
+        let headers = match tools.iter().any(Tool::needs_headers) {
             true => headers(&run, kernel)?,
             false => None,
         };
-        // Without its headers, none of bcc's tools says anything of a kernel.
-        let can_run = |tool: &Tool| !is_bcc(tool) || headers.is_some();
+        // Without its headers, none of bcc's tools says anything of a kernel. A script of yours may not
+        // need them.
+        let can_run = |tool: &Tool| tool.family != Family::Bcc || headers.is_some();
         if !tools.iter().any(can_run) {
             continue;
         }
@@ -174,8 +200,9 @@ fn compare(options: &Options) -> Result<i32> {
         if !why.is_empty() && tool.family == Family::Ours {
             not_judged.push(format!("{what}{why}"));
         }
+        found.releases.insert(kernel.to_owned(), release.to_owned());
         found.add(kernel, cell.clone());
-        if plan.shows {
+        if plan.shows || !plan.yours.is_empty() {
             return Ok(());
         }
         let _lock = lock(workspace)?;
@@ -186,7 +213,9 @@ fn compare(options: &Options) -> Result<i32> {
     };
     // Each cell is written when it is known: what runs long may be ended at any time.
     let failed = at_once(workers, &jobs, |(kernel, plan)| {
-        judge(&run, &launcher, &guest, kernel, plan, |release, cell| take(kernel, release, cell))
+        judge_all(&run, &launcher, &guest, kernel, plan, |release, cell| {
+            take(kernel, release, cell)
+        })
     });
     let (found, not_judged) = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     if options.reproduce.is_some() {
@@ -197,14 +226,34 @@ fn compare(options: &Options) -> Result<i32> {
         for cell in found.cells(&case.name, &tool.name) {
             println!("{cell}");
         }
+    } else if !yours.is_empty() {
+        let mut text = String::new();
+        for tool in &tools {
+            for score in Score::of(&found, &cases, tool) {
+                text += &format!("{}\n{}\n", tool.name, score.text());
+            }
+        }
+        match options.json {
+            true => {
+                text.lines().for_each(|line| say!("{line}"));
+                println!("{}", truth::json(&found, &cases, &yours)?);
+            }
+            false => print!("{text}"),
+        }
     } else if !found.kernels.is_empty() {
         say!("{MARKDOWN}, {PICTURE} and {JSON} are written");
     }
+    let scores = yours.iter().flat_map(|tool| Score::of(&found, &cases, tool));
+    let scores: Vec<Score> = scores.collect();
+    if let Some(file) = &options.badge {
+        host::write(file, &(serde_json::to_string(&Badge::of(&scores))? + "\n"))?;
+    }
+    let is_wrong = scores.iter().any(Score::is_wrong);
     let wrong = found.wrong_of_ours()?;
     wrong.iter().for_each(|line| say!("wrong: {line}"));
     not_judged.iter().for_each(|line| say!("a tool of ours was not judged: {line}"));
     failed.iter().for_each(|error| say!("cells were not judged: {error:#}"));
-    Ok(i32::from(!(wrong.is_empty() && not_judged.is_empty() && failed.is_empty())))
+    Ok(i32::from(is_wrong || !(wrong.is_empty() && not_judged.is_empty() && failed.is_empty())))
 }
 
 /// The cases and tools that the options name.
@@ -220,9 +269,22 @@ fn chosen(options: &Options) -> Result<(Vec<Case>, Vec<Tool>)> {
     let is_in = |names: &[String], name: &str| names.is_empty() || names.iter().any(|n| n == name);
     let (mut cases, mut tools) = (truth::cases()?, truth::tools()?);
     cases.retain(|case| is_in(&wanted_cases, &case.name));
+    let is_known = |name: &str| tools.iter().any(|tool| tool.name == *name);
+    let mut yours = Vec::new();
+    for file in wanted_tools.iter().filter(|name| name.ends_with(".toml")) {
+        let tool =
+            truth::yours(Path::new(file)).map_err(|error| fail(USAGE, format!("{error:#}")))?;
+        if is_known(&tool.name) {
+            let message =
+                format!("{file}: the comparison has a tool {:?}: choose another name", tool.name);
+            return Err(fail(USAGE, message));
+        }
+        yours.push(tool);
+    }
     tools.retain(|tool| {
         is_in(&wanted_tools, &tool.name) && is_in(&options.family, tool.family.name())
     });
+    tools.extend(yours);
     if tools.is_empty() || cases.is_empty() {
         let message =
             "there is no such case or tool: truth/cases.toml and truth/tools.toml list them";
@@ -284,6 +346,67 @@ fn headers(run: &Run, kernel: &str) -> Result<Option<PathBuf>> {
     rootfs::headers(line, &run.table.kernel(kernel)?.release, &run.source, &run.cache)
 }
 
+/// Boots a guest that judges the cells, and hands over each. Where the guest dies, what ran in it is the first
+/// cell without a verdict: the others are judged in another guest.
+fn judge_all(
+    run: &Run,
+    launcher: &Path,
+    guest: &Path,
+    kernel: &str,
+    plan: &Plan,
+    on_cell: impl Fn(&str, Cell) -> Result<()>,
+) -> Result<()> {
+    let (mut plan, mut deaths, mut release) = (plan.clone(), 0, String::new());
+    while !plan.cells.is_empty() {
+        let mut judged = 0;
+        let ended = judge(run, launcher, guest, kernel, &plan, |of, cell| {
+            judged += 1;
+            release = of.to_owned();
+            on_cell(of, cell)
+        });
+        plan.cells.drain(..judged.min(plan.cells.len()));
+        let Err(error) = ended else { return Ok(()) };
+        let died = error.downcast::<Died>()?;
+        let Some((_, name)) = plan.cells.first().cloned() else { return Err(died.into()) };
+        deaths = if judged == 0 { deaths + 1 } else { 1 };
+        release.clone_from(&died.release);
+        let is_yours = plan.yours.iter().any(|tool| tool.name == name);
+        let how = format!("the guest died while it ran: {}", died.how);
+        let verdict = |how| match is_yours {
+            true => Verdict::Broke { how },
+            // Of a package that many use, the emulation is the likelier reason.
+            false => Verdict::NotRun { why: how },
+        };
+        let lost = |(case, tool): (String, String), how: String| {
+            let verdict = verdict(how);
+            Cell { case, tool, verdict, skipped: 0, runs: 1, exit: None, silent: false }
+        };
+        on_cell(&release, lost(plan.cells.remove(0), how))?;
+        if deaths == DEATHS {
+            for cell in std::mem::take(&mut plan.cells) {
+                let how = format!("not run: {DEATHS} guests died before, one after the other");
+                on_cell(&release, lost(cell, how))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A guest that had begun to judge, and died.
+#[derive(Debug)]
+struct Died {
+    release: String,
+    how: String,
+}
+
+impl std::fmt::Display for Died {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the guest died: {}", self.how)
+    }
+}
+
+impl std::error::Error for Died {}
+
 /// Boots a guest that judges the cells, and hands over each.
 fn judge(
     run: &Run,
@@ -298,7 +421,8 @@ fn judge(
     command.envs([Judging::by(guest, run.workspace()).to_env()?]);
     command.env(PLAN, serde_json::to_string(plan)?);
     let (mut taken, mut release) = (Ok(()), String::new());
-    let (success, how) = follow(command, LIMIT, |line| {
+    let limit = if plan.yours.is_empty() { LIMIT } else { LIMIT_OF_YOURS };
+    let (success, how) = follow(command, limit, |line| {
         match serde_json::from_str(line) {
             Ok(cell) if taken.is_ok() => taken = on_cell(&release, cell),
             Ok(_) => {}
@@ -308,11 +432,14 @@ fn judge(
                 _ => say!("{kernel}, {line}"),
             },
         }
-        LIMIT
+        limit
     })?;
     taken?;
-    ensure!(success, "{kernel}: the guest ended with {how}");
-    Ok(())
+    match success {
+        true => Ok(()),
+        false if release.is_empty() => bail!("{kernel}: the guest ended with {how}"),
+        false => Err(Died { release, how }.into()),
+    }
 }
 
 /// Keeps other runs of the command from reading and writing the results until it is dropped.

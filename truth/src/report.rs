@@ -22,10 +22,12 @@ pub struct Report {
 pub const RUNS: u32 = 3;
 
 /// The families of others, as headings.
-const OTHERS: [(Family, &str); 3] = [
+const OTHERS: [(Family, &str); 5] = [
     (Family::LibbpfTools, "libbpf-tools (C, libbpf)"),
     (Family::Bpftrace, "bpftrace's tools"),
     (Family::Bcc, "bcc's tools (Python)"),
+    (Family::Counters, "tools that read counters"),
+    (Family::Events, "blktrace and perf"),
 ];
 
 impl Report {
@@ -61,8 +63,8 @@ impl Report {
     pub fn is_known(&self, kernel: &str, case: &Case, tool: &Tool, runs: u32) -> bool {
         self.cell(kernel, case, tool).is_some_and(|cell| match cell.verdict {
             Verdict::NotRun { .. } => false,
-            Verdict::Refused { .. } => true,
-            Verdict::Right if tool.family != Family::Ours => cell.exit.is_some(),
+            Verdict::Refused { .. } | Verdict::Broke { .. } => true,
+            Verdict::Right if !tool.is_strict() => cell.exit.is_some(),
             _ => cell.runs >= runs && cell.exit.is_some(),
         })
     }
@@ -138,7 +140,12 @@ impl Report {
         }
         text.push_str("\n## The tools\n");
         for tool in &tools {
-            writeln!(text, "\n### {}\n\n- Command: `{}`", tool.name, tool.argv.join(" "))?;
+            writeln!(text, "\n### {}\n", tool.name)?;
+            let words = tool.argv.iter().flat_map(|word| word.split_whitespace());
+            let command = format!("- Command: `{}`", words.collect::<Vec<_>>().join(" "));
+            let width = textwrap::Options::new(100).subsequent_indent("  ").break_words(false);
+            let width = width.word_splitter(textwrap::WordSplitter::NoHyphenation);
+            writeln!(text, "{}", textwrap::fill(&command, width))?;
             if let (Some(package), Some(rootfs)) = (&tool.package, &tool.rootfs) {
                 let version = self.versions.get(&tool.name).map_or("", |version| version.as_str());
                 let suite = if rootfs == "bookworm" { "12" } else { rootfs };
@@ -281,7 +288,9 @@ type Outcome = (&'static str, &'static str, fn(&Verdict) -> bool);
 const OUTCOMES: [Outcome; 4] = [
     ("#2e8b57", "right", |verdict| matches!(verdict, Verdict::Right)),
     ("#d9902f", "too small, and says so", |verdict| matches!(verdict, Verdict::Admitted { .. })),
-    ("#c0392b", "wrong", |verdict| matches!(verdict, Verdict::Wrong { .. })),
+    ("#c0392b", "wrong", |verdict| {
+        matches!(verdict, Verdict::Wrong { .. } | Verdict::Broke { .. })
+    }),
     ("#8e8e8e", "does not start on this kernel", |verdict| {
         matches!(verdict, Verdict::Refused { .. })
     }),
@@ -341,6 +350,7 @@ pub fn text(cell: &Cell) -> String {
         Verdict::Refused { said } => {
             format!("refuses: {said}")
         }
+        Verdict::Broke { how } => format!("**broke**: {how}"),
         Verdict::NotRun { .. } => "not run".to_owned(),
     }
 }
@@ -352,6 +362,9 @@ fn beside(question: Question, printed: Expected, expected: Expected) -> String {
             | Question::SlowestThrottled
             | Question::SlowestRequest
             | Question::FastestRequest
+            | Question::TimeInFlight
+            | Question::BusyTime
+            | Question::MeanLatency
     );
     let figure = |figure: u64| {
         if time { format!("{:.1} ms", figure as f64 / 1e6) } else { figure.to_string() }
@@ -366,6 +379,12 @@ fn beside(question: Question, printed: Expected, expected: Expected) -> String {
         }
     };
     format!("{} {}, true {}", name(question), range(printed), range(expected))
+}
+
+/// Its name in a file that declares a tool.
+pub fn key(question: Question) -> String {
+    let key = serde_json::to_value(question).unwrap_or_default();
+    key.as_str().unwrap_or_default().to_owned()
 }
 
 fn name(question: Question) -> &'static str {
@@ -386,6 +405,14 @@ fn name(question: Question) -> &'static str {
         Question::FastestRequest => "fastest",
         Question::Hits => "hits",
         Question::Misses => "misses",
+        Question::Bytes => "bytes",
+        Question::BytesOfDd => "dd's bytes",
+        Question::Merges => "merges",
+        Question::MergedShare => "merged of 100",
+        Question::TimeInFlight => "time in flight",
+        Question::BusyTime => "busy",
+        Question::Utilisation => "percent busy",
+        Question::MeanLatency => "mean latency",
     }
 }
 
@@ -417,7 +444,7 @@ mod tests {
         assert_eq!(anchor, "[biolatency.bt of 0.17](#biolatencybt-of-017)");
         let others = text.lines().find(|line| line.starts_with("Not run yet: ")).unwrap();
         assert!(others.contains("threads_64") && !others.contains("threads_16"), "{others}");
-        assert!(row.ends_with("| not run | not run |  |"), "{row}");
+        assert!(row.ends_with("| not run | not run |  |  |"), "{row}");
         assert!(report.picture().unwrap().contains("#c0392b"));
         assert!(report.wrong_of_ours().unwrap().is_empty());
         let before = report.clone();

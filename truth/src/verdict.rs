@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, Question, Tool};
+use crate::{Family, NOT_READY, Question, Tool};
 
 /// What is true, as an outside judge says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +62,11 @@ pub enum Verdict {
         /// The last line, or the exit status.
         said: String,
     },
+    /// It hung, flooded, or killed the guest: how. Nothing else is known of that cell.
+    Broke {
+        /// What it did.
+        how: String,
+    },
     /// The case could not be set up on this kernel, or the tool ran out of time.
     NotRun {
         /// Why.
@@ -81,6 +86,25 @@ impl Expected {
 }
 
 impl Verdict {
+    /// Whether the tool did not start, as in each other case.
+    pub fn is_of_start(&self) -> bool {
+        match self {
+            Verdict::Refused { .. } => true,
+            Verdict::Broke { how } => how.starts_with(NOT_READY),
+            _ => false,
+        }
+    }
+
+    /// Whether another run of the tool changes nothing: one right run is enough for others, and what hangs
+    /// does so for minutes.
+    pub fn is_final(&self, tool: &Tool) -> bool {
+        match self {
+            Verdict::Right => !tool.is_strict(),
+            Verdict::Broke { .. } => true,
+            _ => false,
+        }
+    }
+
     /// How bad it is: for the worst or the best of several.
     pub fn rank(&self) -> (u8, u64) {
         match self {
@@ -94,6 +118,7 @@ impl Verdict {
             }
             Verdict::Wrong { printed: None, .. } => (4, 0),
             Verdict::Refused { .. } => (5, 0),
+            Verdict::Broke { .. } => (5, 1),
             Verdict::NotRun { .. } => (6, 0),
         }
     }
@@ -209,7 +234,7 @@ pub fn judge(tool: &Tool, facts: &[Fact], output: &str) -> Result<Verdict> {
             expected.most += again;
         }
         let Some(answer) = tool.answers.get(&question) else { continue };
-        let printed = answer.of(output)?;
+        let printed = tool.figure(answer, output)?;
         if printed.is_some_and(|figure| figure.meets(expected)) {
             if verdict == Verdict::NotAsked {
                 verdict = Verdict::Right;
