@@ -5,13 +5,18 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result, ensure};
 use host::{cargo::Cargo, room::Room};
 use serde::{Deserialize, Serialize};
 
-use crate::exercise::{Exercise, HINTS};
+use crate::{
+    class::Joined,
+    exercise::{Exercise, HINTS},
+    incident::Made,
+};
 
 /// The directory of everything but the attempts, relative to the workspace.
 pub const STATE: &str = ".lesson";
@@ -24,6 +29,8 @@ pub struct Known {
     pub done: bool,
     /// How many hints were given.
     pub hints: usize,
+    /// When it was started first, in seconds since 1970.
+    pub started: Option<u64>,
 }
 
 /// What `progress.toml` holds.
@@ -32,6 +39,10 @@ pub struct Known {
 pub struct Progress {
     /// The exercise that was started last.
     pub current: Option<String>,
+    /// The class that gets the verdicts.
+    pub class: Option<Joined>,
+    /// The incident that runs.
+    pub incident: Option<Made>,
     /// By exercise.
     pub exercises: BTreeMap<String, Known>,
 }
@@ -42,15 +53,6 @@ pub struct Desk {
     pub workspace: PathBuf,
     /// The progress as it was read and changed.
     pub progress: Progress,
-}
-
-/// What [`Desk::start`] found.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Started {
-    /// Nothing: there is a new attempt.
-    New,
-    /// An attempt, which was left as it is.
-    Continued,
 }
 
 impl Desk {
@@ -99,28 +101,45 @@ impl Desk {
     }
 
     /// Makes the exercise the current one, with an attempt that begins with the sources of
-    /// `exercise.start`. An attempt that exists stays as it is.
-    pub fn start(&mut self, exercise: &Exercise) -> Result<Started> {
-        let place = self.workspace.join(exercise.directory());
-        let started = if self.has_attempt(exercise) {
+    /// `exercise.start`. An attempt that exists stays as it is. Whether it is new.
+    pub fn start(&mut self, exercise: &Exercise) -> Result<bool> {
+        let is_new = !self.has_attempt(exercise);
+        if is_new {
+            let (from, to) = (exercise.start.display(), exercise.directory());
+            self.copy(exercise)
+                .with_context(|| format!("cannot copy {from} to {}", to.display()))?;
+        } else {
+            let place = self.workspace.join(exercise.directory());
             ensure!(
                 place.join("Cargo.toml").exists(),
                 "{} has no Cargo.toml: `cargo lesson reset {}` moves it to mine.old/ and starts over",
                 exercise.directory().display(),
                 exercise.id
             );
-            Started::Continued
-        } else {
-            let place = self.workspace.join(exercise.directory());
-            let Exercise { id, title, start, .. } = exercise;
-            copy_attempt(&self.workspace, start, &place, (id, title))?;
-            Started::New
-        };
+        }
         // Also where the attempt is there: the workshop may have changed since.
-        Room::mine(&Cargo::new(&self.workspace, true)).prepare(Some(&exercise.package()))?;
+        Room::mine(&Cargo::new(&self.workspace, true)).prepare(&exercise.package())?;
         self.change(|progress| progress.current = Some(exercise.id.clone()))?;
-        self.note(exercise, |_| ())?;
-        Ok(started)
+        let now = self.now();
+        self.note(exercise, |known| known.started = known.started.or(Some(now)))?;
+        Ok(is_new)
+    }
+
+    /// Makes an attempt with the sources of `exercise.start`, which appears only when it is complete.
+    fn copy(&self, exercise: &Exercise) -> Result<()> {
+        let place = self.workspace.join(exercise.directory());
+        fs::create_dir_all(self.workspace.join(STATE))?;
+        let new = tempfile::tempdir_in(self.workspace.join(STATE))?;
+        let package = new.path().join("package");
+        fs::create_dir_all(package.join("src"))?;
+        for entry in fs::read_dir(self.workspace.join(&exercise.start).join("src"))? {
+            let entry = entry?;
+            fs::copy(entry.path(), package.join("src").join(entry.file_name()))?;
+        }
+        fs::write(package.join("build.rs"), BUILD)?;
+        fs::write(package.join("Cargo.toml"), manifest(&exercise.id, &exercise.title))?;
+        fs::create_dir_all(place.parent().context("no parent")?)?;
+        Ok(fs::rename(package, place)?)
     }
 
     /// Moves the attempt to `mine.old/`, and starts a new one. Returns where the old one is now.
@@ -147,33 +166,29 @@ impl Desk {
         Ok(exercise.hints.get(given).map(|hint| (given + 1, hint.as_str())))
     }
 
+    /// Reports to this class from now on, or to none.
+    pub fn join(&mut self, class: Option<Joined>) -> Result<()> {
+        self.change(|progress| progress.class = class)
+    }
+
+    /// Notes the incident that runs now, or that none does.
+    pub fn made(&mut self, incident: Option<Made>) -> Result<()> {
+        self.change(|progress| progress.incident = incident)
+    }
+
+    /// Seconds since 1970.
+    pub fn now(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    }
+
     /// Notes that an attempt has passed.
     pub fn done(&mut self, exercise: &Exercise) -> Result<()> {
         self.note(exercise, |known| known.done = true)
     }
 }
 
-/// Writes a package with the sources of `from` to `place`, which appears only when it is complete: an
-/// attempt at the exercise of this id and title.
-pub fn copy_attempt(workspace: &Path, from: &Path, place: &Path, it: (&str, &str)) -> Result<()> {
-    let copy = || -> Result<()> {
-        fs::create_dir_all(workspace.join(STATE))?;
-        let new = tempfile::tempdir_in(workspace.join(STATE))?;
-        let package = new.path().join("package");
-        fs::create_dir_all(package.join("src"))?;
-        for entry in fs::read_dir(workspace.join(from).join("src"))? {
-            let entry = entry?;
-            fs::copy(entry.path(), package.join("src").join(entry.file_name()))?;
-        }
-        fs::write(package.join("build.rs"), BUILD)?;
-        fs::write(package.join("Cargo.toml"), manifest(it))?;
-        fs::create_dir_all(place.parent().context("no parent")?)?;
-        Ok(fs::rename(package, place)?)
-    };
-    copy().with_context(|| format!("cannot copy {} to {}", from.display(), place.display()))
-}
-
-const BUILD: &str = "\
+/// The build.rs of an attempt.
+pub const BUILD: &str = "\
 //! Compiles `src/trace.bpf.c` and writes its Rust skeleton.
 
 fn main() {
@@ -181,7 +196,8 @@ fn main() {
 }
 ";
 
-fn manifest((id, title): (&str, &str)) -> String {
+/// The Cargo.toml of an attempt at the exercise of this id and title.
+pub fn manifest(id: &str, title: &str) -> String {
     format!(
         r#"[package]
 name = "mine-{id}"
@@ -239,7 +255,7 @@ mod tests {
         let (dir, mut desk, exercises) = desk();
         let (two, three) = (&exercises[1], &exercises[2]);
         let read = |path: &str| fs::read_to_string(dir.path().join(path)).unwrap();
-        assert_eq!(desk.start(two).unwrap(), Started::New);
+        assert!(desk.start(two).unwrap());
         assert_eq!(read("mine/02/src/main.rs"), "// from stage01_submit_bio\n");
         assert!(read("mine/02/Cargo.toml").contains("name = \"mine-02\""));
         fs::write(dir.path().join("mine/02/src/main.rs"), "first").unwrap();
@@ -247,7 +263,7 @@ mod tests {
         desk.start(three).unwrap();
         let mut desk = Desk::open(dir.path()).unwrap();
         assert_eq!(desk.progress.current.as_deref(), Some("03"));
-        assert_eq!(desk.start(two).unwrap(), Started::Continued);
+        assert!(!desk.start(two).unwrap());
         assert_eq!(read("mine/02/src/main.rs"), "first");
         // Two resets keep two attempts.
         assert_eq!(desk.reset(two).unwrap(), Path::new("mine.old/02-1"));
@@ -292,7 +308,7 @@ mod tests {
         desk.done(exercise).unwrap();
         desk.reset(exercise).unwrap();
         let known = Desk::open(dir.path()).unwrap().known(exercise);
-        assert_eq!(known, Known { done: true, hints: 0 });
+        assert!(known.done && known.hints == 0 && known.started.is_some());
     }
 
     #[test]
@@ -354,9 +370,8 @@ mod tests {
         assert_unharmed(workspace, "an error in main.rs");
         fs::write(workspace.join("mine/02/Cargo.toml"), "[package\n").unwrap();
         assert_unharmed(workspace, "an error in Cargo.toml");
-        let left_out =
-            Room::mine(&Cargo::new(workspace, true)).prepare(Some("mine-03")).unwrap().left_out;
-        assert_eq!(left_out, [Path::new("mine/02")]);
+        let room = Room::mine(&Cargo::new(workspace, true)).prepare("mine-03").unwrap();
+        assert!(room.alone.is_some_and(|why| why.contains("mine/02")));
         desk.reset(&exercises[1]).unwrap();
         assert_unharmed(workspace, "a reset");
         fs::remove_dir_all(workspace.join("mine/02")).unwrap();

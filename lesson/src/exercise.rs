@@ -34,9 +34,6 @@ pub struct Exercise {
     pub after: Vec<String>,
     /// The kernel line that its judges need, where it is not the default one.
     pub kernel: Option<String>,
-    /// The packages of programs that its judges run beside the attempt.
-    #[serde(default)]
-    pub beside: Vec<String>,
     /// From a nudge to the lines.
     pub hints: Vec<String>,
     /// What an attempt must pass, in this order.
@@ -132,7 +129,7 @@ mod tests {
         let exercises = Exercise::all(&workspace).unwrap();
         let ids: Vec<&str> = exercises.iter().map(|exercise| exercise.id.as_str()).collect();
         let all = "01 02 03 04 05 06 07 08 09 10 11 12 13 bytes disk histogram inode io_uring join queue \
-                   returns retransmit runqueue";
+                   returns without retransmit runqueue";
         assert_eq!(ids.join(" "), all);
         for exercise in exercises {
             for directory in [&exercise.start, &exercise.solution] {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Result, bail};
 use host::{
-    cargo::executable,
+    cargo::{Cargo, executable},
     events::{Ended, Reader, Said, Verdict},
     judging::{Judging, Subject},
     room::{Built, Room},
@@ -27,7 +27,7 @@ pub struct Judges {
 }
 
 impl Judges {
-    /// Builds the guest tests and these packages, whose programs some tests run beside the attempt.
+    /// Builds the guest tests and these packages, whose programs are judged.
     pub fn build<'a>(run: &Run, packages: impl IntoIterator<Item = &'a str>) -> Result<Judges> {
         run.need_packages(For::Run)?;
         let mut cargo = run.guests()?.clone();
@@ -100,10 +100,10 @@ fn are_theirs<'a>(status: i32, verdicts: impl IntoIterator<Item = &'a Verdict>) 
 }
 
 /// Builds an attempt; where it does not compile, the error is the compiler's message.
-pub fn build_attempt(room: &Room, package: &str) -> Result<Result<PathBuf, String>> {
-    let room = room.prepare(Some(package))?;
-    for directory in &room.left_out {
-        say!("{} is left out: cargo cannot read its Cargo.toml", directory.display());
+pub fn build_attempt(cargo: &Cargo, package: &str) -> Result<Result<PathBuf, String>> {
+    let room = Room::mine(cargo).prepare(package)?;
+    if let Some(why) = &room.alone {
+        say!("cargo cannot read all attempts, so only {} is built:\n{why}", package);
     }
     Ok(match room.build(package, false)? {
         Built::Program(file) => Ok(file),
@@ -116,7 +116,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use host::{cargo::Cargo, workspace};
+    use host::workspace;
 
     use crate::exercise::Exercise;
 

@@ -1,11 +1,14 @@
 //! `cargo lesson`: exercises that a machine checks. The judges are the guest tests, with the
 //! learner's program in the place of the stage.
 
+mod class;
 mod desk;
 mod exercise;
 mod experiments;
 mod explain;
+mod incident;
 mod judges;
+mod mistakes;
 mod next;
 mod prove;
 mod wrong;
@@ -14,6 +17,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead, IsTerminal, Write},
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
     thread,
@@ -26,8 +30,7 @@ use host::{
     events::{Ended, Verdict},
     fail::{USAGE, fail},
     judging::Subject,
-    room::Room,
-    say, workspace,
+    printable, say, workspace,
 };
 
 use textwrap::{Options, WordSplitter};
@@ -38,9 +41,11 @@ use vm::{
 };
 
 use crate::{
-    desk::{Desk, STATE, Started},
+    class::{Class, Joined, Outcome},
+    desk::{Desk, STATE},
     exercise::{Exercise, HINTS, Judge},
     judges::Judges,
+    mistakes::Mistakes,
     next::Progress,
     prove::Prove,
 };
@@ -85,6 +90,25 @@ enum Cmd {
     },
     /// End the virtual machine that `check` keeps
     Stop,
+    /// Find out what is wrong with a machine: disks, services, and a fault that a number determines
+    Incident(incident::Options),
+    /// Say what is wrong, and learn whether that is right
+    Answer(incident::Said),
+    /// Show on a page where everybody in a class is, until Ctrl-C
+    Class {
+        /// Where to listen; 0.0.0.0:3001 lets other machines reach it
+        #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3001")]
+        listen: SocketAddr,
+    },
+    /// Report your verdicts to a class: exercise, judge, mistake, minutes, hints, incidents; never code
+    Join {
+        /// The address that the class listens on, such as 192.168.1.7:3001
+        address: String,
+        /// What the page calls you
+        name: String,
+    },
+    /// Report nothing any more
+    Leave,
     /// Prove that every exercise can be failed and passed, and every README's experiment too
     #[command(hide = true)]
     Prove(Prove),
@@ -94,6 +118,8 @@ enum Cmd {
 
 #[derive(Args)]
 struct Check {
+    /// The exercise, which becomes the current one [default: the one that was started last]
+    id: Option<String>,
     /// Check again whenever you save a file, until all judges agree
     #[arg(long)]
     watch: bool,
@@ -134,14 +160,20 @@ fn run(cli: Cli) -> Result<ExitCode> {
         None => status(&desk, &exercises)?,
         Some(Cmd::Start { id }) => start(&mut desk, &exercises, id)?,
         Some(Cmd::Check(check)) => {
-            let exercise = current()?.clone();
+            let exercise = match &check.id {
+                Some(id) => named(&exercises, id)?.clone(),
+                None => current()?.clone(),
+            };
             if !desk.has_attempt(&exercise) {
                 let message = format!(
-                    "{} is gone: cargo lesson start {} makes a new one",
+                    "{} does not exist: cargo lesson start {} makes it",
                     exercise.directory().display(),
                     exercise.id
                 );
                 return Err(fail(USAGE, message));
+            }
+            if check.id.is_some() {
+                desk.start(&exercise)?;
             }
             return check.run(&run()?, &mut desk, &exercise, &exercises);
         }
@@ -197,6 +229,28 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Some(Cmd::Stop) => match Kept::of(&run()?, None).stop()? {
             true => println!("The virtual machine has ended."),
             false => println!("No virtual machine is running."),
+        },
+        Some(Cmd::Incident(options)) => return incident::begin(&run()?, &mut desk, &options),
+        Some(Cmd::Answer(said)) => return incident::answer(&run()?, &mut desk, &said),
+        Some(Cmd::Class { listen }) => {
+            let message = format!("cannot listen on {listen}: choose another one with --listen");
+            let listener = TcpListener::bind(listen).context(message)?;
+            println!("http://{} shows who has joined. Ctrl-C ends it.", listener.local_addr()?);
+            Class::new(&exercises, Mistakes::read(&workspace)?).serve(listener, || true)?;
+        }
+        Some(Cmd::Join { address, name }) => {
+            class::check_name(&name).map_err(|error| fail(USAGE, error.to_string()))?;
+            let exercise = current().ok().cloned();
+            Joined::join(&mut desk, address.clone(), name, exercise.as_ref())?;
+            println!(
+                "Each `cargo lesson start` and `check` tells {address} your name, the exercise, \
+                 which judge\nsays no, which known mistake that looks like, the minutes since the \
+                 start, and how many\nhints you took, and your answers to incidents; never your code. `cargo lesson leave` ends that."
+            );
+        }
+        Some(Cmd::Leave) => match class::leave(&mut desk)? {
+            true => println!("Nothing is reported any more."),
+            false => println!("You have joined no class."),
         },
         Some(Cmd::Hidden(_)) => {}
     }
@@ -264,24 +318,28 @@ fn status(desk: &Desk, exercises: &[Exercise]) -> Result<()> {
     Ok(())
 }
 
+/// The exercise of this id: `04`, `4`, `histogram`.
+fn named<'e>(exercises: &'e [Exercise], id: &str) -> Result<&'e Exercise> {
+    let found = exercises.iter().find(|e| e.id == id || e.id == format!("{id:0>2}"));
+    found.ok_or_else(|| {
+        let ids: Vec<&str> = exercises.iter().map(|e| e.id.as_str()).collect();
+        fail(USAGE, format!("there is no exercise {id}; there are {}", ids.join(", ")))
+    })
+}
+
 fn start(desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<()> {
     let progress = Progress::at(desk, exercises)?;
-    let found = match &id {
-        Some(id) => exercises.iter().find(|e| e.id == *id || e.id == format!("{id:0>2}")),
-        None => progress.first(),
+    let none_left =
+        || fail(USAGE, "all exercises are done; `cargo lesson start ID` returns to one");
+    let exercise = match &id {
+        Some(id) => named(exercises, id)?,
+        None => progress.first().ok_or_else(none_left)?,
     };
-    let exercise = found.ok_or_else(|| match &id {
-        Some(id) => {
-            let ids: Vec<&str> = exercises.iter().map(|e| e.id.as_str()).collect();
-            fail(USAGE, format!("there is no exercise {id}; there are {}", ids.join(", ")))
-        }
-        None => fail(USAGE, "all exercises are done; `cargo lesson start ID` returns to one"),
-    })?;
     let (id, mine) = (&exercise.id, exercise.directory());
     let mine = mine.display();
     match desk.start(exercise)? {
-        Started::New => println!("{mine} is a copy of {}.", exercise.start.display()),
-        Started::Continued => println!(
+        true => println!("{mine} is a copy of {}.", exercise.start.display()),
+        false => println!(
             "{mine} is your earlier attempt, as you left it. `cargo lesson reset` starts over."
         ),
     }
@@ -291,6 +349,7 @@ fn start(desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<
     let run = format!("cargo vm run {}{}", kernel.unwrap_or_default(), exercise.package());
     println!("Edit {mine}/src. `{run}` runs your program,");
     println!("`cargo lesson check` judges it, `cargo lesson hint` helps.");
+    class::report(desk, Some(exercise), Outcome::Here);
     Ok(())
 }
 
@@ -324,9 +383,9 @@ impl Check {
     /// Judges the attempt as it is now. Whether all judges agree.
     fn once(&self, run: &Run, desk: &mut Desk, exercise: &Exercise) -> Result<bool> {
         let workspace = run.workspace();
-        let judges = Judges::build(run, exercise.beside.iter().map(String::as_str))?;
+        let judges = Judges::build(run, [])?;
         let cargo = run.guests()?.quiet();
-        let program = match judges::build_attempt(&Room::mine(&cargo), &exercise.package())? {
+        let program = match judges::build_attempt(&cargo, &exercise.package())? {
             Ok(program) => program,
             Err(said) => {
                 println!("{said}");
@@ -334,6 +393,7 @@ impl Check {
                     println!("\nWhat this means:\n{}", wrapped(meaning, 90));
                 }
                 println!("\nYour program does not compile yet.");
+                class::report(desk, Some(exercise), Outcome::Broken);
                 return Ok(false);
             }
         };
@@ -356,7 +416,7 @@ impl Check {
                 fs::write(&log, printable(&events_last(why))).ok();
             }
         })?;
-        self.conclude(desk, exercise, &said)
+        self.conclude(desk, exercise, &said, &Mistakes::read(workspace)?)
     }
 
     fn conclude(
@@ -364,10 +424,12 @@ impl Check {
         desk: &mut Desk,
         exercise: &Exercise,
         said: &BTreeMap<String, Verdict>,
+        known: &Mistakes,
     ) -> Result<bool> {
         let good = said.values().filter(|verdict| **verdict == Verdict::Passed).count();
         if good == exercise.judges.len() {
             desk.done(exercise)?;
+            class::report(desk, Some(exercise), Outcome::Passed);
             return Ok(true);
         }
         if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_) | Verdict::NotRun)) {
@@ -376,6 +438,18 @@ impl Check {
                  `cargo lesson check --kernel LINE` checks on another one."
             );
             return Ok(false);
+        }
+        let no = exercise.judges.iter().find_map(|judge| match said.get(&judge.test)? {
+            Verdict::Failed(why) => Some((&judge.test, why)),
+            _ => None,
+        });
+        if let Some((test, why)) = no {
+            let mistakes = known.of(&exercise.id, &mistakes::said(test, why));
+            if let Some(sentence) = mistakes::sentence(&mistakes) {
+                println!("\n{}", wrapped(&sentence, 90));
+            }
+            let mistakes = mistakes.into_iter().map(str::to_owned).collect();
+            class::report(desk, Some(exercise), Outcome::Refused { judge: test.clone(), mistakes });
         }
         println!("\nAll that the judge said: {STATE}/log");
         println!("Read: {}   Stuck? cargo lesson hint", exercise.read);
@@ -397,11 +471,6 @@ fn shown(judge: &Judge, ended: &Ended) -> String {
             format!("  ✗ {title}\n{}", failure(&judge.expected, &events_last(why)))
         }
     }
-}
-
-/// What a program has printed may move the cursor, or change the terminal: not here.
-fn printable(text: &str) -> String {
-    text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "?")
 }
 
 /// How many lines of a judge's message are shown; the others are in the log.

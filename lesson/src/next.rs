@@ -111,53 +111,57 @@ mod tests {
     }
 
     #[test]
-    fn an_exercise_leads_to_its_answer_and_to_the_next_stage() {
-        let text = after_id("02", &["01"]);
+    fn an_exercise_leads_to_its_answer_to_the_next_stage_and_to_what_fits_beside_it() {
         let answer = "Next: \"The answer\" in stage02_bio_endio/README.md, and what follows.\n";
-        assert!(text.starts_with(answer), "{text}");
-        let then = "Then read stage 03: stage03_latency_map/README.md. It has an exercise: \
-                    `cargo lesson start 03`, ";
-        assert!(text.contains(then), "{text}");
-    }
-
-    #[test]
-    fn a_stage_leads_to_the_next_and_to_what_fits_beside_it() {
-        let text = after_id("12", &["11"]);
-        let next = "Then read stage 13: stage13_slow_io/README.md. It has an exercise: ";
-        assert!(text.contains(next), "{text}");
-        assert!(text.contains("Beside the stages: `cargo lesson start returns`, "), "{text}");
-        assert!(!after_id("12", &["returns"]).contains("start returns"));
-        let text = after_id("07", &["06"]);
-        assert!(text.contains("Beside the stages: `cargo lesson start queue`, "), "{text}");
-        assert!(!text.contains("io_uring") && !text.contains("start 09"), "{text}");
+        assert!(after_id("02", &["01"]).starts_with(answer));
+        let begun = ["01", "02", "03", "04"];
+        for (id, done, says, not) in [
+            (
+                "02",
+                &["01"][..],
+                "Then read stage 03: stage03_latency_map/README.md. It has an exercise: \
+                                 `cargo lesson start 03`, ",
+                "Beside",
+            ),
+            ("03", &["01", "02"], "start 04", "Beside"),
+            ("05", &begun, "Beside the stages: `cargo lesson start bytes`, ", "io_uring"),
+            ("05", &begun, "start histogram", "io_uring"),
+            ("07", &["06"], "Beside the stages: `cargo lesson start queue`, ", "start 09"),
+            (
+                "12",
+                &["11"],
+                "Then read stage 13: stage13_slow_io/README.md. It has an exercise: ",
+                "queue",
+            ),
+            ("12", &["11"], "Beside the stages: `cargo lesson start returns`, ", "queue"),
+            ("12", &["returns"], "stage 13", "start returns"),
+            // Of those beside the stages, each leads back to them.
+            ("disk", &["01", "02"], "Next: `cargo lesson start 03`, ", "Beside"),
+        ] {
+            let text = after_id(id, done);
+            assert!(text.contains(says) && !text.contains(not), "{id}: {text}");
+        }
+        let exercises = Exercise::all(&workspace()).unwrap();
+        let all: Vec<&str> = exercises.iter().map(|exercise| &*exercise.id).collect();
+        assert!(after_id("disk", &all).starts_with("All exercises are done."));
     }
 
     #[test]
     fn an_exercise_is_offered_when_its_stages_are_read() {
-        let waits = |id: &str, done: &[&str]| {
+        for (id, done, expected) in [
+            ("bytes", &["01", "02", "03", "04"][..], Some("05")),
+            ("bytes", &["05"], None),
+            ("io_uring", &["07"], Some("08")),
+            ("io_uring", &["08"], None),
+            // Who has done that of a later stage has read this one.
+            ("io_uring", &["09"], None),
+            ("returns", &["11"], Some("12")),
+            ("returns", &["12"], None),
+        ] {
             with(done, |progress, exercises| {
                 let exercise = exercises.iter().find(|exercise| exercise.id == id).unwrap();
-                progress.waits_for(exercise).map(str::to_owned)
-            })
-        };
-        assert_eq!(waits("bytes", &["01", "02", "03", "04"]).as_deref(), Some("05"));
-        assert_eq!(waits("bytes", &["05"]), None);
-        let text = after_id("05", &["01", "02", "03", "04"]);
-        assert!(text.contains("start bytes") && text.contains("start histogram"), "{text}");
-        assert!(!after_id("03", &["01", "02"]).contains("Beside"));
-        assert_eq!(waits("io_uring", &["07"]).as_deref(), Some("08"));
-        assert_eq!(waits("io_uring", &["08"]), None);
-        // Who has done that of a later stage has read this one.
-        assert_eq!(waits("io_uring", &["09"]), None);
-        assert_eq!(waits("returns", &["11"]).as_deref(), Some("12"));
-        assert_eq!(waits("returns", &["12"]), None);
-    }
-
-    #[test]
-    fn an_exercise_beside_the_stages_leads_back_to_them() {
-        assert!(after_id("disk", &["01", "02"]).starts_with("Next: `cargo lesson start 03`, "));
-        let exercises = Exercise::all(&workspace()).unwrap();
-        let all: Vec<&str> = exercises.iter().map(|exercise| &*exercise.id).collect();
-        assert!(after_id("disk", &all).starts_with("All exercises are done."));
+                assert_eq!(progress.waits_for(exercise), expected, "{id}");
+            });
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! or turns a judge red.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
@@ -12,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use host::{cargo::Cargo, events::Verdict, judging::Subject, room::Room};
+use host::{events::Verdict, judging::Subject};
 use serde::Deserialize;
 
 use vm::{
@@ -22,12 +23,12 @@ use vm::{
 };
 
 use crate::{
-    desk::copy_attempt,
     exercise::{Exercise, Judge},
-    experiments::{Experiment, experiments},
+    experiments::{experiments, is_shown},
     explain,
-    judges::{self, Judges},
-    wrong::{self, Workshop, Wrong},
+    judges::Judges,
+    mistakes::{self, Mistakes, START},
+    wrong::{self, Edit, Program, Workshop, Wrong},
 };
 
 /// The judge that starts a program, which is all that an error of the verifier needs.
@@ -35,9 +36,6 @@ const STARTS: &str = "exercise_leaves_nothing";
 
 /// How a judge's message begins where the program ends before it is judged: see `tests/guest/run.rs`.
 const NO_START: &str = "your program does not start:";
-
-/// The workspace of the packages that proofs make, relative to the workspace: not the learner's.
-const ROOM: &str = ".lesson/proof";
 
 /// What `exercises/mutants.toml` holds.
 #[derive(Deserialize)]
@@ -63,21 +61,32 @@ struct Red {
 /// A program, what judges it, and what has to come out.
 struct Claim {
     what: String,
+    about: About,
     /// The only kernel on which its tests can tell.
     kernel: Option<String>,
-    program: Program,
+    program: Made,
     judged_as: String,
     tests: Vec<String>,
     expected: Expected,
+    /// The exercise, and what is wrong: what its judges say has to be taken for that.
+    mistake: Option<(String, String)>,
 }
 
-enum Program {
-    Built(PathBuf),
-    /// A directory to copy a new package from.
-    Start(PathBuf),
-    Mutant(Experiment),
-    /// One of `exercises/mutants.toml`, and the program that it is made from.
-    Wrong(Wrong, wrong::Program),
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum About {
+    /// The start of an exercise, or its answer.
+    Exercise,
+    WrongAnswer,
+    WrongProgram,
+    Experiment,
+}
+
+/// Where a program comes from.
+enum Made {
+    /// It was built with the judges.
+    Already(PathBuf),
+    /// From this one, in the copy of the workshop.
+    Edited(Program, Edit),
 }
 
 enum Expected {
@@ -103,13 +112,15 @@ pub struct Prove {
     /// READMEs' experiments to every kernel
     #[arg(long)]
     all: bool,
-    /// A sample: of the wrong answers and programs one in so many, others each day; starts and answers on
-    /// one kernel each
+    /// A sample: of what has to be refused, one in so many, others each day; answers on one kernel each
     #[arg(long, value_name = "DAYS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     days: u64,
     /// Try nothing more after this time, and say how much was left (20m)
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     within: Option<Duration>,
+    /// Note what the judges say of wrong answers, in exercises/mistakes.toml
+    #[arg(long)]
+    record: bool,
     /// Prove only what contains one of these
     filters: Vec<String>,
 }
@@ -120,10 +131,10 @@ pub struct Prove {
 /// one. Returns what does not hold.
 pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
     let workspace = run.workspace();
-    let Prove { kernel: kernels, all, days, within, filters } = options;
+    let Prove { kernel: kernels, all, days, within, record, filters } = options;
     let (all, deadline) = (*all, within.and_then(|within| Instant::now().checked_add(within)));
-    // A proof that was interrupted leaves its packages.
-    remove_rooms(workspace);
+    // A proof that was interrupted leaves its programs.
+    wrong::remove(workspace);
     let programs = wrong::programs(&run.cargo)?;
     let judges = Judges::build(run, programs.iter().map(|program| program.package.as_str()))?;
     let cargo = &run.guests()?.quiet();
@@ -134,9 +145,9 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
     let today = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / (24 * 60 * 60);
     let mut turn = today;
     claims.retain(|claim| {
-        let is_wrong = matches!(claim.program, Program::Wrong(..));
-        turn += u64::from(is_wrong);
-        !is_wrong || turn % days == 0
+        let is_sampled = !matches!(claim.expected, Expected::Pass);
+        turn += u64::from(is_sampled);
+        !is_sampled || turn % days == 0
     });
     let claims: Vec<Built> = claims.into_iter().map(|claim| (claim, OnceLock::new())).collect();
     let kernels: Vec<Option<&str>> = match kernels.as_slice() {
@@ -146,13 +157,13 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
     let guests: Vec<Kept> = kernels.iter().map(|kernel| Kept::of_proof(run, *kernel)).collect();
     let of_kernel = |number: usize| -> Vec<&Built> {
         let last = guests.len() - 1;
-        let wanted = |(at, (claim, _)): &(usize, &Built)| match (&claim.program, &claim.kernel) {
-            (_, Some(kernel)) => guests[number].runs(kernel),
-            (Program::Wrong(Wrong { program: Some(_), .. }, _), _) => number == 0,
+        let wanted = |(at, (claim, _)): &(usize, &Built)| match (&claim.kernel, claim.about) {
+            (Some(kernel), _) => guests[number].runs(kernel),
+            (None, About::WrongProgram) => number == 0,
             _ if all => true,
-            (Program::Mutant(_), _) => number == 0,
-            (Program::Wrong(..), _) => number == if at % 2 == 0 { 0 } else { last },
-            // A sample has each start and answer on one kernel, tomorrow on the other one.
+            (None, About::Experiment) => number == 0,
+            (None, About::WrongAnswer) => number == if at % 2 == 0 { 0 } else { last },
+            // A sample has each of these on one kernel, tomorrow on the other one.
             _ if *days > 1 && (*at as u64 + today).is_multiple_of(2) => number == 0,
             _ if *days > 1 => number == last,
             _ => true,
@@ -167,29 +178,23 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
             println!("- {}: not proven: needs --kernel {kernel}", claim.what);
         }
     }
-    let sum = Mutex::new(Sum::default());
+    let mistakes = Mistakes::read(workspace)?;
+    let sum = Mutex::new(Sum { mistakes, record: *record, ..Sum::default() });
     thread::scope(|scope| {
         // While the guests judge one program, the host builds the next.
         scope.spawn(|| {
             let originals = claims.iter().filter_map(|(claim, _)| match &claim.program {
-                Program::Wrong(_, original) => Some(original),
-                _ => None,
+                Made::Edited(original, _) => Some(original),
+                Made::Already(_) => None,
             });
             let copy = Workshop::copy(cargo, &originals.collect::<Vec<_>>());
-            let copy = copy.map_err(|error| format!("{error:#}"));
             for (number, (claim, built)) in claims.iter().enumerate() {
-                if is_over(deadline) {
-                    built.set(Err(anyhow!("the time was up"))).ok();
-                    continue;
-                }
-                let program = match &claim.program {
-                    Program::Wrong(wrong, original) => match &copy {
-                        Ok(copy) => copy.build(original, wrong, &format!("wrong-{number}")).map(Ok),
-                        Err(error) => Err(anyhow!("{error}")),
-                    },
-                    _ => {
-                        let built = scope.spawn(move || build(cargo, claim, number)).join();
-                        built.unwrap_or_else(|_| Err(anyhow!("the builder panicked")))
+                let program = match (&claim.program, &copy) {
+                    (Made::Already(file), _) => Ok(Ok(file.clone())),
+                    _ if is_over(deadline) => Err(anyhow!("the time was up")),
+                    (_, Err(error)) => Err(anyhow!("{error:#}")),
+                    (Made::Edited(original, edit), Ok(copy)) => {
+                        copy.build(original, edit, &format!("wrong-{number}"))
                     }
                 };
                 built.set(program).ok();
@@ -212,8 +217,12 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
             Ok(())
         });
     });
-    remove_rooms(workspace);
-    let Sum { wrong, not_tried } = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    wrong::remove(workspace);
+    let Sum { wrong, not_tried, mistakes, record } =
+        sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if record {
+        mistakes.write(workspace)?;
+    }
     // Once more, where the eye ends: the lines above are hundreds.
     for what in &wrong {
         println!("does not hold: {what}");
@@ -234,6 +243,10 @@ struct Sum {
     wrong: Vec<String>,
     /// How many claims there was no time for.
     not_tried: usize,
+    /// What the judges have said of wrong answers.
+    mistakes: Mistakes,
+    /// Whether it is noted.
+    record: bool,
 }
 
 fn lock(sum: &Mutex<Sum>) -> MutexGuard<'_, Sum> {
@@ -259,7 +272,7 @@ fn prove_on(
             continue;
         }
         let verdict = match built {
-            Ok(program) => check(judges, guest, claim, program.as_ref()),
+            Ok(program) => check(judges, guest, claim, program.as_ref(), sum),
             Err(error) => Err(anyhow!("{error:#}")),
         };
         let what = format!("{}: {}", guest.kernel(), claim.what);
@@ -284,7 +297,7 @@ pub fn mutants(workspace: &Path) -> Result<Mutants> {
 fn claims(
     workspace: &Path,
     judges: &Judges,
-    programs: &[wrong::Program],
+    programs: &[Program],
     all: bool,
 ) -> Result<Vec<Claim>> {
     let mut claims = Vec::new();
@@ -294,16 +307,18 @@ fn claims(
         let tests: Vec<String> =
             exercise.judges.iter().map(|Judge { test, .. }| test.clone()).collect();
         let start = match stage_of(&exercise.start) {
-            Some(stage) => Program::Built(judges.program(&stage)),
-            None => Program::Start(exercise.start.clone()),
+            Some(stage) => Made::Already(judges.program(&stage)),
+            None => Made::Edited(Program::start(exercise), Edit::Texts(Vec::new())),
         };
         claims.push(Claim {
             what: format!("exercise {}: the start fails", exercise.id),
+            about: About::Exercise,
             kernel: exercise.kernel.clone(),
             program: start,
             judged_as: judged_as.clone(),
             tests: tests.clone(),
             expected: Expected::Fail,
+            mistake: Some((exercise.id.clone(), START.to_owned())),
         });
         let answer = stage_of(&exercise.solution);
         let package = format!("solution-{}", exercise.id);
@@ -315,11 +330,13 @@ fn claims(
         if !tests.is_empty() {
             claims.push(Claim {
                 what: format!("exercise {}: the answer passes", exercise.id),
+                about: About::Exercise,
                 kernel: exercise.kernel.clone(),
-                program: Program::Built(program),
+                program: Made::Already(program),
                 judged_as,
                 tests,
                 expected: Expected::Pass,
+                mistake: None,
             });
         }
     }
@@ -334,11 +351,13 @@ fn claims(
         );
         claims.push(Claim {
             what: format!("{}, wrong: {}", wrong.of(), wrong.what),
+            about: exercise.map_or(About::WrongProgram, |_| About::WrongAnswer),
             kernel: wrong.kernel.clone().or_else(|| exercise?.kernel.clone()),
             judged_as: exercise.map_or_else(|| original.name.clone(), Exercise::judged_as),
-            tests: vec![wrong.judge.clone()],
+            tests: judges_up_to(exercise, &wrong.judge),
             expected: Expected::Fail,
-            program: Program::Wrong(wrong, original),
+            mistake: wrong.exercise.map(|exercise| (exercise, wrong.what)),
+            program: Made::Edited(original, Edit::Texts(wrong.edit)),
         });
     }
     let mut red = mutants.mutant;
@@ -349,6 +368,8 @@ fn claims(
             lines.map(|line| line.trim().trim_end_matches('…').trim_end().to_owned()).collect()
         };
         let stage = experiment.package()?;
+        let original = programs.iter().find(|it| it.directory == Path::new(&experiment.stage));
+        let original = original.cloned().with_context(|| format!("{stage} is no program"))?;
         let mut refused = lines(&format!("{stage}: "));
         refused.retain(|line| !line.contains(": tracing"));
         let (mut tests, mut kernel) = (vec![STARTS.to_owned()], None);
@@ -380,11 +401,13 @@ fn claims(
         let last = seds.next_back().unwrap_or_default();
         claims.push(Claim {
             what: format!("{}: {last}", experiment.stage),
+            about: About::Experiment,
             kernel,
             judged_as: stage,
-            program: Program::Mutant(experiment),
+            program: Made::Edited(original, Edit::Commands(experiment.edits)),
             tests,
             expected,
+            mistake: None,
         });
     }
     let left: Vec<_> = red.iter().map(|red| format!("{}: {}", red.stage, red.edit)).collect();
@@ -400,32 +423,21 @@ fn stage_of(directory: &Path) -> Option<String> {
     host::package_in(&directory.to_string_lossy()).map(str::to_owned)
 }
 
-/// Builds a claim's program, as a package in [`ROOM`] where it is none yet.
-fn build(cargo: &Cargo, claim: &Claim, number: usize) -> Result<Result<PathBuf, String>> {
-    let workspace = &cargo.workspace;
-    match &claim.program {
-        Program::Built(file) => Ok(Ok(file.clone())),
-        Program::Wrong(..) => bail!("a wrong program is built in a copy of the workshop"),
-        Program::Start(from) => build_copy(cargo, from, number),
-        Program::Mutant(experiment) => {
-            let copy = experiment.copy(workspace)?;
-            build_copy(cargo, &copy.path().join(&experiment.stage), number)
-        }
-    }
+/// The first judge that says no, and why.
+fn failed(said: &BTreeMap<String, Verdict>) -> Option<(&String, &String)> {
+    said.iter().find_map(|(test, verdict)| match verdict {
+        Verdict::Failed(why) => Some((test, why)),
+        _ => None,
+    })
 }
 
-/// Copies a directory's sources to a new package, and builds it. An edited header lies beside the
-/// program, where the compiler looks first.
-fn build_copy(cargo: &Cargo, from: &Path, number: usize) -> Result<Result<PathBuf, String>> {
-    let (workspace, id) = (&cargo.workspace, format!("proof{number}"));
-    copy_attempt(workspace, from, &workspace.join(ROOM).join(&id), (&id, "a proof"))?;
-    judges::build_attempt(&Room::at(cargo, ROOM), &format!("mine-{id}"))
-}
-
-/// Removes the packages that proofs have made.
-fn remove_rooms(workspace: &Path) {
-    fs::remove_dir_all(workspace.join(ROOM)).ok();
-    wrong::remove(workspace);
+/// The judges of an exercise in the order of `check`, up to this one. That nothing is left is judged in the first
+/// run.
+fn judges_up_to(exercise: Option<&Exercise>, last: &str) -> Vec<String> {
+    let judges = exercise.map(|it| it.judges.as_slice()).unwrap_or_default();
+    let before = judges.iter().map(|judge| &judge.test).take_while(|test| *test != last);
+    let before = before.filter(|_| last != STARTS).cloned();
+    before.chain([last.to_owned()]).collect()
 }
 
 /// Whether a claim holds; an error where not.
@@ -434,23 +446,33 @@ fn check(
     guest: &Kept<'_>,
     claim: &Claim,
     program: Result<&PathBuf, &String>,
+    sum: &Mutex<Sum>,
 ) -> Result<()> {
     let program = match (&claim.expected, program) {
-        (Expected::NotCompiled(lines), Err(said)) => {
-            return experiment(claim)?.is_shown(said, lines);
-        }
+        (Expected::NotCompiled(lines), Err(said)) => return is_shown(said, lines),
         (Expected::NotCompiled(_), Ok(_)) => bail!("it compiles"),
         (_, Err(said)) => bail!("it does not compile: {said}"),
         (_, Ok(program)) => program,
     };
     let tests: Vec<&str> = claim.tests.iter().map(String::as_str).collect();
-    let is_attempt = !matches!(&claim.program, Program::Wrong(Wrong { exercise: None, .. }, _));
+    let is_attempt = claim.about != About::WrongProgram;
     let subject = Subject { name: claim.judged_as.clone(), file: program.to_owned(), is_attempt };
-    let said = judges.run(guest, subject, &tests, |_| {})?;
-    let bad = said.iter().find_map(|(test, verdict)| match verdict {
-        Verdict::Failed(why) => Some((test, why)),
-        _ => None,
-    });
+    let mut said = judges.run(guest, subject.clone(), &tests, |_| {})?;
+    if let (Some((exercise, what)), Some((test, why))) = (&claim.mistake, failed(&said)) {
+        let text = mistakes::said(test, why);
+        let mut sum = lock(sum);
+        match sum.record {
+            true => sum.mistakes.note(exercise, what, text),
+            false => sum.mistakes.check(exercise, what, &text)?,
+        }
+        drop(sum);
+        // An earlier judge of the exercise has said no: then this one was not asked.
+        let last = tests.last().filter(|last| what != START && *last != test);
+        if let Some(last) = last.copied() {
+            said = judges.run(guest, subject, &[last], |_| {})?;
+        }
+    }
+    let bad = failed(&said);
     match (&claim.expected, bad) {
         (Expected::Pass, Some((test, why))) => bail!("{test}: {why}"),
         (Expected::Pass, None) => {
@@ -459,7 +481,7 @@ fn check(
             ensure!(passed, "no judge could judge on this kernel: {said:?}");
             Ok(())
         }
-        (Expected::Refused(lines), Some((_, why))) => experiment(claim)?.is_shown(why, lines),
+        (Expected::Refused(lines), Some((_, why))) => is_shown(why, lines),
         (Expected::NotCompiled(_), _) | (_, None) => {
             bail!("no judge refuses it: {said:?}")
         }
@@ -469,13 +491,5 @@ fn check(
             ensure!(starts, "{test}: {why}");
             Ok(())
         }
-    }
-}
-
-/// The experiment that a claim is about.
-fn experiment(claim: &Claim) -> Result<&Experiment> {
-    match &claim.program {
-        Program::Mutant(experiment) => Ok(experiment),
-        _ => bail!("{}: this is no experiment", claim.what),
     }
 }

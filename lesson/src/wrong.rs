@@ -1,17 +1,22 @@
 //! The wrong programs of `exercises/mutants.toml`: each is one of ours, or the answer to an exercise, with
-//! an edit that breaks a promise. They are built in a copy of the workshop.
+//! an edit that breaks a promise. They are built in a copy of the workshop, as all that is edited for a
+//! proof.
 
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     time::{Duration, SystemTime},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use host::cargo::{Cargo, executable};
 use serde::Deserialize;
 
-use crate::exercise::Exercise;
+use crate::{
+    desk::{BUILD, manifest},
+    exercise::Exercise,
+};
 
 /// A wrong program, and the guest test that must refuse it.
 #[derive(Clone, Debug, Deserialize)]
@@ -27,8 +32,16 @@ pub struct Wrong {
     pub judge: String,
     /// The only kernel on which that test can tell.
     pub kernel: Option<String>,
-    /// What makes it out of the right program: texts of its sources, and what stands there instead.
-    edit: Vec<[String; 2]>,
+    /// What makes it out of the right program.
+    pub edit: Vec<[String; 2]>,
+}
+
+/// What makes another program out of one of ours.
+pub enum Edit {
+    /// Texts of its sources, and what stands there instead.
+    Texts(Vec<[String; 2]>),
+    /// Commands of a shell, in the root of the workspace.
+    Commands(String),
 }
 
 impl Wrong {
@@ -39,23 +52,21 @@ impl Wrong {
             (None, program) => program.clone().unwrap_or_default(),
         }
     }
+}
 
-    /// Makes each edit in the first of these groups of sources that has its text: in all places there. An
-    /// edit that changes nothing is an error.
-    fn make(&self, groups: &mut [Vec<Source>]) -> Result<()> {
-        for [old, new] in &self.edit {
-            let has_it = |group: &&mut Vec<Source>| {
-                old != new && group.iter().any(|source| source.text.contains(old.as_str()))
-            };
-            let group = groups.iter_mut().find(has_it).with_context(|| {
-                format!("mutants.toml, {}, {}: the sources have no {old:?}", self.of(), self.what)
-            })?;
-            for source in group {
-                source.text = source.text.replace(old.as_str(), new);
-            }
+/// Makes each edit in the first of these groups of sources that has its text: in all places there. An edit
+/// that changes nothing is an error.
+fn replace(edits: &[[String; 2]], groups: &mut [Vec<Source>]) -> Result<()> {
+    for [old, new] in edits {
+        let has_it = |group: &&mut Vec<Source>| {
+            old != new && group.iter().any(|source| source.text.contains(old.as_str()))
+        };
+        let group = groups.iter_mut().find(has_it);
+        for source in group.with_context(|| format!("the sources have no {old:?}"))? {
+            source.text = source.text.replace(old.as_str(), new);
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// A program of the workshop.
@@ -66,7 +77,15 @@ pub struct Program {
     /// The package that builds it.
     pub package: String,
     /// The package's directory, relative to the workspace.
-    directory: PathBuf,
+    pub directory: PathBuf,
+}
+
+impl Program {
+    /// What an attempt at an exercise begins with, where that is no program: in the copy, it is one.
+    pub fn start(exercise: &Exercise) -> Program {
+        let (name, package) = (exercise.package(), exercise.package());
+        Program { name, package, directory: exercise.start.clone() }
+    }
 }
 
 /// All programs of the workshop, and the answers that are none. Needs no network.
@@ -134,7 +153,9 @@ fn editable(workspace: &Path, program: &Program) -> Result<[Vec<Source>; 3]> {
     let own = sources(workspace, &program.directory.join("src"))?;
     let mut headers = sources(workspace, Path::new("common/bpf"))?;
     headers.extend(sources(workspace, Path::new("tools/bpf"))?);
-    Ok([own, headers, sources(workspace, Path::new("common/src"))?])
+    let mut shared = sources(workspace, Path::new("common/src"))?;
+    shared.extend(sources(workspace, Path::new("common/http/src"))?);
+    Ok([own, headers, shared])
 }
 
 /// Where wrong programs are made, relative to the workspace.
@@ -157,14 +178,19 @@ impl Workshop {
     pub fn copy(cargo: &Cargo, programs: &[&Program]) -> Result<Workshop> {
         let workspace = &cargo.workspace;
         let place = workspace.join(PLACE);
-        let mut members = vec![PathBuf::from("common"), "common/build".into()];
+        let mut members = ["common", "common/build", "common/http"].map(PathBuf::from).to_vec();
         members.extend(programs.iter().map(|program| program.directory.clone()));
         members.sort();
         members.dedup();
-        for source in
-            members.iter().map(|member| sources(workspace, member)).collect::<Result<Vec<_>>>()?
-        {
-            write(&place, &source)?;
+        for member in &members {
+            write(&place, &sources(workspace, member)?)?;
+        }
+        let is_package = |it: &&&Program| workspace.join(&it.directory).join("Cargo.toml").exists();
+        for Program { package, directory, .. } in programs.iter().filter(|it| !is_package(it)) {
+            let file = |name: &str, text| Source { file: directory.join(name), text };
+            let id = package.trim_start_matches("mine-");
+            let texts = [("build.rs", BUILD.to_owned()), ("Cargo.toml", manifest(id, "a start"))];
+            write(&place, &texts.map(|(name, text)| file(name, text)))?;
         }
         let member = |directory: &PathBuf| Path::new(COPY).join(directory).display().to_string();
         let names: Vec<String> = members.iter().map(member).collect();
@@ -176,37 +202,44 @@ impl Workshop {
         Ok(Workshop { cargo: cargo.clone(), build })
     }
 
-    /// Builds a wrong program. Returns its file, which is called `name`.
-    pub fn build(&self, program: &Program, wrong: &Wrong, name: &str) -> Result<PathBuf> {
+    /// Builds an edited program. Returns its file, which is called `name`, or what cargo and the compiler
+    /// say where it does not compile.
+    pub fn build(
+        &self,
+        program: &Program,
+        edit: &Edit,
+        name: &str,
+    ) -> Result<Result<PathBuf, String>> {
         let workspace = &self.cargo.workspace;
         let place = workspace.join(PLACE);
         let mut groups = editable(workspace, program)?;
-        wrong.make(&mut groups)?;
+        if let Edit::Texts(texts) = edit {
+            replace(texts, &mut groups)?;
+        }
         groups.iter().try_for_each(|group| write(&place, group))?;
+        if let Edit::Commands(commands) = edit {
+            let mut bash = Command::new("bash");
+            bash.args(["-e", "-c", commands]).current_dir(place.join(COPY));
+            let output = bash.output().context("cannot start bash")?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{commands}: {said}");
+        }
         let path = |name: &str| place.join(name).display().to_string();
         let (manifest, target) = (path("Cargo.toml"), path("target"));
         let config = format!("build.build-dir={:?}", self.build);
-        let built = self.cargo.artifacts(&[
-            "build",
-            "--offline",
-            "--manifest-path",
-            &manifest,
-            "--target-dir",
-            &target,
-            "--config",
-            &config,
-            "--package",
-            &program.package,
-            "--bin",
-            &program.name,
-        ])?;
+        let build = ["build", "--offline", "--manifest-path", &manifest, "--target-dir", &target];
+        let it = ["--config", &config, "--package", &program.package, "--bin", &program.name];
+        let built = match self.cargo.build(&[build, it].concat(), Stdio::piped())? {
+            Ok(built) => built,
+            Err(said) => return Ok(Err(said)),
+        };
         // The next one of this program is built at the same place.
         let kept = place.join(name);
         fs::copy(executable(&built, &program.name)?, &kept)?;
         // That one's sources must not make this program say that it is older than they are.
         let later = SystemTime::now() + Duration::from_secs(24 * 60 * 60);
         fs::File::open(&kept)?.set_modified(later)?;
-        Ok(kept)
+        Ok(Ok(kept))
     }
 }
 
@@ -240,7 +273,8 @@ mod tests {
         let mut number: BTreeMap<String, usize> = BTreeMap::new();
         for wrong in mutants(&workspace).unwrap().wrong {
             let program = original(&wrong, &programs, &exercises).unwrap();
-            wrong.make(&mut editable(&workspace, &program).unwrap()).unwrap();
+            let mut sources = editable(&workspace, &program).unwrap();
+            replace(&wrong.edit, &mut sources).expect(&wrong.what);
             *number.entry(wrong.of()).or_default() += 1;
         }
         for exercise in exercises {
@@ -254,15 +288,7 @@ mod tests {
         let make = |old: &str, new: &str| -> Result<Vec<String>> {
             let source = |text: &str| Source { file: "x".into(), text: text.into() };
             let mut groups = [vec![source("a b"), source("b c")], vec![source("b d")]];
-            let wrong = Wrong {
-                exercise: None,
-                program: Some("x".into()),
-                what: "x".into(),
-                judge: "x".into(),
-                kernel: None,
-                edit: vec![[old.into(), new.into()]],
-            };
-            wrong.make(&mut groups)?;
+            replace(&[[old.into(), new.into()]], &mut groups)?;
             Ok(groups.into_iter().flatten().map(|source| source.text).collect())
         };
         assert_eq!(make("b", "e").unwrap(), ["a e", "e c", "b d"]);

@@ -20,7 +20,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     // Without io_uring, no read has this callback.
-    let callback = common::kernel_function("io_complete_rw").unwrap_or(u64::MAX);
+    let callback = common::kernel_function_if_any("io_complete_rw")?;
     common::constants(&mut open.maps.rodata_data)?.address_of_io_complete_rw = callback;
     let skel = session.load(open)?;
     let mut pipe = TracePipe::open()?;

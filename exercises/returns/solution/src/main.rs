@@ -74,7 +74,8 @@ fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
         }
     }
     // The first functions were hooked before the last ones: what they have counted so far is subtracted.
-    // The returns are read first: then no return is counted whose call is not.
+    // The returns are read first: at the end, then no return is counted whose call is not. At the
+    // beginning, it may make a difference too small, never too large.
     let sums = |counts: Vec<u64>| -> Result<Vec<u64>> {
         Ok(counts.chunks(num_possible_cpus()?).map(|of_cpus| of_cpus.iter().sum()).collect())
     };

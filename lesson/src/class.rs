@@ -1,0 +1,445 @@
+//! A class: learners who have joined report each verdict to the instructor's machine, and a page there shows
+//! where everybody is. No code is reported, nothing is stored, and the page ends with the program.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream, ToSocketAddrs},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use common_http::{Answer, Request, Server};
+use host::say;
+use serde::{Deserialize, Serialize};
+
+use crate::{desk::Desk, exercise::Exercise, mistakes::Mistakes};
+
+/// How long a learner waits for the class.
+const TIME: Duration = Duration::from_secs(2);
+/// The most learners that a class has.
+const MOST: usize = 200;
+/// The most characters of a name.
+const NAME: usize = 40;
+/// The type of a report. No page of a browser can send it here.
+const KIND: &str = "application/toml";
+
+const STYLE: &str = "<style>:root { color-scheme: light dark; font: 1rem/1.4 sans-serif }
+    td, th { padding: .2rem .8rem; text-align: left; border-bottom: 1px solid #8888; overflow-wrap: anywhere;
+    unicode-bidi: isolate }</style>";
+
+/// The class that this desk reports to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    pub address: String,
+    pub name: String,
+    /// Another desk may have chosen the same name.
+    key: u32,
+}
+
+/// What a verdict was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// No verdict yet.
+    Here,
+    Left,
+    /// It does not compile.
+    Broken,
+    /// The first judge that said no, by the name of its test; and the known mistakes that it looks like.
+    Refused {
+        judge: String,
+        mistakes: Vec<String>,
+    },
+    Passed,
+    /// An incident was begun, or an answer to it judged: so many of its five parts are right.
+    Incident {
+        seed: u64,
+        level: u8,
+        answers: usize,
+        right: usize,
+    },
+}
+
+/// What a class is told.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Report {
+    key: u32,
+    name: String,
+    exercise: Option<String>,
+    /// Since the exercise was started.
+    minutes: u64,
+    hints: usize,
+    outcome: Outcome,
+}
+
+impl Joined {
+    /// Says hello to a class, which from then on gets this desk's verdicts.
+    pub fn join(
+        desk: &mut Desk,
+        address: String,
+        name: String,
+        exercise: Option<&Exercise>,
+    ) -> Result<()> {
+        let before = desk.progress.class.take().filter(|it| it.address == address);
+        let key = before.map_or_else(|| std::process::id() ^ desk.now() as u32, |class| class.key);
+        let joined = Joined { address, name, key };
+        joined.report(desk, exercise, Outcome::Here)?;
+        desk.join(Some(joined))
+    }
+
+    fn report(&self, desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) -> Result<()> {
+        let known = exercise.map(|exercise| desk.known(exercise)).unwrap_or_default();
+        let report = Report {
+            key: self.key,
+            name: self.name.clone(),
+            exercise: exercise.map(|exercise| exercise.id.clone()),
+            minutes: desk.now().saturating_sub(known.started.unwrap_or(u64::MAX)) / 60,
+            hints: known.hints,
+            outcome,
+        };
+        send(&self.address, &report)
+            .with_context(|| format!("the class at {} cannot be told", self.address))
+    }
+}
+
+/// Tells the class of a verdict, if this desk has joined one. What goes wrong there stops nobody here.
+pub fn report(desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) {
+    if let Some(joined) = &desk.progress.class
+        && let Err(error) = joined.report(desk, exercise, outcome)
+    {
+        say!("{error:#}; `cargo lesson leave` ends the reports");
+    }
+}
+
+/// Leaves the class, whether it answers or not. Whether there was one.
+pub fn leave(desk: &mut Desk) -> Result<bool> {
+    let Some(joined) = desk.progress.class.take() else { return Ok(false) };
+    joined.report(desk, None, Outcome::Left).ok();
+    desk.join(None)?;
+    Ok(true)
+}
+
+fn send(address: &str, report: &Report) -> Result<()> {
+    let place = address.to_socket_addrs()?.next().context("no such address")?;
+    let mut stream = TcpStream::connect_timeout(&place, TIME)?;
+    stream.set_read_timeout(Some(TIME))?;
+    stream.set_write_timeout(Some(TIME))?;
+    let body = toml::to_string(report)?;
+    let length = body.len();
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: {address}\r\nContent-Type: {KIND}\r\nContent-Length: {length}"
+    );
+    stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes())?;
+    let mut answer = [0; 1024];
+    let length = stream.read(&mut answer)?;
+    let answer = String::from_utf8_lossy(&answer[..length]);
+    let status = answer.lines().next().and_then(|line| line.strip_prefix("HTTP/1.1 "));
+    match status {
+        Some(ok) if ok.starts_with("200 ") => Ok(()),
+        Some("409 Conflict") => bail!("somebody else has the name {}", report.name),
+        Some(status) => bail!("it says {status}"),
+        None => bail!("it is no class"),
+    }
+}
+
+/// A learner, as the last report has it.
+struct Learner {
+    report: Report,
+    /// The outcome, in words.
+    said: String,
+    /// Verdicts on attempts at this exercise.
+    attempts: u64,
+    seen: Instant,
+}
+
+/// All who have joined.
+pub struct Class<'e> {
+    exercises: &'e [Exercise],
+    known: Mistakes,
+    learners: BTreeMap<String, Learner>,
+}
+
+impl Class<'_> {
+    /// A class that nobody has joined.
+    pub fn new(exercises: &[Exercise], known: Mistakes) -> Class<'_> {
+        Class { exercises, known, learners: BTreeMap::new() }
+    }
+
+    /// Serves its page, and takes reports, as long as `is_on`.
+    pub fn serve(mut self, listener: TcpListener, is_on: impl Fn() -> bool) -> Result<()> {
+        let mut server = Server::new(listener, "GET, POST")?;
+        while is_on() {
+            server.serve(Duration::from_millis(500), |request| Ok(self.answer(request)))?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: &Request) -> Answer {
+        if request.path != "/" {
+            return Answer::refused("404 Not Found");
+        }
+        if request.method == "GET" {
+            return Answer::found("text/html; charset=utf-8", self.page());
+        }
+        if request.header("content-type") != Some(KIND) {
+            return Answer::refused("415 Unsupported Media Type");
+        }
+        let text = std::str::from_utf8(request.body).unwrap_or_default();
+        match toml::from_str(text).ok().and_then(|report| Some((self.in_words(&report)?, report))) {
+            Some((said, report)) => self.take(report, said),
+            None => Answer::refused("400 Bad Request"),
+        }
+    }
+
+    /// What came out, if the name is one, and the exercise, the judge and the mistakes are ours.
+    fn in_words(&self, report: &Report) -> Option<String> {
+        check_name(&report.name).ok()?;
+        let Some(id) = &report.exercise else {
+            return match report.outcome {
+                Outcome::Here | Outcome::Left => Some(String::new()),
+                Outcome::Incident { seed, level, answers, right } => {
+                    let how = match (answers, right) {
+                        (0, _) => "begun".to_owned(),
+                        (_, 5) => format!("✓ solved with answer {answers}"),
+                        _ => format!("✗ {right} of 5 parts right, in answer {answers}"),
+                    };
+                    Some(format!("incident {seed}, level {level}: {how}"))
+                }
+                _ => None,
+            };
+        };
+        let exercise = self.exercises.iter().find(|exercise| exercise.id == *id)?;
+        Some(match &report.outcome {
+            Outcome::Here | Outcome::Left | Outcome::Incident { .. } => String::new(),
+            Outcome::Broken => "does not compile".to_owned(),
+            Outcome::Refused { judge, mistakes } => {
+                let is_known = mistakes.iter().all(|what| self.known.has(id, what));
+                let judge = exercise.judges.iter().find(|it| is_known && it.test == *judge)?;
+                format!("✗ {}", judge.title)
+            }
+            Outcome::Passed => "✓ passed".to_owned(),
+        })
+    }
+
+    fn take(&mut self, report: Report, said: String) -> Answer {
+        let before = self.learners.get(&report.name);
+        if before.is_some_and(|it| it.report.key != report.key) {
+            return Answer::refused("409 Conflict");
+        }
+        if before.is_none() && self.learners.len() == MOST {
+            return Answer::refused("503 Service Unavailable");
+        }
+        let again =
+            before.filter(|it| it.report.exercise == report.exercise).map_or(0, |it| it.attempts);
+        // A desk has one name.
+        self.learners.retain(|_, it| it.report.key != report.key);
+        if report.outcome != Outcome::Left {
+            let attempts = again + u64::from(report.outcome != Outcome::Here);
+            let learner = Learner { attempts, said, seen: Instant::now(), report };
+            self.learners.insert(learner.report.name.clone(), learner);
+        }
+        Answer::found("text/plain; charset=utf-8", "\n")
+    }
+
+    /// Where everybody is, those who are behind first, and which judge stops how many.
+    fn page(&self) -> String {
+        let place =
+            |id: &Option<String>| self.exercises.iter().position(|it| Some(&it.id) == id.as_ref());
+        let mut learners: Vec<(&String, &Learner)> = self.learners.iter().collect();
+        learners.sort_by_key(|(_, learner)| place(&learner.report.exercise));
+        let (mut rows, mut stopped) = (String::new(), BTreeMap::<_, (Vec<&str>, Vec<_>)>::new());
+        for (name, Learner { report, said, attempts, seen }) in learners {
+            let Report { exercise, minutes, hints, .. } = report;
+            let exercise = place(exercise).map_or("", |place| &self.exercises[place].id);
+            let ago = seen.elapsed().as_secs() / 60;
+            rows += &row(&[
+                name,
+                exercise,
+                said,
+                &attempts.to_string(),
+                &minutes.to_string(),
+                &hints.to_string(),
+                &format!("{ago} min ago"),
+            ]);
+            if let Outcome::Refused { mistakes, .. } = &report.outcome {
+                let (names, made) = stopped.entry((exercise, said)).or_default();
+                names.push(name);
+                made.extend(Some(mistakes.join(", or ")).filter(|made| !made.is_empty()));
+            }
+        }
+        let mut stopped: Vec<_> = stopped.into_iter().collect();
+        stopped.sort_by_key(|(_, (names, _))| std::cmp::Reverse(names.len()));
+        let judges: String = stopped
+            .into_iter()
+            .map(|((exercise, judge), (names, mut made))| {
+                made.sort();
+                let made: Vec<_> = made
+                    .chunk_by(|one, next| one == next)
+                    .map(|same| format!("{} × {}", same.len(), same[0]))
+                    .collect();
+                let to = names.len().to_string();
+                row(&[&to, exercise, judge, &made.join("; "), &names.join(", ")])
+            })
+            .collect();
+        format!(
+            "<!DOCTYPE html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
+             <meta http-equiv=\"refresh\" content=\"5\"><title>Class</title>\n{STYLE}\n\
+             <h1>{} here</h1>\n<table><tr><th>name<th>exercise<th>last attempt<th>attempts<th>minutes<th>hints\
+             <th>seen\n{rows}</table>\n<h2>Judges that say no</h2>\n<table><tr><th>to<th>exercise\
+             <th>judge<th>looks like<th>names\n{judges}</table>\n",
+            self.learners.len()
+        )
+    }
+}
+
+fn row(cells: &[&str]) -> String {
+    let cells =
+        cells.iter().map(|cell| format!("<td>{}", cell.replace('&', "&amp;").replace('<', "&lt;")));
+    format!("<tr>{}\n", cells.collect::<String>())
+}
+
+/// Whether a name can stand on the page.
+pub fn check_name(name: &str) -> Result<()> {
+    let length = name.chars().count();
+    let is_good =
+        (1..=NAME).contains(&length) && name.trim() == name && !name.contains(char::is_control);
+    ensure!(is_good, "a name has 1 to {NAME} characters, and no spaces around them");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, Ordering::Relaxed},
+        thread,
+    };
+
+    use super::*;
+    use host::workspace;
+
+    fn learner(name: &str, key: u32, exercise: &str, outcome: Outcome) -> Report {
+        let exercise = Some(exercise.to_owned()).filter(|id| !id.is_empty());
+        Report { key, name: name.into(), exercise, minutes: 7, hints: 1, outcome }
+    }
+
+    fn says_no(judge: &str, mistake: &str) -> Outcome {
+        let mistakes = Some(mistake.to_owned()).filter(|it| !it.is_empty()).into_iter().collect();
+        Outcome::Refused { judge: judge.to_owned(), mistakes }
+    }
+
+    /// What a class answers to these bytes.
+    fn raw(address: &str, bytes: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(bytes).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).ok();
+        String::from_utf8(answer).unwrap()
+    }
+
+    /// Runs a class meanwhile.
+    fn with_class(then: impl FnOnce(&str, &[Exercise])) {
+        let exercises = Exercise::all(&workspace()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let is_on = AtomicBool::new(true);
+        thread::scope(|scope| {
+            let class = Class::new(&exercises, Mistakes::read(&workspace()).unwrap());
+            let served = scope.spawn(|| class.serve(listener, || is_on.load(Relaxed)));
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                then(&address, &exercises)
+            }));
+            is_on.store(false, Relaxed);
+            served.join().unwrap().unwrap();
+            result.unwrap();
+        });
+        TcpStream::connect(&address).unwrap_err();
+    }
+
+    #[test]
+    fn thirty_learners_are_shown_beside_clients_that_misbehave() {
+        with_class(|address, exercises| {
+            let mut slow: Vec<TcpStream> =
+                (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+            slow.iter_mut().for_each(|stream| stream.write_all(b"POST / HT").unwrap());
+            let judge = &exercises[3].judges[1];
+            thread::scope(|scope| {
+                for number in 0..30 {
+                    scope.spawn(move || {
+                        let name = format!("<b>learner</b> & {number}");
+                        let say = |outcome| {
+                            send(address, &learner(&name, number, "04", outcome)).unwrap()
+                        };
+                        send(address, &learner(&name, number, "", Outcome::Here)).unwrap();
+                        say(Outcome::Broken);
+                        say(says_no(&judge.test, ""));
+                        match number % 3 {
+                            0 => say(Outcome::Passed),
+                            1 => say(says_no(&judge.test, "reads only")),
+                            _ => send(address, &learner(&name, number, "", Outcome::Left)).unwrap(),
+                        }
+                    });
+                }
+            });
+            let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
+            assert!(page.contains("<h1>20 here</h1>") && !page.contains("<b>"), "{page}");
+            assert_eq!(page.matches("<td>04<td>✓ passed<td>3<td>7<td>1<td>").count(), 10);
+            let stopped = format!("<td>10<td>04<td>✗ {}<td>10 × reads only<td>", judge.title);
+            assert!(page.contains(&stopped), "{page}");
+            assert!(page.contains("&lt;b>learner&lt;/b> &amp; 0<td>"), "{page}");
+        });
+    }
+
+    #[test]
+    fn answers_to_incidents_are_shown() {
+        with_class(|address, _| {
+            for (name, (answers, right)) in [("a", (0, 0)), ("b", (2, 3)), ("c", (4, 5))] {
+                let outcome = Outcome::Incident { seed: 4711, level: 2, answers, right };
+                send(address, &learner(name, name.as_bytes()[0].into(), "", outcome)).unwrap();
+            }
+            let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
+            for how in ["begun", "✗ 3 of 5 parts right, in answer 2", "✓ solved with answer 4"]
+            {
+                assert!(page.contains(&format!("<td>incident 4711, level 2: {how}<td>")), "{page}");
+            }
+        });
+    }
+
+    #[test]
+    fn nobody_can_fill_or_confuse_a_class() {
+        with_class(|address, _| {
+            let refused = |report: Report| send(address, &report).unwrap_err().to_string();
+            let joined = |name: &str, key| learner(name, key, "", Outcome::Here);
+            for name in ["", " a", "a\nb", "\u{1b}[2J", &"a".repeat(NAME + 1)] {
+                assert!(refused(joined(name, 1)).contains("400"), "{name:?}");
+            }
+            assert!(refused(learner("a", 1, "no", Outcome::Passed)).contains("400"));
+            for (judge, mistake) in [("no", ""), ("exercise_accounts", "a&b")] {
+                assert!(refused(learner("a", 1, "04", says_no(judge, mistake))).contains("400"));
+            }
+            for key in 0..MOST as u32 {
+                send(address, &joined(&format!("a{key}"), key)).unwrap();
+            }
+            assert!(refused(joined("b", 1000)).contains("503"));
+            assert!(refused(joined("a1", 2)).contains("somebody else"));
+            // A desk that takes another name has one afterwards.
+            send(address, &learner("a3", 3, "", Outcome::Left)).unwrap();
+            send(address, &joined("b", 4)).unwrap();
+            let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
+            assert!(
+                page.contains(&format!("<h1>{} here</h1>", MOST - 1)) && !page.contains(">a4<")
+            );
+            // A browser's form, garbage, and more than a request may have.
+            assert!(
+                raw(address, b"POST / HTTP/1.1\r\nContent-Type: text/plain\r\n\r\n")
+                    .contains(" 415 ")
+            );
+            assert!(raw(address, b"\0\x01\r\n\r\n").contains(" 400 "));
+            assert!(
+                raw(address, b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
+                    .contains(" 413 ")
+            );
+            assert!(raw(address, b"GET /etc/passwd HTTP/1.1\r\n\r\n").contains(" 404 "));
+        });
+    }
+}
