@@ -34,11 +34,11 @@ const DOWN: Sides = [false, false, false, true];
 
 /// Whether a block of code is a drawing: it has lines, or arrows with a shaft.
 pub fn is_one(text: &str) -> bool {
-    ["--->", "<---", "+--", "|--", "──"].iter().any(|line| text.contains(line))
+    ["--->", "<---", "+--", "--+", "|--", "──"].iter().any(|line| text.contains(line))
 }
 
-/// The drawing as a figure, in one line of HTML.
-pub fn figure(text: &str) -> String {
+/// The drawing as a figure, in one line of HTML. Rows that are marked have a colour of their own.
+pub fn figure(text: &str, is_marked: impl Fn(&str) -> bool) -> String {
     let grid: Vec<Vec<char>> = text.lines().map(|line| line.chars().collect()).collect();
     let cells = |row: usize| (0..grid[row].len()).map(move |column| (row, column));
     let columns = grid.iter().map(Vec::len).max().unwrap_or(0);
@@ -77,11 +77,19 @@ pub fn figure(text: &str) -> String {
         }
     }
     let (width, height) = (columns * WIDTH, grid.len() * HEIGHT);
+    let mut marks = String::new();
+    for (row, _) in text.lines().enumerate().filter(|(_, line)| is_marked(line)) {
+        let _ = write!(
+            marks,
+            "<rect class=\"mark\" y=\"{}\" width=\"{width}\" height=\"{HEIGHT}\"/>",
+            row * HEIGHT
+        );
+    }
     let label: Vec<&str> =
         text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).collect();
     format!(
         "<figure class=\"drawing\"><svg role=\"img\" aria-label=\"{}\" width=\"{width}\" height=\"{height}\" \
-         viewBox=\"0 0 {width} {height}\"><path class=\"lines\" d=\"{lines}\"/><path d=\"{tips}{bars}\"/>\
+         viewBox=\"0 0 {width} {height}\">{marks}<path class=\"lines\" d=\"{lines}\"/><path d=\"{tips}{bars}\"/>\
          {words}</svg></figure>",
         escape(&label.join(" ")),
     )
@@ -197,7 +205,7 @@ mod tests {
 
     #[test]
     fn words_stay_and_lines_are_drawn() {
-        let svg = figure(" a_b(c) ---> 01-06 --x 8 - 4 a->b\n   |\n   v\n");
+        let svg = figure(" a_b(c) ---> 01-06 --x 8 - 4 a->b\n   |\n   v\n", |_| false);
         assert_eq!(words(&svg), ["a_b(c)", "01-06", "--x", "8", "-", "4", "a-&gt;b"]);
         // Three pieces of the shaft, the arrow's own half, the line down and its end.
         let lines = svg.split("class=\"lines\" d=\"").nth(1).unwrap().split('"').next().unwrap();

@@ -9,6 +9,7 @@ mod outline;
 mod pages;
 mod pdf;
 mod serve;
+mod slides;
 
 use std::{
     net::SocketAddr,

@@ -68,7 +68,7 @@ pub fn page(text: &str, links: &impl Links, extras: &Extras) -> Result<String> {
                 if &*name == "diff" {
                     edits.push((range, code::piece(inner, &extras.sources) + "\n"));
                 } else if name.is_empty() && drawing::is_one(inner) {
-                    edits.push((range, drawing::figure(inner) + "\n"));
+                    edits.push((range, drawing::figure(inner, |_| false) + "\n"));
                 }
             }
             Event::End(TagEnd::CodeBlock) => code_block = false,

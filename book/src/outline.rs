@@ -9,6 +9,9 @@ use anyhow::{Context, Result};
 
 use crate::exercise::Exercise;
 
+/// The title of the part with the stages.
+pub const STAGES: &str = "The stages";
+
 /// A page of the book.
 pub struct Chapter {
     /// Its Markdown, relative to the workspace. That of an exercise is made, not read.
@@ -42,9 +45,8 @@ impl Part {
 
 /// The parts of the book. The last one is to receive the pages that the others lead to.
 pub fn parts(root: &Path, exercises: &[Exercise]) -> Result<Vec<Part>> {
-    let mut front = Part::new("", "README.md");
-    front.push("docs/glossary.md", false);
-    let mut stages = Part { title: "The stages", chapters: Vec::new() };
+    let front = Part::new("", "README.md");
+    let mut stages = Part { title: STAGES, chapters: Vec::new() };
     for stage in directories(root, Path::new(""))?.into_iter().filter(|it| is_program(root, it)) {
         let name = stage.to_string_lossy().trim_start_matches("stage").replacen('_', " ", 1);
         let path = stage.join("README.md");
@@ -66,7 +68,8 @@ pub fn parts(root: &Path, exercises: &[Exercise]) -> Result<Vec<Part>> {
         }
         parts.push(part);
     }
-    parts.push(Part { title: "More", chapters: Vec::new() });
+    // Not before the stages: it is there to be looked up.
+    parts.push(Part::new("More", "docs/glossary.md"));
     Ok(parts)
 }
 

@@ -18,6 +18,7 @@ use crate::{
     markdown::{self, Extras, Links},
     normal,
     outline::{self, Part},
+    slides::{self, Sources},
 };
 
 const STYLE: &str = include_str!("../book.css");
@@ -101,6 +102,7 @@ impl Book {
         let config: Config = CONFIG.parse().context("book.toml")?;
         MDBook::load_with_config(&made, config).and_then(|book| book.build()).context("mdBook")?;
         self.write_sources(&book)?;
+        self.write_slides(&book)?;
         for picture in &*self.pictures.borrow() {
             let to = book.join(picture);
             fs::create_dir_all(to.parent().unwrap_or(&book))?;
@@ -230,6 +232,28 @@ impl Book {
         }
     }
 
+    /// Writes the slides and the handout of a class.
+    fn write_slides(&self, book: &Path) -> Result<()> {
+        let page = |name: &str| read(&self.root, Path::new(name));
+        let stages = self.parts.borrow();
+        let stages =
+            stages.iter().find(|part| part.title == outline::STAGES).context("no stages")?;
+        let stage = |chapter: &outline::Chapter| -> Result<(String, String)> {
+            let directory = chapter.path.parent().unwrap_or(&chapter.path).display().to_string();
+            Ok((directory, read(&self.root, &chapter.path)?))
+        };
+        let sources = Sources {
+            readme: page("README.md")?,
+            class: page("docs/class.md")?,
+            glossary: page("docs/glossary.md")?,
+            stages: stages.chapters.iter().map(stage).collect::<Result<_>>()?,
+        };
+        for (name, html) in slides::pages(&sources, STYLE)? {
+            write(&book.join(name), &html)?;
+        }
+        Ok(())
+    }
+
     /// What the page of a source or of a directory shows.
     fn source(&self, path: &Path) -> Result<String> {
         let here = self.place(path)?;
@@ -277,6 +301,11 @@ impl Links for Page<'_> {
     }
 
     fn source(&self, name: &str) -> Result<Option<String>> {
+        // A page that the workspace does not have, because it is made with the book.
+        if let Some(page) = name.strip_prefix("target/book/").filter(|page| page.ends_with(".html"))
+        {
+            return Ok(Some("../".repeat(self.place.components().count()) + page));
+        }
         if !name.contains('/') || name.contains([' ', '*']) || name.starts_with('/') {
             return Ok(None);
         }

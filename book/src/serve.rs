@@ -2,56 +2,30 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener},
     path::{Component, Path},
-    thread,
     time::Duration,
 };
 
 use anyhow::{Context, Result};
-
-/// The longest request that is read.
-const MOST: u64 = 8 << 10;
+use common_http::{Answer, Server};
 
 /// Serves the files of `book` until the program is ended.
 pub fn serve(book: &Path, address: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(address)
         .with_context(|| format!("cannot listen on {address}: choose another one with --serve"))?;
     println!("http://{}", listener.local_addr()?);
-    for stream in listener.incoming() {
-        let book = book.to_owned();
-        // A browser that goes away in the middle of an answer is no error of ours.
-        thread::spawn(move || stream.and_then(|stream| answer(&book, stream)).ok());
+    let mut server = Server::new(listener, "GET")?;
+    loop {
+        server.serve(Duration::from_secs(1), |request| {
+            let found = file(book, request.path);
+            Ok(found.unwrap_or_else(|| Answer::refused("404 Not Found")))
+        })?;
     }
-    Ok(())
 }
 
-fn answer(book: &Path, mut stream: TcpStream) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let mut lines = BufReader::new(stream.try_clone()?.take(MOST)).lines();
-    let request = lines.next().transpose()?.unwrap_or_default();
-    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
-    let mut words = request.split(' ');
-    let found = match (words.next(), words.next()) {
-        (Some("GET"), Some(target)) => file(book, target),
-        _ => None,
-    };
-    let (status, kind, body) = match found {
-        Some((kind, body)) => ("200 OK", kind, body),
-        None => ("404 Not Found", "text/plain", b"The book has no such page.\n".to_vec()),
-    };
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    )?;
-    stream.write_all(&body)
-}
-
-/// The type and content of what a request asks for, if it is below `book`.
-fn file(book: &Path, target: &str) -> Option<(&'static str, Vec<u8>)> {
-    let target = target.split(['?', '#']).next()?;
+/// What a request asks for, if it is below `book`.
+fn file(book: &Path, target: &str) -> Option<Answer> {
     let path = Path::new(target.trim_start_matches('/'));
     if !path.components().all(|part| matches!(part, Component::Normal(_))) {
         return None;
@@ -69,7 +43,7 @@ fn file(book: &Path, target: &str) -> Option<(&'static str, Vec<u8>)> {
         "pdf" => "application/pdf",
         _ => "application/octet-stream",
     };
-    Some((kind, fs::read(file).ok()?))
+    Some(Answer::found(kind, fs::read(file).ok()?))
 }
 
 #[cfg(test)]
@@ -79,7 +53,7 @@ mod tests {
     #[test]
     fn nothing_outside_of_the_book_is_served() {
         let book = Path::new(env!("CARGO_MANIFEST_DIR"));
-        assert!(file(book, "/book.css?x=1#y").is_some_and(|(kind, _)| kind == "text/css"));
+        assert!(file(book, "/book.css").is_some_and(|it| it.kind == "text/css"));
         for target in ["/../README.md", "/src/../../README.md", "//etc/passwd", "/no.css", "/."] {
             let is_outside = file(&book.join("src"), target).is_none();
             assert!(is_outside, "{target}");

@@ -116,6 +116,19 @@ impl Driver {
         self.call("POST", &format!("/element/{id}/value"), &json!({ "text": text }));
     }
 
+    /// Emulates a printer instead of a screen, or a screen again.
+    pub fn printer(&self, is_one: bool) {
+        let media = if is_one { "print" } else { "" };
+        self.chromium("Emulation.setEmulatedMedia", json!({ "media": media }));
+    }
+
+    /// How many pages the page that is open has in print.
+    pub fn printed(&self) -> usize {
+        let made = self.chromium("Page.printToPDF", json!({"preferCSSPageSize": true}));
+        let pdf = base64(made["data"].as_str().unwrap());
+        String::from_utf8_lossy(&pdf).lines().filter(|line| line.ends_with("/Type /Page")).count()
+    }
+
     /// What was logged since the last call: `browser` (the console), `performance` (requests).
     pub fn log(&self, kind: &str) -> Vec<Value> {
         self.call("POST", "/se/log", &json!({ "type": kind })).as_array().unwrap().clone()

@@ -6,6 +6,7 @@
 
 mod driver;
 mod links;
+mod slides;
 
 use std::{
     fs,
@@ -233,6 +234,10 @@ fn pictures_to_look_at() {
         ("exercises/bytes/index.html", ""),
         ("bench/TRUTH.html", ""),
         ("docs/class.html", "#timetable"),
+        ("slides.html", "#23"),
+        ("slides.html", "#28"),
+        ("slides.html", "#30"),
+        ("handout.html", ""),
     ];
     for (number, (page, anchor)) in shots.into_iter().enumerate() {
         {
