@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use cargo_metadata::{Artifact, Message, Metadata, MetadataCommand};
 
 /// Cargo, in the workshop's workspace.
@@ -72,14 +72,29 @@ impl Cargo {
     /// Runs a cargo command that builds, and returns what it has made; cargo's messages go to stderr.
     /// `args` begins with cargo's subcommand.
     pub fn artifacts(&self, args: &[impl AsRef<OsStr>]) -> Result<Vec<Artifact>> {
+        let words: Vec<_> = args.iter().map(|arg| arg.as_ref().to_string_lossy()).collect();
+        let built = self.build(args, Stdio::inherit())?;
+        built.map_err(|_| anyhow!("cargo {} failed, see above", words.join(" ")))
+    }
+
+    /// The same, with cargo's messages to `stderr`; where cargo fails, what it said if that is a pipe.
+    pub fn build(
+        &self,
+        args: &[impl AsRef<OsStr>],
+        stderr: Stdio,
+    ) -> Result<Result<Vec<Artifact>, String>> {
         let mut command = self.command();
         command.args(args).args(self.quiet.then_some("--quiet"));
-        command.arg("--message-format=json-render-diagnostics");
-        command.stdin(Stdio::null()).stderr(Stdio::inherit());
+        command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stderr(stderr);
         let output = command.output().context("cannot start cargo")?;
-        let words: Vec<_> = args.iter().map(|arg| arg.as_ref().to_string_lossy()).collect();
-        ensure!(output.status.success(), "cargo {} failed, see above", words.join(" "));
-        Ok(artifacts_of(&output.stdout))
+        if !output.status.success() {
+            return Ok(Err(String::from_utf8_lossy(&output.stderr).into_owned()));
+        }
+        let messages = Message::parse_stream(&*output.stdout).filter_map(|message| match message {
+            Ok(Message::CompilerArtifact(artifact)) => Some(artifact),
+            _ => None,
+        });
+        Ok(Ok(messages.collect()))
     }
 }
 
@@ -90,14 +105,6 @@ pub fn is_cargos(name: &OsStr) -> bool {
         || name.starts_with("CARGO_MANIFEST_")
         || name.starts_with("CARGO_BIN_")
         || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*name)
-}
-
-fn artifacts_of(messages: &[u8]) -> Vec<Artifact> {
-    let messages = Message::parse_stream(messages).filter_map(|message| match message {
-        Ok(Message::CompilerArtifact(artifact)) => Some(artifact),
-        _ => None,
-    });
-    messages.collect()
 }
 
 /// The executable of the target `name` among what cargo has made.

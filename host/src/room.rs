@@ -21,6 +21,9 @@ use crate::{cargo::Cargo, write};
 /// The directory of the learner's attempts, relative to the workspace.
 pub const MINE: &str = "mine";
 
+/// The way from there to the workshop.
+const UP: &str = "../";
+
 /// How the Cargo.toml of a room begins.
 const WRITTEN: &str = "# Written by `cargo lesson` from the Cargo.toml of the workshop, again at each call: your\n\
      # own dependencies belong in the Cargo.toml of the attempt.\n";
@@ -32,8 +35,6 @@ pub struct Attempt {
     pub directory: String,
     /// The package's name; where its Cargo.toml is damaged, the one that it had.
     pub package: String,
-    /// `[package.metadata.workshop]`.
-    pub workshop: toml::Table,
 }
 
 /// A workspace of attempts.
@@ -41,8 +42,6 @@ pub struct Attempt {
 pub struct Room {
     /// As it builds attempts.
     cargo: Cargo,
-    /// Relative to the workshop's workspace.
-    name: PathBuf,
 }
 
 /// A room that is a workspace.
@@ -50,8 +49,8 @@ pub struct Room {
 pub struct Prepared {
     room: Room,
     target: PathBuf,
-    /// The directories of attempts that cargo cannot read, or not beside the others.
-    pub left_out: Vec<PathBuf>,
+    /// Why only one attempt is in there: what cargo says of all of them together.
+    pub alone: Option<String>,
 }
 
 /// How building an attempt went.
@@ -66,16 +65,11 @@ pub enum Built {
 impl Room {
     /// The learner's room.
     pub fn mine(cargo: &Cargo) -> Room {
-        Room::at(cargo, MINE)
-    }
-
-    /// A room in another directory, relative to the workshop's workspace.
-    pub fn at(cargo: &Cargo, name: impl Into<PathBuf>) -> Room {
-        Room { cargo: cargo.clone(), name: name.into() }
+        Room { cargo: cargo.clone() }
     }
 
     fn dir(&self) -> PathBuf {
-        self.cargo.workspace.join(&self.name)
+        self.cargo.workspace.join(MINE)
     }
 
     /// All attempts, by directory. Needs no cargo: one with a damaged Cargo.toml is among them.
@@ -94,60 +88,39 @@ impl Room {
     }
 
     /// Makes the room a workspace, or brings it in line with the workshop's: its Cargo.toml, its
-    /// Cargo.lock, and cargo's configuration for who works in there. An attempt that cargo cannot
-    /// read is no member, unless it is the package `wanted`.
-    pub fn prepare(&self, wanted: Option<&str>) -> Result<Prepared> {
+    /// Cargo.lock, and cargo's configuration for who works in there. Where cargo cannot read one of the
+    /// attempts, only the package `wanted` is a member.
+    pub fn prepare(&self, wanted: &str) -> Result<Prepared> {
         let prepare = || -> Result<Prepared> {
             fs::create_dir_all(self.dir().join(".cargo"))?;
             let target = self.target()?;
             write(&self.dir().join(".cargo/config.toml"), &self.config(&target)?)?;
             self.copy_lock()?;
-            let left_out = self.choose_members(wanted)?;
-            let left_out = left_out.into_iter().map(|directory| self.name.join(directory));
-            Ok(Prepared { room: self.clone(), target, left_out: left_out.collect() })
+            let attempts = self.attempts();
+            let alone = self.refusal(&attempts)?;
+            if alone.is_some() {
+                // Where it is the one that cannot be read, whoever builds it learns that from cargo.
+                let it = attempts.iter().find(|attempt| attempt.package == wanted);
+                self.refusal(it.map_or(&[], std::slice::from_ref))?;
+            }
+            Ok(Prepared { room: self.clone(), target, alone })
         };
-        let name = self.name.display();
-        prepare().with_context(|| format!("cannot make {name} a workspace of its own"))
+        prepare().with_context(|| format!("cannot make {MINE}/ a workspace of its own"))
     }
 
-    /// Writes Cargo.toml. Returns the directories that are no members.
-    fn choose_members(&self, wanted: Option<&str>) -> Result<Vec<String>> {
-        let mut attempts = self.attempts();
-        let all: Vec<&str> = attempts.iter().map(|attempt| &*attempt.directory).collect();
-        if self.fits(&all)? {
-            return Ok(Vec::new());
-        }
-        // The wanted one comes first: of two that have the same name, the other one has to go.
-        attempts.sort_by_key(|attempt| Some(&*attempt.package) != wanted);
-        let (mut members, mut left_out) = (Vec::new(), Vec::new());
-        for attempt in &attempts {
-            members.push(&*attempt.directory);
-            if self.fits(&members)? {
-                continue;
-            }
-            if members.len() == 1 && Some(&*attempt.package) == wanted {
-                // Whoever builds it learns why from cargo.
-                return Ok(Vec::new());
-            }
-            members.pop();
-            left_out.push(attempt.directory.clone());
-        }
-        self.fits(&members)?;
-        Ok(left_out)
-    }
-
-    /// Writes a Cargo.toml with these members. Whether cargo can read that workspace.
-    fn fits(&self, members: &[&str]) -> Result<bool> {
-        let mut members: Vec<String> = members.iter().map(|&member| member.to_owned()).collect();
-        members.sort_unstable();
+    /// Writes a Cargo.toml with these members. What cargo says where it cannot read that workspace.
+    fn refusal(&self, members: &[Attempt]) -> Result<Option<String>> {
+        let members: Vec<_> = members.iter().map(|member| member.directory.clone()).collect();
         let file = self.cargo.workspace.join("Cargo.toml");
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let text = manifest(&text, &self.up(), &members);
+        let text = manifest(&text, UP, &members);
         let text = text.with_context(|| file.display().to_string())?;
         write(&self.manifest(), &format!("{WRITTEN}{text}"))?;
         let mut command = self.command("metadata");
         command.args(["--no-deps", "--offline", "--format-version=1"]);
-        Ok(command.output().context("cannot start cargo")?.status.success())
+        let output = command.output().context("cannot start cargo")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        Ok((!output.status.success()).then(|| said.trim_end().to_owned()))
     }
 
     fn manifest(&self) -> PathBuf {
@@ -167,15 +140,10 @@ impl Room {
         command
     }
 
-    /// The way from the room to the workshop.
-    fn up(&self) -> String {
-        "../".repeat(self.name.components().count())
-    }
-
     /// What cargo needs to know where it is started in the room, as an editor does it.
     fn config(&self, target: &Path) -> Result<String> {
         let target = match target.strip_prefix(&self.cargo.workspace) {
-            Ok(below) => Path::new(&self.up()).join(below),
+            Ok(below) => Path::new(UP).join(below),
             Err(_) => target.to_owned(),
         };
         let target = target.to_str().context("the target directory's name is not UTF-8")?;
@@ -273,21 +241,19 @@ impl Prepared {
         }
         files.sort_unstable();
         files.dedup();
-        files.iter().fold(text, |text, file| from_root(&text, &self.room.name, file))
+        files.iter().fold(text, |text, file| from_root(&text, file))
     }
 }
 
 /// Replaces `04/src/main.rs:3` by `mine/04/src/main.rs:3`.
-fn from_root(text: &str, room: &Path, file: &str) -> String {
-    text.replace(&format!("{file}:"), &format!("{}:", room.join(file).display()))
+fn from_root(text: &str, file: &str) -> String {
+    text.replace(&format!("{file}:"), &format!("{MINE}/{file}:"))
 }
 
 fn attempt(directory: String, manifest: &toml::Table) -> Attempt {
-    let package = manifest.get("package").and_then(toml::Value::as_table);
-    let name = package.and_then(|package| package.get("name")?.as_str());
-    let name = name.map_or_else(|| format!("{MINE}-{directory}"), str::to_owned);
-    let workshop = package.and_then(|package| package.get("metadata")?.get("workshop")?.as_table());
-    Attempt { directory, package: name, workshop: workshop.cloned().unwrap_or_default() }
+    let name = manifest.get("package").and_then(|package| package.get("name")?.as_str());
+    let package = name.map_or_else(|| format!("{MINE}-{directory}"), str::to_owned);
+    Attempt { directory, package }
 }
 
 /// The Cargo.toml of a workspace like the workshop's, whose text this is: with other members, and with
@@ -369,16 +335,14 @@ opt-level = 1
         fs::create_dir(dir.path().join("mine/notes")).unwrap();
         let packages: Vec<String> = room.attempts().into_iter().map(|a| a.package).collect();
         assert_eq!(packages, ["mine-03", "mine-04", "mine-04", "mine-06", "mine-07"]);
-        for wanted in [None, Some("mine-07")] {
-            let left_out = room.prepare(wanted).unwrap().left_out;
-            let expected = ["mine/03", "mine/05", "mine/06"].map(PathBuf::from);
-            assert_eq!(left_out, expected, "{wanted:?}");
-        }
-        let built = room.prepare(Some("mine-07")).unwrap().build("mine-07", false).unwrap();
+        let prepared = room.prepare("mine-07").unwrap();
+        let why = prepared.alone.as_deref().unwrap();
+        assert!(why.starts_with("error: ") && why.contains("mine/03"), "{why}");
+        let built = prepared.build("mine-07", false).unwrap();
         let Built::Program(file) = built else { panic!("{built:?}") };
         assert!(file.ends_with("debug/mine-07") && file.is_file(), "{}", file.display());
         // Of the damaged one itself, cargo says what is wrong.
-        let built = room.prepare(Some("mine-03")).unwrap().build("mine-03", false).unwrap();
+        let built = room.prepare("mine-03").unwrap().build("mine-03", false).unwrap();
         assert!(
             matches!(&built, Built::Failed(said) if said.contains("mine/03/Cargo.toml")),
             "{built:?}"
@@ -389,7 +353,7 @@ opt-level = 1
     fn an_error_names_the_file_from_the_workshops_root() {
         let (dir, room) = workshop(&[("04", &package("mine-04"))]);
         fs::write(dir.path().join("mine/04/src/main.rs"), "fn main() { no_such(); }\n").unwrap();
-        let built = room.prepare(None).unwrap().build("mine-04", false).unwrap();
+        let built = room.prepare("mine-04").unwrap().build("mine-04", false).unwrap();
         let Built::Failed(said) = built else { panic!("{built:?}") };
         assert!(said.contains("--> mine/04/src/main.rs:1:13"), "{said}");
     }
@@ -400,10 +364,10 @@ opt-level = 1
         let (theirs, ours) = (dir.path().join("Cargo.lock"), dir.path().join("mine/Cargo.lock"));
         for text in ["version = 4\n", "version = 4\n# pulled\n"] {
             fs::write(&theirs, text).unwrap();
-            room.prepare(None).unwrap();
+            room.prepare("none").unwrap();
             assert_eq!(fs::read_to_string(&ours).unwrap(), text);
             fs::write(&ours, "version = 4\n# cargo's\n").unwrap();
-            room.prepare(None).unwrap();
+            room.prepare("none").unwrap();
             assert_eq!(fs::read_to_string(&ours).unwrap(), "version = 4\n# cargo's\n");
         }
     }

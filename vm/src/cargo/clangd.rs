@@ -1,6 +1,7 @@
 //! The BPF programs, prepared for clangd, the language server of editors.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -11,9 +12,9 @@ use crate::arch::{self, Arch};
 /// The first line of `.clangd`.
 const WRITTEN: &str = "# Written by `cargo vm setup`.";
 
-/// Prepares the BPF programs for clangd, the language server of editors: copies libbpf's headers below
-/// the target directory, from the sources of the crate libbpf-sys, which cargo has fetched, and writes
-/// clangd's flags to `.clangd`. Builds use headers of their own.
+/// Prepares the BPF programs for clangd, the language server of editors: links libbpf's headers, which are
+/// in the crate libbpf-sys, below the target directory, and writes clangd's flags to `.clangd`. Builds use
+/// headers of their own.
 pub fn prepare(workspace: &Path, arch: Arch) -> Result<()> {
     let mut command = MetadataCommand::new();
     // Of the other platforms' crates, a build has fetched none.
@@ -25,16 +26,11 @@ pub fn prepare(workspace: &Path, arch: Arch) -> Result<()> {
     let manifest = &sys.context("no crate libbpf-sys among the dependencies")?.manifest_path;
     let source = manifest.with_file_name("libbpf").join("src");
     let include = metadata.target_directory.as_std_path().join("bpf/include");
-    let target = include.join("bpf");
-    fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
-    for entry in fs::read_dir(&source).with_context(|| source.to_string())? {
-        let name = entry?.file_name();
-        let text = name.to_string_lossy();
-        if text.starts_with("bpf_") && text.ends_with(".h") {
-            fs::copy(source.as_std_path().join(&name), target.join(&name))
-                .with_context(|| format!("cannot copy {text} to {}", target.display()))?;
-        }
-    }
+    fs::create_dir_all(&include).with_context(|| include.display().to_string())?;
+    let headers = include.join("bpf");
+    // Of another version; once, it was a directory with copies.
+    fs::remove_file(&headers).or_else(|_| fs::remove_dir_all(&headers)).ok();
+    symlink(&source, &headers).with_context(|| headers.display().to_string())?;
     // A list of texts in JSON is one in YAML.
     let flags = serde_json::to_string(&clang_flags(workspace, &include, arch))?;
     let file = workspace.join(".clangd");

@@ -42,9 +42,9 @@ impl Program {
             let built = ["build", "--package", &self.package, "--bin", &self.name];
             return build(cargo, &built, &self.name);
         }
-        let room = Room::mine(cargo).prepare(Some(&self.package))?;
-        for directory in &room.left_out {
-            say!("{} is left out: cargo cannot read its Cargo.toml", directory.display());
+        let room = Room::mine(cargo).prepare(&self.package)?;
+        if let Some(why) = &room.alone {
+            say!("cargo cannot read all attempts, so only {} is built:\n{why}", self.package);
         }
         let what = format!("building: cargo build --package {}", self.package);
         match announced(cargo, what, || room.build(&self.package, true))? {
@@ -55,15 +55,21 @@ impl Program {
 }
 
 /// `bench` in `[package.metadata.workshop]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BenchForms {
     /// Measure with reads from the page cache instead of direct ones.
     pub cached: bool,
-    /// The arguments, a form each. Default: `--quiet` where the program has that option, and none.
-    pub forms: Option<Vec<String>>,
+    /// The arguments, a form each. Default: none at all.
+    pub forms: Vec<String>,
     /// At most so many reads a run: the program keeps all that it sees.
     pub most_reads: Option<u32>,
+}
+
+impl Default for BenchForms {
+    fn default() -> BenchForms {
+        BenchForms { cached: false, forms: vec![String::new()], most_reads: None }
+    }
 }
 
 /// The programs of the workshop, sorted by name. Needs no network.
@@ -77,10 +83,7 @@ pub fn attempts(cargo: &Cargo) -> Vec<Program> {
         name: attempt.package.clone(),
         package: attempt.package,
         is_default: false,
-        reads_keys: attempt
-            .workshop
-            .get("reads_keys")
-            .is_some_and(|keys| keys.as_bool() == Some(true)),
+        reads_keys: false,
         bench: BenchForms::default(),
         is_attempt: true,
     });
@@ -185,20 +188,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cargo = Cargo::new(dir.path(), true);
         assert_eq!(attempts(&cargo), []);
-        for (name, text) in [
-            (
-                "04",
-                "[package]\nname = \"mine-04\"\n[package.metadata.workshop]\nreads_keys = true\n",
-            ),
-            ("05", "[package\n"),
-        ] {
+        for (name, text) in [("04", "[package]\nname = \"mine-4\"\n"), ("05", "[package\n")] {
             fs::create_dir_all(dir.path().join("mine").join(name)).unwrap();
             fs::write(dir.path().join("mine").join(name).join("Cargo.toml"), text).unwrap();
         }
         let attempts = attempts(&cargo);
-        let seen: Vec<_> =
-            attempts.iter().map(|p| (&*p.name, p.reads_keys, p.is_attempt)).collect();
-        assert_eq!(seen, [("mine-04", true, true), ("mine-05", false, true)]);
+        let names: Vec<_> = attempts.iter().map(|it| it.is_attempt.then_some(&*it.name)).collect();
+        assert_eq!(names, [Some("mine-4"), Some("mine-05")]);
     }
 
     #[test]

@@ -34,9 +34,6 @@ pub struct Options {
     /// Kernel line, or a directory with an unpacked kernel [default: 6.1; arm64: 6.12]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE|DIR")]
     kernel: Option<String>,
-    /// Print one line of JSON for each row instead of the tables
-    #[arg(long)]
-    json: bool,
     /// Reads in a run
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1000..))]
     ios: u32,
@@ -44,14 +41,11 @@ pub struct Options {
     #[arg(long)]
     fio: bool,
     /// Only check the budgets, with few reads, as cargo vm test does
-    #[arg(long, conflicts_with_all = ["bless", "native", "fio", "from", "json"])]
+    #[arg(long, conflicts_with_all = ["bless", "native", "fio"])]
     check: bool,
     /// Write bench/budgets.toml: what was measured becomes the budget
     #[arg(long)]
     bless: bool,
-    /// Take the results from a file that --json has written, and measure nothing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["native", "fio"])]
-    from: Option<PathBuf>,
     /// Measure wall time on this machine's own kernel (as root)
     #[arg(long, requires = "loads_here", conflicts_with_all = ["bless", "kernel"])]
     native: bool,
@@ -85,35 +79,17 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
         exceeded.iter().for_each(|line| say!("{line}"));
         return Ok(i32::from(!exceeded.is_empty()));
     }
-    let outcomes = match &options.from {
-        Some(file) => {
-            let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-            let lines = text.lines().filter(|line| line.starts_with('{'));
-            lines.map(serde_json::from_str).collect::<Result<Vec<Outcome>, _>>()?
-        }
-        None => {
-            let (rows, bench) = rows(run)?;
-            let wanted = |row: &Row| {
-                options.filter.as_ref().is_none_or(|part| row.name.contains(part))
-                    || row.argv.is_empty()
-            };
-            let rows = rows.into_iter().filter(wanted).collect();
-            let runs = if options.native { 11 } else { 2 };
-            let plan = Plan { rows, ios: options.ios, runs, warm: true, fio: options.fio };
-            let place = if options.native { Place::Here } else { Place::Guest(kernel) };
-            measure(run, &bench, &plan, &place, |line, outcome| {
-                if options.json {
-                    println!("{line}");
-                } else {
-                    say!("{}", outcome.name);
-                }
-            })?
-        }
+    let (rows, bench) = rows(run)?;
+    let wanted = |row: &Row| {
+        options.filter.as_ref().is_none_or(|part| row.name.contains(part)) || row.argv.is_empty()
     };
+    let rows = rows.into_iter().filter(wanted).collect();
+    let runs = if options.native { 11 } else { 2 };
+    let plan = Plan { rows, ios: options.ios, runs, warm: true, fio: options.fio };
+    let place = if options.native { Place::Here } else { Place::Guest(kernel) };
+    let outcomes = measure(run, &bench, &plan, &place, |outcome| say!("{}", outcome.name))?;
     let results = Results::new(&outcomes, options.native)?;
-    if !options.json {
-        println!("{}", results.tables());
-    }
+    println!("{}", results.tables());
     if options.native || options.fio {
         return Ok(0);
     }
@@ -157,7 +133,7 @@ pub fn short(run: &Run, kernel: &str) -> Result<Vec<String>> {
     });
     rows.iter_mut().for_each(|row| row.loads.retain(|&load| load != Load::Cached1m));
     let plan = Plan { rows, ios: 4000, runs: 2, warm: false, fio: false };
-    let outcomes = measure(run, &bench, &plan, &Place::Guest(kernel), |_, _| ())?;
+    let outcomes = measure(run, &bench, &plan, &Place::Guest(kernel), |_| ())?;
     ensure!(
         outcomes.len() == plan.rows.len(),
         "only {} of {} rows were measured",
@@ -183,7 +159,7 @@ fn measure(
     bench: &Path,
     plan: &Plan,
     place: &Place<'_>,
-    mut on_row: impl FnMut(&str, &Outcome),
+    mut on_row: impl FnMut(&Outcome),
 ) -> Result<Vec<Outcome>> {
     let json = serde_json::to_string(plan)?;
     let mut command = match place {
@@ -201,7 +177,7 @@ fn measure(
     let mut outcomes = Vec::new();
     let (success, how) = follow(command, ROW_LIMIT, |line| {
         if let Ok(outcome) = serde_json::from_str::<Outcome>(line) {
-            on_row(line, &outcome);
+            on_row(&outcome);
             outcomes.push(outcome);
         }
         ROW_LIMIT
@@ -213,18 +189,9 @@ fn measure(
 /// All rows, and the file of the program that measures them.
 fn rows(run: &Run) -> Result<(Vec<Row>, PathBuf)> {
     let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
-    let build = ["build", "--workspace"];
-    for artifact in artifacts(run.guests()?, &build)? {
+    for artifact in artifacts(run.guests()?, &["build", "--workspace"])? {
         if let Some(file) = artifact.executable {
             files.insert(artifact.target.name, file.into());
-        }
-    }
-    // Their help is asked for here.
-    let mut here = files.clone();
-    if run.arch.is_foreign() {
-        for artifact in artifacts(&run.cargo, &build)? {
-            let executable = artifact.executable.map(PathBuf::from);
-            here.extend(executable.map(|file| (artifact.target.name, file)));
         }
     }
     let file =
@@ -238,19 +205,12 @@ fn rows(run: &Run) -> Result<(Vec<Row>, PathBuf)> {
     }
     for program in run.programs()?.iter().filter(|program| !program.is_attempt) {
         let file = file(&program.name)?;
-        let help = Command::new(here.get(&program.name).unwrap_or(&file)).arg("--help").output();
-        let help = help.with_context(|| format!("cannot start {}", file.display()))?;
-        let has_quiet = String::from_utf8_lossy(&help.stdout).contains("--quiet");
-        let forms = program.bench.forms.clone();
-        let forms = forms.unwrap_or_else(|| {
-            if has_quiet { vec!["--quiet".into(), String::new()] } else { vec![String::new()] }
-        });
         let loads = if program.bench.cached { CACHED } else { DIRECT };
-        for form in forms {
+        for form in &program.bench.forms {
             let mut argv = vec![file.display().to_string()];
             argv.extend(form.split_whitespace().map(str::to_owned));
             rows.push(Row {
-                name: row_name(&program.name, &form),
+                name: row_name(&program.name, form),
                 argv,
                 loads: loads.into(),
                 most: program.bench.most_reads,
@@ -262,7 +222,7 @@ fn rows(run: &Run) -> Result<(Vec<Row>, PathBuf)> {
     Ok((rows, measure))
 }
 
-/// `stage04 quiet` for `stage04 --quiet`: two hyphens may not stand in a comment of a README.
+/// `slow_io who` for `slow_io --who`: two hyphens may not stand in a comment of a README.
 fn row_name(program: &str, form: &str) -> String {
     let words =
         form.split_whitespace().map(|word| word.trim_start_matches('-').trim_matches(['{', '}']));

@@ -49,21 +49,8 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
         };
         report("rust", format!("library for {}: {rust}", arch.rust_target()));
     }
-    match source.archives() {
-        Ok(archives) => {
-            for archive in archives {
-                let state = table.line(&table.default).and_then(|line| line.reach(&archive));
-                report(
-                    "archive",
-                    match state {
-                        Ok(()) => format!("{archive} answers"),
-                        Err(why) => format!("{archive} {why:#} (needed for fetching kernels only)"),
-                    },
-                );
-            }
-        }
-        Err(why) => report("archive", format!("{why:#}")),
-    }
+    let archives = source.archives().map(|archives| archives.join(" "));
+    report("archive", archives.unwrap_or_else(|why| format!("{why:#}")));
     report("kvm", kvm(run));
     if !missing.is_empty() {
         return Ok(MACHINE);

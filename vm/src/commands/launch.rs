@@ -23,7 +23,7 @@ use crate::machine::{initramfs, kvm};
 use crate::run::{DATA, Run};
 use crate::session::cleanup;
 use crate::session::death::{death, tail};
-use crate::session::host::{self as session, Terminals};
+use crate::session::host as session;
 use crate::session::rundir::{self, Info, RunDir};
 use crate::session::wire::{Exit, Request};
 
@@ -292,15 +292,17 @@ pub fn request(arch: Arch, program: &Program, workload: Option<PathBuf>) -> Resu
         .collect();
     env.push(("PATH".into(), path(std::env::var_os("PATH"), programs_of_guests(arch))));
     env.extend(program.env.iter().map(|(name, value)| (OsString::from(name), value.into())));
-    let terminals = Terminals::look();
+    let (stdin, stdout) = (std::io::stdin().is_terminal(), std::io::stdout().is_terminal());
+    // Whether this process may put its terminal into raw mode.
+    let raw = stdin && stdout && cleanup::in_foreground();
     Ok(Request {
         argv: program.argv.clone(),
         env,
         cwd: std::env::current_dir().context("cannot determine the working directory")?.into(),
-        stdin_tty: terminals.raw && (!program.stage || program.reads_keys),
-        stdout_tty: terminals.stdout,
-        stderr_tty: terminals.stderr,
-        size: terminals.size,
+        stdin_tty: raw && (!program.stage || program.reads_keys),
+        stdout_tty: stdout,
+        stderr_tty: std::io::stderr().is_terminal(),
+        size: session::size(),
         workload: workload.map(PathBuf::into_os_string),
     })
 }

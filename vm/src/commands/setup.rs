@@ -34,7 +34,7 @@ pub fn main(run: &Run, options: &Options) -> Result<()> {
     let fetched = run.cargo.command().arg("fetch").status().context("cannot start cargo")?;
     ensure!(fetched.success(), "cargo could not fetch the crates; its message is above");
     clangd::prepare(run.workspace(), run.arch)
-        .context("libbpf's headers could not be copied for clangd")?;
+        .context("libbpf's headers could not be prepared for clangd")?;
     say!("everything is ready: no command but `cargo truth` needs a network now");
     Ok(())
 }

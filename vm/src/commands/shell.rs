@@ -11,14 +11,11 @@ use crate::session::{cleanup, host as session, rundir};
 
 /// Runs the command. Returns the shell's status.
 pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
-    run.need_packages(For::Run)?;
     let shell = Program::other(vec!["bash".into()]);
-    let (arch, kernel) = (run.arch, options.kernel());
-    let running = rundir::running(run.workspace(), arch.name(), rundir::SHELL, kernel)?;
-    let Some((dir, _)) = running else {
-        let guest = Guest { joined_by: Some(rundir::SHELL.to_owned()), ..run.guest(options)? };
-        return Ok(launch::run(run, &guest, &shell)?.status);
-    };
+    run.need_packages(For::Run)?;
+    if !is_running(run, options.kernel())? {
+        return begin(run, options, &shell);
+    }
     if options.is_usual() {
         say!("joining the running guest");
     } else {
@@ -27,13 +24,32 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
              apply to a new one"
         );
     }
+    let ended = || fail(GUEST_DIED, "the guest has ended; the terminal that started it shows why");
+    join(run, options.kernel(), &shell)?.ok_or_else(ended)
+}
+
+/// Whether a guest runs that [`join`] finds.
+pub fn is_running(run: &Run, kernel: Option<&str>) -> Result<bool> {
+    Ok(rundir::running(run.workspace(), run.arch.name(), rundir::SHELL, kernel)?.is_some())
+}
+
+/// Boots a guest that others can join, and runs a program there. Returns its status.
+pub fn begin(run: &Run, options: &GuestOptions, program: &Program) -> Result<i32> {
+    run.need_packages(For::Run)?;
+    let guest = Guest { joined_by: Some(rundir::SHELL.to_owned()), ..run.guest(options)? };
+    Ok(launch::run(run, &guest, program)?.status)
+}
+
+/// Runs a program in the guest that [`begin`] has booted. Returns its status; `None`: no guest runs, or it ended.
+pub fn join(run: &Run, kernel: Option<&str>, program: &Program) -> Result<Option<i32>> {
+    let running = rundir::running(run.workspace(), run.arch.name(), rundir::SHELL, kernel)?;
+    let Some((dir, _)) = running else { return Ok(None) };
     if !dir.join("ready").exists() {
         say!("the guest is still booting");
     }
-    let died = || fail(GUEST_DIED, "the guest has ended; the terminal that started it shows why");
-    let request = launch::request(arch, &shell, None)?;
+    let request = launch::request(run.arch, program, None)?;
     let talk = |stream, request| session::talk(stream, request, true);
-    let exit = launch::enter(&dir, request, None, talk)?.ok_or_else(died)?;
+    let exit = launch::enter(&dir, request, None, talk)?;
     cleanup::clean_up();
-    Ok(exit.status)
+    Ok(exit.map(|exit| exit.status))
 }

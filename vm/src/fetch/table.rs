@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use host::fail::{MACHINE, USAGE, fail};
 use host::say;
 use serde::{Deserialize, Serialize};
@@ -347,14 +347,6 @@ impl Line {
         let names: Vec<String> = names.into_iter().flatten().collect();
         let known = index.names("linux-headers-")?;
         Ok(names.iter().all(|name| known.contains(name)).then_some(names))
-    }
-
-    /// Asks an archive for the suite of this line.
-    pub fn reach(&self, archive: &str) -> Result<()> {
-        let temp = tempfile::tempdir().context("cannot create a temporary directory")?;
-        let url = format!("{}/dists/{}/Release", archive.trim_end_matches('/'), self.suite);
-        apt::download(&url, &temp.path().join("Release"))?
-            .map_err(|why| anyhow!("does not answer for {}: {why}", self.suite))
     }
 
     /// The files of its newest kernel, to be pinned.

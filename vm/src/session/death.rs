@@ -76,7 +76,7 @@ fn end_of(path: &Path) -> String {
 
 /// The last `n` lines that are not empty, without control characters.
 fn last_lines(text: &str, n: usize) -> Vec<String> {
-    let lines = text.lines().map(|line| line.replace(|c: char| c.is_control() && c != '\t', ""));
+    let lines = text.lines().map(host::printable);
     let lines: Vec<String> = lines.filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(n)..].to_vec()
 }
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn the_consoles_last_lines_are_clean() {
         let text = "one\r\n\r\n\x1b[0mtwo\r\nthree";
-        assert_eq!(last_lines(text, 2), ["[0mtwo", "three"]);
+        assert_eq!(last_lines(text, 2), ["?[0mtwo", "three"]);
         assert_eq!(last_lines("", 2), Vec::<String>::new());
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("console");

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use host::fail::{Fail, MACHINE, USAGE, fail};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
@@ -175,17 +174,15 @@ impl Program {
 
         let terminal: Option<File> = pty.map(|pty| pty.master.into());
         let mut outputs = Vec::new();
-        let mut add = |stream, source: Option<File>| -> Result<()> {
+        let mut add = |stream, source: Option<File>| {
             if let Some(source) = source {
-                let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
-                outputs.push((Output { stream, closed: AtomicBool::new(false), wake }, source));
+                outputs.push((Output { stream, closed: AtomicBool::new(false) }, source));
             }
-            Ok(())
         };
         let master = || terminal.as_ref().map(File::try_clone).transpose();
-        add(Stream::Stdout, child.stdout.take().map(|pipe| OwnedFd::from(pipe).into()))?;
-        add(Stream::Stderr, child.stderr.take().map(|pipe| OwnedFd::from(pipe).into()))?;
-        add(if request.stdout_tty { Stream::Stdout } else { Stream::Stderr }, master()?)?;
+        add(Stream::Stdout, child.stdout.take().map(|pipe| OwnedFd::from(pipe).into()));
+        add(Stream::Stderr, child.stderr.take().map(|pipe| OwnedFd::from(pipe).into()));
+        add(if request.stdout_tty { Stream::Stdout } else { Stream::Stderr }, master()?);
         let stdin = match child.stdin.take() {
             Some(pipe) => Some(OwnedFd::from(pipe).into()),
             None => master()?,
@@ -222,7 +219,6 @@ impl Program {
                 let _ = workload.as_mut().map(Child::kill);
                 group.kill();
                 let _ = workload.as_mut().map(Child::wait);
-                outputs.iter().for_each(Output::wake);
                 copies.into_iter().for_each(|copy| drop(copy.join()));
                 exit(status.map_or(126, code));
                 drop(running);
@@ -373,50 +369,25 @@ struct Output {
     stream: Stream,
     /// The host has closed its end.
     closed: AtomicBool,
-    /// Readable as soon as the copying has to end.
-    wake: OwnedFd,
 }
 
 impl Output {
-    fn wake(&self) {
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-    }
-
-    /// Closes the program's output, so that its next write fails.
+    /// Closes the program's output: what it writes next is lost, and then its writes fail.
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        self.wake();
     }
 
-    /// Copies to the host until the source is closed; once woken, what is there.
+    /// Copies to the host until all have closed the source, of whom the end of the control group leaves
+    /// none; or the host its end.
     fn copy(&self, mut source: File, port: &Port) {
-        // A process that left its control group may keep the pipe open for ever.
-        let last = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-        let mut ending = false;
         let mut buffer = vec![0; CHUNK - 16];
         loop {
-            let mut both =
-                [PollFd::new(&source, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
-            let (watched, limit) =
-                if ending { (&mut both[..1], Some(&last)) } else { (&mut both[..], None) };
-            match poll(watched, limit) {
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(_) | Ok(0) => return,
-                Ok(_) => {}
-            }
-            ending |= !both[1].revents().is_empty();
-            let is_ready = !both[0].revents().is_empty();
-            if self.closed.load(Ordering::SeqCst) {
-                return;
-            }
-            if !is_ready {
-                continue;
-            }
             match source.read(&mut buffer) {
-                Ok(0) => return,
-                Ok(n) => drop(port.send(Message::Output(self.stream, buffer[..n].to_vec()))),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return, // a terminal's master, after its last user
+                // An error: a terminal's master, after its last user.
+                Ok(0) | Err(_) => return,
+                Ok(_) if self.closed.load(Ordering::SeqCst) => return,
+                Ok(n) => drop(port.send(Message::Output(self.stream, buffer[..n].to_vec()))),
             }
         }
     }

@@ -76,29 +76,8 @@ impl Link {
     }
 }
 
-/// Which of the standard descriptors are terminals.
-#[derive(Clone, Copy, Debug)]
-pub struct Terminals {
-    /// Standard input and output are the terminal, and we may put it into raw mode.
-    pub raw: bool,
-    /// Standard output is a terminal.
-    pub stdout: bool,
-    /// Standard error is a terminal.
-    pub stderr: bool,
-    /// The size of the first that is a terminal.
-    pub size: Option<Size>,
-}
-
-impl Terminals {
-    /// Looks at the three standard descriptors.
-    pub fn look() -> Terminals {
-        let (stdin, stdout, stderr) =
-            (isatty(io::stdin()), isatty(io::stdout()), isatty(io::stderr()));
-        Terminals { raw: stdin && stdout && cleanup::in_foreground(), stdout, stderr, size: size() }
-    }
-}
-
-fn size() -> Option<Size> {
+/// The size of the first of the standard descriptors that is a terminal.
+pub fn size() -> Option<Size> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let sizes = [stdout.as_fd(), stderr.as_fd(), stdin.as_fd()].map(|fd| tcgetwinsize(fd).ok());
     sizes.into_iter().flatten().next().map(|s| Size { rows: s.ws_row, cols: s.ws_col })
@@ -345,13 +324,6 @@ fn send_stdin(link: &Arc<Link>, stream: &UnixStream, raw: bool, taken: &Receiver
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ignored_signals_are_recognised() {
-        let status = "Name:\tvm\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000004002\n";
-        assert!(ignores(status, SIGHUP));
-        assert!(!ignores(status, SIGINT) && !ignores(status, SIGTERM) && !ignores("", SIGHUP));
-    }
 
     #[test]
     fn a_reader_that_takes_its_time_is_not_the_guests_fault() {

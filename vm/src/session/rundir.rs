@@ -227,22 +227,6 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_launcher_left_is_removed_by_the_next() {
-        let parent = tempfile::tempdir().unwrap();
-        let first = RunDir::create_in(parent.path(), &info()).unwrap();
-        let dead = parent.path().join("dead");
-        fs::create_dir(&dead).unwrap();
-        fs::write(dead.join("lock"), "").unwrap();
-        let other = Info { name: Some(SHELL.into()), ..info() };
-        let second = RunDir::create_in(parent.path(), &other).unwrap();
-        assert!(first.dir().is_dir() && second.dir().is_dir() && !dead.exists());
-        assert!(is_alive(first.dir()));
-        let gone = first.dir().to_owned();
-        drop(first);
-        assert!(!is_alive(&gone));
-    }
-
-    #[test]
     fn a_guest_is_found_by_workspace_name_and_kernel() {
         let parent = tempfile::tempdir().unwrap();
         let find = |workspace: &str, name, kernel| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use host::events::{Cost, Ended, NOT_RUN, Reader, Said, Verdict};
 
-use crate::commands::test::timings::Timings;
+use crate::commands::test::timings::{Guest, Test, Timings};
 use crate::fetch::table::Passed;
 
 /// How many lines of a failure the end of a run repeats: a log of CI may hold no more than its end.
@@ -121,7 +121,8 @@ impl Report {
     fn ended(&mut self, ended: Ended) {
         let (name, place) = (&ended.name, self.place.clone());
         if let Some(cost) = ended.cost {
-            self.timings.test(&place, name, cost);
+            let (place, name) = (place.clone(), name.clone());
+            self.timings.tests.push(Test { place, name, cost });
         }
         let came_out = match &ended.verdict {
             Verdict::Passed => {
@@ -143,7 +144,9 @@ impl Report {
 
     /// The guest has ended, whose first test began `boot` after its start.
     pub fn guest_took(&mut self, boot: Duration, took: Duration) {
-        self.timings.guest(&self.place, &self.label, boot, took);
+        let (place, label) = (self.place.clone(), self.label.clone());
+        let [boot, took] = [boot, took].map(|time| time.as_millis() as u64);
+        self.timings.guests.push(Guest { place, label, boot, took });
     }
 
     /// The guest has ended: what did not run is a failure.
@@ -208,7 +211,8 @@ impl Report {
 
     /// Adds what another one has counted.
     pub fn add(&mut self, other: &Report) {
-        self.timings.add(&other.timings);
+        self.timings.guests.extend_from_slice(&other.timings.guests);
+        self.timings.tests.extend_from_slice(&other.timings.tests);
         self.ended.extend_from_slice(&other.ended);
         self.failed.extend_from_slice(&other.failed);
         self.release = self.release.take().or_else(|| other.release.clone());
@@ -218,9 +222,9 @@ impl Report {
         self.unsupported.extend(other.unsupported.clone());
     }
 
-    /// What to print at the end: what took long, what failed, what could not be judged, and the sum.
+    /// What to print at the end: what failed, what could not be judged, and the sum.
     pub fn closing(&self) -> String {
-        let mut text = self.timings.closing();
+        let mut text = String::new();
         if !self.failed.is_empty() {
             text += "\nfailed:\n";
             for line in self.failed.iter().flat_map(|failure| failure.lines()) {

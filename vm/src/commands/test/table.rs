@@ -116,19 +116,6 @@ mod tests {
     }
 
     #[test]
-    fn a_column_for_each_kernel_and_a_line_for_each_program() {
-        let old = passed("6.1.0", &[("stage08", "✓")]);
-        let new = passed("7.2", &[("stage08", "✓, not judged: x"), ("stage10", "✓")]);
-        let expected = "\
-| | 6.1.0 | 7.2 |
-|---|---|---|
-| stage08 | ✓ | ✓, not judged: x |
-| stage10 | not tested | ✓ |
-";
-        assert_eq!(rendered(&[&old, &passed("7.3", &[]), &new]), expected);
-    }
-
-    #[test]
     fn a_newer_release_that_says_the_same_is_no_news() {
         let before = passed("6.1.0-50", &[("stage08", "✓")]);
         let now = passed("6.1.0-51", &[("stage08", "✓")]);
