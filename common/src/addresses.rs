@@ -9,12 +9,60 @@ use anyhow::{Context, Result};
 
 use crate::error::unsupported;
 
-/// The address of a function of the running kernel, from /proc/kallsyms. Where the kernel has no such
-/// function, or hides its address, this fails with [`Unsupported`](crate::Unsupported) (exit code 3).
+/// The address of a function of the running kernel. Where the kernel has no such function, or hides its
+/// address, this fails with [`Unsupported`](crate::Unsupported) (exit code 3).
+pub fn kernel_function(name: &str) -> Result<u64> {
+    match address(name)? {
+        Some(address) => Ok(address),
+        None => unsupported(format!("this kernel has no function {name}()")),
+    }
+}
+
+/// The address of a function that the kernel need not have: without it, a number that is no address. Where
+/// the kernel hides the address, this fails as [`kernel_function`] does.
+pub fn kernel_function_if_any(name: &str) -> Result<u64> {
+    Ok(address(name)?.unwrap_or(u64::MAX))
+}
+
+/// The functions that modules let bio_endio() call for their clones, in the order of `enum end` in tools/bpf/above.h.
+const ENDS: [&str; 8] = [
+    "crypt_endio",
+    "raid1_end_read_request",
+    "raid1_end_write_request",
+    "raid10_end_read_request",
+    "raid10_end_write_request",
+    "raid5_align_endio",
+    "md_end_io_acct",
+    "md_end_clone_io",
+];
+
+/// Their addresses; where the module is not loaded, a number that is no address.
+pub fn ends_of_clones() -> Result<[u64; 8]> {
+    kernel_functions_if_any(ENDS)
+}
+
+/// The addresses of functions, read at once; of those that the kernel does not have, a number that is no address.
+pub fn kernel_functions_if_any<const N: usize>(names: [&str; N]) -> Result<[u64; N]> {
+    let path = "/proc/kallsyms";
+    let mut kallsyms = BufReader::new(File::open(path).context(path)?);
+    let mut found = [u64::MAX; N];
+    let places = |name: &[u8]| names.iter().position(|known| known.as_bytes() == name);
+    while let Some((place, address)) = next(&mut kallsyms, places).context(path)? {
+        found[place] = address;
+    }
+    Ok(found)
+}
+
+/// Fails, with exit code 3, where the kernel hides the addresses of its functions: then none of them has a name.
+pub fn functions_have_names() -> Result<()> {
+    kernel_function("_stext").map(|_| ()) // among the first lines
+}
+
+/// The address of a function, from /proc/kallsyms. `None`: the kernel has no such function.
 ///
 /// `extern const void FUNCTION __ksym` in the BPF program gives the address, too, but then libbpf reads
 /// all of /proc/kallsyms, some 600,000,000 instructions. This stops at the function.
-pub fn kernel_function(name: &str) -> Result<u64> {
+fn address(name: &str) -> Result<Option<u64>> {
     let path = "/proc/kallsyms";
     let kallsyms = BufReader::new(File::open(path).context(path)?);
     match look_up(kallsyms, name).context(path)? {
@@ -22,22 +70,30 @@ pub fn kernel_function(name: &str) -> Result<u64> {
             "the kernel hides the address of {name}(): the capability CAP_SYSLOG is missing, or \
              kernel.kptr_restrict is 2 (then: sysctl kernel.kptr_restrict=1)"
         )),
-        Some(address) => Ok(address),
-        None => unsupported(format!("this kernel has no function {name}()")),
+        address => Ok(address),
     }
 }
 
-/// The address of a function, from the lines of /proc/kallsyms: `ffffffff81000000 t name`, and behind a
-/// tab the module.
+/// The address of a function, from the lines of /proc/kallsyms.
 fn look_up(mut kallsyms: impl BufRead, function: &str) -> Result<Option<u64>> {
+    let found = next(&mut kallsyms, |name| (name == function.as_bytes()).then_some(()))?;
+    Ok(found.map(|(_, address)| address))
+}
+
+/// The next function that is looked for, with what `known` says of its name, and its address. A line is
+/// `ffffffff81000000 t name`, and behind a tab the module.
+fn next<T>(
+    kallsyms: &mut impl BufRead,
+    known: impl Fn(&[u8]) -> Option<T>,
+) -> Result<Option<(T, u64)>> {
     let mut line = Vec::new();
     while kallsyms.read_until(b'\n', &mut line)? > 0 {
         let mut words = line.split(|byte| byte.is_ascii_whitespace());
         let (address, kind, name) = (words.next(), words.next(), words.next());
         if let (Some(address), Some(b"t" | b"T")) = (address, kind)
-            && name == Some(function.as_bytes())
+            && let Some(known) = name.and_then(&known)
         {
-            return Ok(Some(u64::from_str_radix(str::from_utf8(address)?, 16)?));
+            return Ok(Some((known, u64::from_str_radix(str::from_utf8(address)?, 16)?)));
         }
         line.clear();
     }

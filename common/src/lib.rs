@@ -7,6 +7,8 @@ mod cli;
 mod device;
 mod error;
 pub mod hookable;
+#[cfg(feature = "pages")]
+mod pages;
 mod preflight;
 mod process;
 mod program;
@@ -17,7 +19,10 @@ mod stdout;
 mod symbols;
 mod trace_pipe;
 
-pub use addresses::kernel_function;
+pub use addresses::{
+    ends_of_clones, functions_have_names, kernel_function, kernel_function_if_any,
+    kernel_functions_if_any,
+};
 pub use cli::{Cli, InFlight, NoOptions, duration};
 pub use device::{BlockDevice, Device, block_devices};
 pub use error::{Unsupported, unsupported};

@@ -2,7 +2,7 @@
 
 use std::{
     env::consts,
-    fs,
+    fs::{self, File},
     io::ErrorKind,
     path::{Path, PathBuf},
 };
@@ -12,11 +12,12 @@ use libbpf_rs::btf::{
     Btf,
     types::{Func, FuncProto, Typedef},
 };
+use rustix::io::Errno;
 
 use crate::error::unsupported;
 
 /// Fails, with exit code 3, where the kernel is older than 6.1, this process may not load BPF
-/// programs, the kernel describes no types (BTF), or tracefs is not mounted.
+/// programs, the kernel describes no types (BTF), tracefs is not mounted, or the kernel is locked down.
 pub fn machine() -> Result<()> {
     let release = release()?;
     if version(&release).is_some_and(|version| version < (6, 1)) {
@@ -37,14 +38,6 @@ pub fn machine() -> Result<()> {
             "this kernel has no BTF, the description of its types: /sys/kernel/btf/vmlinux is missing. \
              A kernel built with CONFIG_DEBUG_INFO_BTF=y has it (Debian from 11, Fedora, Ubuntu from 20.10); \
              so has the VM's: cargo vm run",
-        );
-    }
-    // Absent where securityfs is not mounted, or no such module is built in.
-    let lockdown = fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default();
-    if lockdown.contains("[confidentiality]") {
-        return unsupported(
-            "this kernel is locked down (lockdown=confidentiality): no BPF program may read its memory. Boot \
-             it with lockdown=integrity or without Secure Boot, or start the program in the VM with cargo vm run",
         );
     }
     tracefs().map(|_| ())
@@ -196,12 +189,12 @@ pub fn perf_events(hooks: &[String]) -> Result<()> {
     ))
 }
 
-/// Where tracefs is mounted. Fails, with exit code 3, where it is not.
+/// Where tracefs is mounted. Fails, with exit code 3, where it is not, or where the kernel lets nobody read it.
 pub fn tracefs() -> Result<PathBuf> {
     let mut hidden = false;
     for path in ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"].map(PathBuf::from) {
         match path.join("trace_pipe").try_exists() {
-            Ok(true) => return Ok(path),
+            Ok(true) => return unlocked(path),
             Ok(false) => {}
             Err(error) => hidden |= error.kind() == ErrorKind::PermissionDenied,
         }
@@ -213,6 +206,17 @@ pub fn tracefs() -> Result<PathBuf> {
         }
         false => "tracefs is not mounted: mount -t tracefs tracefs /sys/kernel/tracing",
     })
+}
+
+/// A locked kernel refuses tracefs even to root, so this needs no securityfs, where the lock could be looked up.
+fn unlocked(tracefs: PathBuf) -> Result<PathBuf> {
+    match File::open(tracefs.join("README")) {
+        Err(error) if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) => unsupported(
+            "this kernel is locked down (lockdown=confidentiality): no BPF program may read its memory. Boot \
+             it with lockdown=integrity or without Secure Boot, or start the program in the VM with cargo vm run",
+        ),
+        _ => Ok(tracefs),
+    }
 }
 
 /// Fails, with exit code 3, where the running kernel has no such hook; `section` is the ELF section

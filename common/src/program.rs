@@ -15,6 +15,8 @@ use std::{
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, FromArgMatches};
 
+#[cfg(feature = "pages")]
+use crate::pages;
 use crate::{cli::Cli, error::Unsupported, session::Session, stdout};
 
 /// Wrong usage.
@@ -62,10 +64,17 @@ pub fn main<Own: Args>(
     program: Program,
     run: impl FnOnce(&Cli<Own>, &mut Session) -> Result<()>,
 ) -> ExitCode {
-    let command =
-        Cli::<Own>::command().name(program.name).about(program.about).after_help(AFTER_HELP);
+    let mut command = Cli::<Own>::command()
+        .name(program.name)
+        .about(program.about)
+        .after_help(AFTER_HELP)
+        .version(env!("CARGO_PKG_VERSION"));
+    #[cfg(feature = "pages")]
+    if let Some(directory) = std::env::var_os(pages::DIRECTORY) {
+        let written = pages::write(command, Path::new(&directory));
+        return written.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
     let parsed = command
-        .version(env!("CARGO_PKG_VERSION"))
         .try_get_matches_from_mut(std::env::args_os())
         .and_then(|matches| Cli::<Own>::from_arg_matches(&matches));
     let cli = match parsed {

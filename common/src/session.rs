@@ -22,6 +22,7 @@ use libbpf_rs::{
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::{
+    addresses,
     cli::Cli,
     preflight,
     program::{Program, say},
@@ -97,6 +98,7 @@ impl Session {
         preflight::hooks_run(&self.hooks)?;
         for map in open.open_object().maps().filter(|map| map.map_type() == MapType::StackTrace) {
             preflight::stacks_have(map.value_size() as usize / size_of::<u64>())?;
+            addresses::functions_have_names()?;
         }
         let skel = open.load().map_err(|error| self.explain(Step::Load, error))?;
         for program in skel.object().progs().filter(|program| program.autoload()) {

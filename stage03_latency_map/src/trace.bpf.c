@@ -52,7 +52,7 @@ int BPF_PROG(io_end, struct bio *bio)
 	}
 	__sync_fetch_and_add(&completed, 1);
 	bpf_printk("bio_endio (bio=0x%llx) called: %llu", io, end);
-	bpf_printk("submit_bio() -> bio_endio() time duration: %llu ns", end - start.time);
+	bpf_printk("submit_bio() -> bio_endio() time duration: %lld ns", end - start.time);
 	return 0;
 }
 

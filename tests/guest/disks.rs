@@ -65,7 +65,7 @@ pub fn partitioned(disk: &str) -> Result<String> {
 /// A file system in a directory, as long as it is needed.
 pub struct Mounted {
     pub disk: String,
-    path: String,
+    pub path: String,
 }
 
 impl Mounted {
@@ -262,7 +262,10 @@ impl Mapped {
     /// `table`: as `dmsetup create` reads it, `;` between its lines.
     pub fn new(name: &str, table: &str) -> Result<Mapped> {
         let table = table.replace(';', "\n");
-        shell(&format!("DM_DISABLE_UDEV=1 dmsetup create {name} <<'END'\n{table}\nEND\n"))?;
+        let read_only = if table.contains(" verity ") { "--readonly" } else { "" };
+        shell(&format!(
+            "DM_DISABLE_UDEV=1 dmsetup create {read_only} {name} <<'END'\n{table}\nEND\n"
+        ))?;
         Ok(Mapped { name: name.into() })
     }
 
@@ -301,8 +304,9 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // Nobody must wait for ever for one that a failed test has suspended.
-        self.suspend(false).ok();
-        shell(&format!("DM_DISABLE_UDEV=1 dmsetup remove --retry {}", self.name)).ok();
+        let end =
+            "export DM_DISABLE_UDEV=1; dmsetup resume NAME || true; dmsetup remove --retry NAME";
+        shell(&end.replace("NAME", &self.name)).ok();
     }
 }
 

@@ -34,6 +34,8 @@ pub enum Hook {
 pub struct Event {
     /// The function or the tracepoint.
     pub name: String,
+    /// The name of the task.
+    pub task: String,
     pub cpu: u32,
     /// `.` in a task, `s` in a softirq, `h` in a hardirq, `H` in one that interrupts a softirq.
     pub interrupt: char,
@@ -85,42 +87,28 @@ impl Ftrace {
     }
 
     fn enable(&mut self, hook: Hook) -> Result<()> {
-        let argument = if cfg!(target_arch = "aarch64") { "%x0" } else { "%di" };
-        let event = match hook {
-            Hook::Function(function) | Hook::Stack(function) => {
-                self.probe('p', function, function, argument)?
-            }
-            Hook::Argument(function, number) => {
-                self.probe('p', function, function, &format!("$arg{number}"))?
-            }
-            Hook::Other(function, number, kind) => {
-                let value = format!("$arg{number}:{kind}");
-                self.probe('p', &format!("{function}__other"), function, &value)?
-            }
-            Hook::Value(function, kind) => {
-                let value = format!("$retval:{kind}");
-                self.probe('r', &format!("{function}__return"), function, &value)?
-            }
+        let first = if cfg!(target_arch = "aarch64") { "%x0" } else { "%di" };
+        let (kind, function, suffix, value) = match hook {
             Hook::Tracepoint(name, filter) => {
                 if !filter.is_empty() {
                     self.write(&format!("events/{name}/filter"), filter)?;
                 }
-                format!("events/{name}")
+                return self.write(&format!("events/{name}/enable"), "1");
             }
+            Hook::Function(function) | Hook::Stack(function) => {
+                ('p', function, "", format!("{first}:x64"))
+            }
+            Hook::Argument(function, number) => ('p', function, "", format!("$arg{number}:x64")),
+            Hook::Other(function, n, kind) => ('p', function, "__other", format!("$arg{n}:{kind}")),
+            Hook::Value(function, kind) => ('r', function, "__return", format!("$retval:{kind}")),
         };
+        let event = format!("{}/{function}{suffix}", self.name);
+        probes(&format!("{kind}:{event} {function} argument={value}"))?;
+        self.probes.push(event.clone());
         if matches!(hook, Hook::Stack(_)) {
-            self.write(&format!("{event}/trigger"), "stacktrace")?;
+            self.write(&format!("events/{event}/trigger"), "stacktrace")?;
         }
-        self.write(&format!("{event}/enable"), "1")
-    }
-
-    /// Adds a probe of this kind, `p` or `r`; returns its event's directory.
-    fn probe(&mut self, kind: char, event: &str, function: &str, value: &str) -> Result<String> {
-        let name = &self.name;
-        let kind_of_value = if value.contains(':') { "" } else { ":x64" };
-        probes(&format!("{kind}:{name}/{event} {function} argument={value}{kind_of_value}"))?;
-        self.probes.push(event.to_owned());
-        Ok(format!("events/{name}/{event}"))
+        self.write(&format!("events/{event}/enable"), "1")
     }
 
     fn write(&self, file: &str, text: &str) -> Result<()> {
@@ -158,7 +146,7 @@ impl Drop for Ftrace {
         self.write("current_tracer", "nop").ok();
         fs::remove_dir(&self.instance).ok();
         for probe in &self.probes {
-            probes(&format!("-:{}/{probe}", self.name)).ok();
+            probes(&format!("-:{probe}")).ok();
         }
     }
 }
@@ -197,6 +185,7 @@ fn parse(text: &str) -> Result<Vec<Event>> {
         of_task.insert(task.trim().to_owned(), events.len());
         events.push(Event {
             name: name.trim().to_owned(),
+            task: task.rsplit_once('-').map_or(task, |(task, _)| task).trim().to_owned(),
             cpu: cpu.parse().with_context(|| format!("odd: {line}"))?,
             // `000] d.h1. 39.948507`
             interrupt: head

@@ -213,32 +213,80 @@ pub fn calls(output: &str, function: &str) -> Result<Vec<(String, u64)>> {
     let mut calls = Vec::new();
     for line in output.lines() {
         let Some((_, call)) = line.split_once(&format!("{function}bio=")) else { continue };
-        let (bio, time) = call.split_once(") called: ").with_context(|| format!("odd: {line}"))?;
-        let time = time.trim().parse().with_context(|| format!("odd: {line}"))?;
+        let odd = || format!("not of the form `{function}bio=0x…) called: TIME`: {line}");
+        let (bio, time) = call.split_once(") called: ").with_context(odd)?;
+        let time = time.trim().parse().with_context(odd)?;
         calls.push((bio.to_owned(), time));
     }
     calls.sort_unstable();
     Ok(calls)
 }
 
+/// Which calls have no line: all of one CPU, or so many of bios that these programs have submitted.
+fn without_a_line(printed: &[(String, u64)], events: &[Event], submitted: &[Event]) -> String {
+    // An address is used again: a line is that of the call that is next to it.
+    let mut without: Vec<&Event> = events.iter().collect();
+    for (bio, time) in printed {
+        let its = without.iter().enumerate().filter(|(_, event)| event.argument == *bio);
+        if let Some((at, _)) = its.min_by_key(|(_, event)| event.time.abs_diff(*time)) {
+            without.remove(at);
+        }
+    }
+    let cpu = without.first().map_or(0, |event| event.cpu);
+    let of_cpu = events.iter().filter(|event| event.cpu == cpu).count();
+    if without.len() == of_cpu && without.iter().all(|event| event.cpu == cpu) {
+        return format!("; those of CPU {cpu} have no line");
+    }
+    let mut names = BTreeMap::<&str, usize>::new();
+    for event in without {
+        let is_its = |it: &&Event| it.argument == event.argument && it.time <= event.time;
+        let name = submitted.iter().rfind(is_its).map_or("nobody", |it| &it.task);
+        *names.entry(name.split(['/', '-']).next().unwrap_or(name)).or_default() += 1;
+    }
+    let names: Vec<_> = names.iter().map(|(name, number)| format!("{number} of {name}")).collect();
+    format!("; no line for {}", names.join(", "))
+}
+
 /// Checks that the lines of a function are the calls that ftrace saw: as many of each bio, at about
 /// the same times.
-pub fn same_calls(output: &str, function: &str, events: &[Event]) -> Result<()> {
+pub fn same_calls(
+    output: &str,
+    function: &str,
+    events: &[Event],
+    submitted: &[Event],
+) -> Result<()> {
     let printed = calls(output, function)?;
     let (lines, what) = (printed.len(), format!("{function}bio=0x…) called: …"));
     let mut seen: Vec<_> = events.iter().map(|event| (&event.argument, event.time)).collect();
     seen.sort_unstable();
-    // Without the output, which asks whether anything was read or written.
-    let output = if lines == 0 { "" } else { output };
     let calls = seen.len();
-    ensure!(lines == calls, "{lines} lines `{what}`, and ftrace saw {calls} calls: {output}");
+    if lines == 0 && calls > 0 {
+        let name = function.trim_end_matches([' ', '(']);
+        let yours = output.lines().find(|line| line.contains(name)).map(|line| {
+            let line = line.rsplit("printk: ").next().unwrap_or_default();
+            let space = if line.contains("bio_endio(") { "; put a space before `(`" } else { "" };
+            format!("; yours: `{line}`{space}")
+        });
+        bail!("no line `{what}`, and ftrace saw {calls} calls{}", yours.unwrap_or_default());
+    }
+    let without = match lines {
+        some if some < calls => without_a_line(&printed, events, submitted),
+        _ => String::new(),
+    };
+    ensure!(
+        lines == calls,
+        "{lines} lines `{what}`, and ftrace saw {calls} calls{without}: {output}"
+    );
     for ((bio, time), (seen, at)) in printed.iter().zip(seen) {
         ensure!(
             bio == seen,
             "a line `{what}` with the bio {bio}, and a call with {seen}: {output}"
         );
         let is_near = time.abs_diff(at) <= 500_000_000;
-        ensure!(is_near, "a call with the bio {bio} was at {at}, your line says {time}: {output}");
+        // The share is the same in each run.
+        let share = *time as f64 / at as f64;
+        let odd = "has a line with another time";
+        ensure!(is_near, "a call with the bio {bio} {odd}, {share:.3} of its own: {output}");
     }
     Ok(())
 }

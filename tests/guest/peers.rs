@@ -1,13 +1,13 @@
 //! Tools that are not ours: in a root of their own, and ready when their programs are attached.
 
 use std::{
-    os::unix::process::CommandExt,
+    os::unix::process::{CommandExt, ExitStatusExt},
     process::{Child, Stdio},
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
 use rustix::process::{Pid, kill_process_group};
-use truth::Tool;
+use truth::{Broke, NOT_READY, Plan, Tool};
 
 use crate::{prelude::*, table::Refusal};
 
@@ -15,39 +15,25 @@ use crate::{prelude::*, table::Refusal};
 static STARTED: AtomicU32 = AtomicU32::new(0);
 /// A tool has attached its programs once it has not used a CPU for this long.
 const IDLE: Duration = Duration::from_secs(2);
-/// How long its start may take: bcc's tools compile, for a minute in an emulated machine that is busy.
-/// One that takes longer has refused nothing: the cell is not judged.
-const READY_LIMIT: Duration = Duration::from_secs(400);
-
 /// A tool that runs in a root of its own.
 pub struct Peer {
     child: Child,
     /// What it prints.
     output: PathBuf,
+    /// What it prints once it measures, if anything.
+    ready: String,
+    /// How long its start may take.
+    limit: Duration,
 }
 
 impl Peer {
-    pub fn start(tool: &Tool, root: &Path, headers: Option<&Path>) -> Result<Peer> {
-        let to = root.display();
-        if !fs::read_to_string("/proc/mounts")?.contains(&format!(" {to}/proc ")) {
-            shell(&format!(
-                "mkdir -p {to}/proc {to}/sys {to}/dev {to}/run {to}/tmp {to}/usr/src {to}/usr/lib/modules
-                 for dir in proc sys dev; do mount --rbind /$dir {to}/$dir; done"
-            ))?;
-            if let Some(headers) = headers {
-                let from = headers.display();
-                shell(&format!(
-                    "for dir in src lib/modules; do mount --bind {from}/usr/$dir {to}/usr/$dir; done"
-                ))?;
-            }
-        }
+    pub fn start(tool: &Tool, plan: &Plan) -> Result<Peer> {
+        shell(&tool.mounts(plan, &fs::read_to_string("/proc/mounts")?))?;
         let path = PathBuf::from(format!("/run/peer-{}", STARTED.fetch_add(1, Relaxed)));
         let output = fs::File::create(&path).context("no file in /run")?;
-        // Line by line, though it is no terminal.
-        let child = Command::new("chroot")
-            .arg(root)
-            .args(["stdbuf", "-oL"])
-            .args(&tool.argv)
+        let command = tool.command(plan);
+        let child = Command::new(&command[0])
+            .args(&command[1..])
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("PYTHONUNBUFFERED", "1")
             .env("LC_ALL", "C.UTF-8")
@@ -58,7 +44,7 @@ impl Peer {
             .process_group(0)
             .spawn()
             .context("chroot does not start")?;
-        Ok(Peer { child, output: path })
+        Ok(Peer { child, output: path, ready: tool.ready.clone(), limit: tool.ready_limit() })
     }
 
     /// Waits until it has loaded programs, and has not worked for a while.
@@ -66,18 +52,26 @@ impl Peer {
         let (start, mut idle, mut before) = (Instant::now(), Instant::now(), 0);
         loop {
             if let Some(status) = self.child.try_wait()? {
+                let flood = |broke: Broke| Broke(format!("{NOT_READY}: {broke}"));
+                self.has_not_flooded().map_err(flood)?;
                 return Err(Refusal(format!("{} ({status})", self.said())).into());
             }
             let cpu = self.ticks().unwrap_or(before);
             if cpu > before {
                 (idle, before) = (Instant::now(), cpu);
             }
-            if idle.elapsed() >= IDLE && self.has_programs() {
+            let is_ready = match self.ready.is_empty() {
+                true => idle.elapsed() >= IDLE && self.has_programs(),
+                false => self.text()?.contains(&self.ready),
+            };
+            if is_ready {
                 return Ok(());
             }
-            if start.elapsed() > READY_LIMIT {
-                bail!("not attached after {READY_LIMIT:?}: {}", self.said());
-            }
+            let limit = self.limit;
+            ensure!(
+                start.elapsed() < limit,
+                Broke(format!("{NOT_READY} after {limit:?}: {}", self.said()))
+            );
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -89,12 +83,12 @@ impl Peer {
         Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
     }
 
-    /// Whether it holds a BPF program or a link of one.
+    /// Whether it holds a BPF program, a link of one, or an event of perf.
     fn has_programs(&self) -> bool {
         let files = fs::read_dir(format!("/proc/{}/fd", self.child.id())).into_iter().flatten();
         files.flatten().filter_map(|file| fs::read_link(file.path()).ok()).any(|target| {
             let target = target.to_string_lossy();
-            target.ends_with("bpf-prog") || target.ends_with("bpf_link")
+            ["bpf-prog", "bpf_link", "[perf_event]"].iter().any(|end| target.ends_with(end))
         })
     }
 
@@ -104,16 +98,24 @@ impl Peer {
 
     /// Waits for its end; what it has printed, and its exit code.
     pub fn end(mut self) -> Result<(String, Option<i32>)> {
-        let ended = wait_until("the end", || Ok(self.child.try_wait()?.is_some()));
-        ended.with_context(|| self.said())?;
+        let ended = wait_until("the end after Ctrl-C", || Ok(self.child.try_wait()?.is_some()));
+        ended.map_err(|error| Broke(format!("{error}: {}", self.said())))?;
+        self.has_not_flooded()?;
         let status = self.child.wait()?;
-        Ok((String::from_utf8_lossy(&fs::read(&self.output)?).into_owned(), status.code()))
+        Ok((self.text()?, status.code().or(status.signal().map(|signal| 128 + signal))))
+    }
+
+    fn has_not_flooded(&self) -> Result<(), Broke> {
+        Broke::if_flood(fs::metadata(&self.output).map_or(0, |file| file.len()))
+    }
+
+    fn text(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&fs::read(&self.output)?).into_owned())
     }
 
     /// The line of its output that is most likely the reason.
     fn said(&self) -> String {
-        let text = fs::read(&self.output).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
+        let text = self.text().unwrap_or_default();
         let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
         let error =
             lines().find(|line| line.to_lowercase().contains("error") || line.contains("ailed"));

@@ -2,29 +2,25 @@
 
 use std::{
     cell::Cell,
-    fs,
     io::{BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ExitStatus, Stdio},
     sync::{
         Arc, LazyLock,
         atomic::{AtomicBool, Ordering::Relaxed},
         mpsc::{self, Receiver, RecvTimeoutError},
     },
-    thread,
-    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
 use host::judging::Judging;
 use rustix::{
     fs::{CWD, FileType, Mode, mknodat},
-    process::{Pid, Signal, kill_process, kill_process_group},
+    process::{Pid, kill_process, kill_process_group},
     thread::{CpuSet, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
-use serde_json::Value;
+
+use crate::prelude::*;
 
 /// The longest that anything here may take; then it has failed.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -99,7 +95,8 @@ pub fn compared(figures: &str) {
 /// Fails where an attempt's figures are not right, with its output; else tells a learner what they were compared
 /// with.
 pub fn judge(is_right: bool, figures: &str, output: &str) -> Result<()> {
-    ensure!(is_right, "{figures}: {output}");
+    // On a line of its own: `cargo lesson` looks for known mistakes by the figures.
+    ensure!(is_right, "{figures}:\n{output}");
     compared(figures);
     Ok(())
 }
@@ -605,7 +602,7 @@ pub fn ensure_counts(output: &str, expected: &[(&str, u64, &str)]) -> Result<()>
     for (what, expected, why) in expected.iter().copied().chain(skipped) {
         let yours = count(output, what)?;
         let summary = summary(output);
-        ensure!(yours == expected, "{yours} {what}, and has to be {expected}{why}: {summary}");
+        ensure!(yours == expected, "{yours} {what}, and has to be {expected}{why}:\n{summary}");
     }
     Ok(())
 }

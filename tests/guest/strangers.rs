@@ -15,8 +15,10 @@ tests![
     slow_io_and_exporter_count_refusals_apart,
     slow_io_and_exporter_know_disks_by_their_diskseq,
     slow_io_and_exporter_write_hostile_names,
+    slow_io_follows_md,
     slow_io_knows_whose_checksums_they_are,
     stage01_prints_a_hostile_threads_events,
+    incident_of_the_day_is_solved,
 ];
 
 /// Some writes of device mapper's own making, and what has to be true of each one's parts.
@@ -24,7 +26,9 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
     // Far above the 50 ms of dm-delay, whose worker may be late on a busy machine.
     const LATE: u64 = 400_000_000;
     const SLOW: u64 = 100_000_000;
-    shell("modprobe -a dm_delay dm_snapshot dm_thin_pool dm_raid raid1 dm_integrity")?;
+    shell(
+        "modprobe -a dm_delay dm_snapshot dm_thin_pool dm_raid raid1 dm_mirror dm_integrity dm_verity",
+    )?;
     let late = NullBlk::timer("late", LATE / 1_000_000, &[("memory_backed", "1")])?;
     let quick = |name| NullBlk::named(name, &[("memory_backed", "1")]);
     let (one, two, three) = (quick("one")?, quick("two")?, quick("three")?);
@@ -32,11 +36,14 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
     // One part at a disk that takes 400 ms, and one that a target holds for 50 ms.
     let parts =
         Mapped::new("parts", &format!("0 8 linear /dev/{late} 0;8 8 delay /dev/{one} 8 50"))?;
-    // One part whose request is known, and one that md gives to a slow disk.
+    // md, below device mapper.
     let raid =
         Mapped::new("raid", &format!("0 8192 raid raid1 2 0 nosync 2 - /dev/{two} - /dev/{late}"))?;
+    // One part whose request is known, and one whose bios for the disks lead to no other one.
+    let table = format!("0 8192 mirror core 2 64 nosync 2 /dev/{two} 0 /dev/{late} 0");
+    let mirror = Mapped::new("mirror", &table)?;
     let half =
-        Mapped::new("half", &format!("0 8 linear /dev/{one} 0;8 8 linear {} 8", raid.path()))?;
+        Mapped::new("half", &format!("0 8 linear /dev/{one} 0;8 8 linear {} 8", mirror.path()))?;
     // A snapshot's origin copies to a slow disk before it writes. A thin pool submits what it allocates itself.
     let slow = Mapped::new("slow", &format!("0 65536 delay /dev/{one} 65536 100"))?;
     let origin = Mapped::new("origin", &format!("0 65536 snapshot-origin /dev/{two}"))?;
@@ -45,22 +52,28 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
     let pool = Mapped::new("pool", &format!("0 65536 thin-pool /dev/{one} /dev/{three} 128 0"))?;
     shell(&format!("dmsetup message {} 0 'create_thin 0'", pool.path()))?;
     let thin = Mapped::new("thin", &format!("0 65536 thin {} 0", pool.path()))?;
-    // Its clones end in a function of its own. It formats an empty disk.
+    // Of the next two, clones end in functions of their own. The first one formats an empty disk.
     let checked = NullBlk::timer("checked", 20, &[("memory_backed", "1")])?;
     let table = format!("0 8192 integrity /dev/{} 0 - D 1 internal_hash:crc32c", checked.name);
     let integrity = Mapped::new("integrity", &table)?;
+    // One block, of zeros: its hash is the root's.
+    let zeros = NullBlk::timer("zeros", 20, &[("memory_backed", "1")])?;
+    let hash = shell("head -c 4096 /dev/zero | sha256sum | cut -d ' ' -f 1")?;
+    let table = format!("/dev/{0} /dev/{0} 4096 4096 1 1 sha256 {1} -", zeros.name, hash.trim());
+    let verity = Mapped::new("verity", &format!("0 8 verity 1 {table}"))?;
 
     let write = |mapped: &Mapped, bs: &str, count: u32| {
         let dd = format!("dd if=/dev/zero of={} bs={bs} count={count}", mapped.path());
         shell(&format!("{dd} oflag=direct status=none"))
     };
     let output = traced(&[], || {
-        for mapped in [&parts, &parts, &half, &half] {
+        for mapped in [&parts, &parts, &half, &half, &raid] {
             write(mapped, "8k", 1)?;
         }
         write(&origin, "4k", 2)?;
         write(&thin, "64k", 2)?;
-        write(&integrity, "4k", 2).map(drop)
+        write(&integrity, "4k", 2)?;
+        disks::read(&verity.path(), 1)
     })?;
     let lines = objects(&output, "bio")?;
     let of = |mapped: &Mapped, bytes: u64| -> Result<Vec<Value>> {
@@ -69,7 +82,7 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
         ensure!(!lines.is_empty(), "no write of {bytes} bytes: {output}");
         Ok(lines)
     };
-    for line in of(&parts, 8192)? {
+    for line in [of(&parts, 8192)?, of(&raid, 8192)?].concat() {
         ensure!(part(&line, "device") >= LATE, "the disk had it for 400 ms: {line}");
     }
     for line in of(&half, 8192)? {
@@ -83,9 +96,72 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
     for line in of(&thin, 65536)? {
         ensure!(line["device_ns"].is_u64(), "a whole block of a thin pool: {line}");
     }
-    for line in of(&integrity, 4096)? {
+    for line in [of(&integrity, 4096)?, of(&verity, 4096)?].concat() {
         ensure!(part(&line, "device") >= SLOW / 5, "the disk had it for 20 ms: {line}");
     }
+    Ok(())
+}
+
+/// Makes an array of md's, by its files in /sys.
+fn md(level: &str, layout: &str, disks: &[&str]) -> Result<String> {
+    let array = format!("md_{level}");
+    fs::write("/sys/module/md_mod/parameters/new_array", &array)?;
+    let add = |(slot, disk)| {
+        format!("cat /sys/block/{disk}/dev >new_dev; echo {slot} >dev-{disk}/slot; ")
+    };
+    let members: String = disks.iter().enumerate().map(add).collect();
+    shell(&format!(
+        "cd /sys/block/{array}/md; echo {level} >level; echo {} >raid_disks; echo 8192 >component_size; \
+         {layout} {members} echo none >resync_start; echo active >array_state",
+        disks.len()
+    ))?;
+    Ok(array)
+}
+
+/// The slow disk of an array explains the bio: of a RAID 1, one below dm-delay; of a RAID 10, one that is slow itself;
+/// of a RAID 5, that of a chunk that is read. What it writes in stripes is not explained at all.
+fn slow_io_follows_md() -> Result<()> {
+    const SLOW: u64 = 150_000_000;
+    shell("modprobe -a dm_delay md_mod raid1 raid10 raid456")?;
+    let quick = |name| NullBlk::named(name, &[("memory_backed", "1")]);
+    let slow = |name| NullBlk::timer(name, SLOW / 1_000_000, &[("memory_backed", "1")]);
+    let [a, b, c, d, e] = [quick("a")?, quick("b")?, quick("c")?, quick("d")?, quick("e")?];
+    let [f, g] = [slow("f")?, slow("g")?];
+    let delay = Mapped::new("delay", &format!("0 65536 delay /dev/{} 0 150", b.name))?;
+    let chunks = |layout| format!("echo 65536 >chunk_size; echo {layout} >layout;");
+    let raid1 = md("raid1", "", &[&a.name, &delay.disk()?])?;
+    let raid10 = md("raid10", &chunks(258), &[&c.name, &f.name])?;
+    let raid5 = md("raid5", &chunks(2), &[&d.name, &e.name, &g.name])?;
+    let output = traced(&[], || {
+        shell(&format!(
+            "cd /dev; for md in {raid1} {raid10} {raid5}; do \
+             dd if=zero of=$md bs=4k count=3 oflag=direct status=none; done; \
+             dd if={raid5} of=null bs=64k count=4 iflag=direct status=none"
+        ))
+        .map(drop)
+    });
+    shell("for md in /sys/block/md_raid*/md; do echo clear >$md/array_state; done")?;
+    let lines = objects(&output?, "bio")?;
+    let of = |array: &str, operation: &str, bytes: u64, count: usize| -> Result<Vec<Value>> {
+        let mut lines = of_disk(&lines, array);
+        lines.retain(|line| line["operation"] == operation && line["bytes"] == bytes);
+        ensure!(lines.len() == count, "not {count} {operation} of {array}: {lines:?}");
+        Ok(lines)
+    };
+    for (array, name) in [(&raid1, "mapper"), (&raid10, "device")] {
+        for line in of(array, "WS", 4096, 3)? {
+            // md submits what is written later than it says; device mapper does not.
+            let waited = line["wait_ns"].is_u64() == (name == "mapper");
+            ensure!(part(&line, name) >= SLOW && waited, "a disk was slow, {name}: {line}");
+        }
+    }
+    let reads = of(&raid5, "RS", 65536, 4)?;
+    let is_known = reads.iter().all(|line| line["wait_ns"].is_u64());
+    let slow = reads.iter().filter(|line| part(line, "device") >= SLOW).count();
+    ensure!(is_known && slow == 1, "one of four chunks is on the slow disk: {reads:?}");
+    let stripes = of(&raid5, "WS", 4096, 3)?;
+    let is_known = stripes.iter().any(|line| !line["device_ns"].is_null());
+    ensure!(!is_known, "stripes: {stripes:?}");
     Ok(())
 }
 
@@ -100,7 +176,7 @@ fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
         ("submit_queues", "2"),
     ])?;
     let stacks: String =
-        (90..94).map(|depth| format!("@s{depth}[kstack({depth})] = count(); ")).collect();
+        (78..94).map(|depth| format!("@s{depth}[kstack({depth})] = count(); ")).collect();
     let mut slower = Running::bash(&format!(
         "exec bpftrace -B line -e 'kfunc:bio_endio {{ {stacks} }} \
          interval:ms:500 {{ printf(\"ready\\n\"); }}' >&2"
@@ -109,11 +185,24 @@ fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
     let running = Running::stage("slow_io", &["--min", "1h"])?;
     let server = exporter::start(&[])?;
     let options = "--bs=4M --ioengine=psync --numjobs=8 --number_ios=100 --size=512M";
-    fio_direct(&disk.name, options)?;
+    // Stage 10 leaves such bios out, about 15 in a round: until it has lost some, nothing is judged.
+    let mut lost = 0;
+    for _ in 0..6 {
+        let lesson = Running::stage("stage10", &[])?;
+        fio_direct(&disk.name, options)?;
+        let lesson = lesson.interrupt()?;
+        lost += count(&lesson, "in flight")? + count(&lesson, "dropped")?;
+        if lost > 8 {
+            break;
+        }
+    }
     let scrape = Scrape::now()?;
     let output = running.interrupt()?;
     server.interrupt()?;
     slower.interrupt()?;
+    if lost <= 8 {
+        judged_weakly(&format!("stage 10 lost no more than {lost} bios"));
+    }
     let completed = count(&output, "bios completed")?;
     for none in ["in flight", "dropped", "unmatched"] {
         ensure!(count(&output, none)? == 0, "{none}: {output}");
@@ -306,4 +395,12 @@ fn stage01_prints_a_hostile_threads_events() -> Result<()> {
     let odd = output.chars().find(|c| c.is_control() && *c != '\n');
     ensure!(odd.is_none(), "{odd:?} in {output:?}");
     Ok(())
+}
+
+/// What `cargo lesson incident` makes is not there without its fault, and our tools find it: each day another fault.
+fn incident_of_the_day_is_solved() -> Result<()> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+    let day = now.as_secs() / 86400;
+    let program = run::built().join("incidents");
+    shell(&format!("{} prove --number {day}", program.display())).map(drop)
 }

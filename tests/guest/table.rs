@@ -7,7 +7,7 @@
 pub mod laws;
 pub mod loads;
 
-use truth::{Case, Family, Plan, Tool, together};
+use truth::{BEFORE, Case, Family, Plan, Tool, together};
 
 use crate::{exporter, peers::Peer, prelude::*};
 
@@ -30,6 +30,7 @@ groups![
     loads_twice "twice",
     loads_timer "timer",
     loads_one_tag "one_tag",
+    loads_paced "paced",
     loads_io_max "io_max",
     loads_writeback "writeback",
     loads_sizes "sizes",
@@ -42,7 +43,11 @@ groups![
 pub struct Refusal(pub String);
 
 /// Tools that run beside a load.
-pub struct Beside(Vec<(Tool, Tracer)>);
+pub struct Beside {
+    running: Vec<(Tool, Tracer)>,
+    /// What those that count since the boot printed before the load.
+    before: Vec<String>,
+}
 
 enum Tracer {
     Ours(Running),
@@ -62,14 +67,13 @@ impl Beside {
     pub fn start(tools: &[Tool], copies: usize, plan: Option<&Plan>) -> Result<Beside> {
         let pid = std::process::id().to_string();
         let start = |tool: &Tool| {
-            let Some(rootfs) = &tool.rootfs else {
+            if tool.family <= Family::Lessons {
                 let (name, arguments) = tool.argv.split_first().context("no program")?;
                 let arguments = arguments.iter().map(|argument| argument.replace("{pid}", &pid));
                 let running = Running::spawn(Command::new(program(name)).args(arguments))?;
                 return Ok((tool.clone(), Tracer::Ours(running)));
-            };
-            let plan = plan.context("a tool of others needs a plan")?;
-            let peer = Peer::start(tool, &plan.rootfs[rootfs], plan.headers.as_deref())?;
+            }
+            let peer = Peer::start(tool, plan.context("a tool of others needs a plan")?)?;
             Ok((tool.clone(), Tracer::Peer(peer)))
         };
         let all = tools.iter().flat_map(|tool| vec![tool; copies]);
@@ -80,21 +84,27 @@ impl Beside {
                 Tracer::Peer(peer) => peer.wait()?,
             }
         }
-        Ok(Beside(running))
+        let before = running.iter().map(|(tool, _)| match &tool.page {
+            Some(page) if tool.since_boot => Ok(served(page)? + &BEFORE.to_string()),
+            _ => Ok(String::new()),
+        });
+        Ok(Beside { before: before.collect::<Result<_>>()?, running })
     }
 
     /// Ends them when all disks are idle.
     pub fn end(self) -> Result<Vec<Printed>> {
         wait_until("idle disks", || Ok(disks::all_in_flight()? == 0))?;
-        let mut pages = Vec::new();
-        for (tool, tracer) in &self.0 {
-            pages.push(tool.page.as_deref().map_or(Ok(String::new()), served)?);
+        let period = self.running.iter().map(|(tool, _)| tool.period).max().unwrap_or(0);
+        thread::sleep(Duration::from_secs(2 * period));
+        let mut pages = self.before;
+        for ((tool, tracer), shown) in self.running.iter().zip(&mut pages) {
+            *shown += &tool.page.as_deref().map_or(Ok(String::new()), served)?;
             match tracer {
                 Tracer::Ours(running) => running.signal(Signal::INT)?,
                 Tracer::Peer(peer) => peer.interrupt()?,
             }
         }
-        let ended = self.0.into_iter().zip(pages).map(|((tool, tracer), page)| {
+        let ended = self.running.into_iter().zip(pages).map(|((tool, tracer), page)| {
             let (text, exit) = match tracer {
                 Tracer::Ours(running) => {
                     (running.end_well().context("after Ctrl-C")?.stdout, Some(0))
@@ -135,7 +145,7 @@ fn group(name: &str) -> Result<()> {
     let beside = Beside::start(&tools, copies, None)?;
     let mut loads = Vec::new();
     for (name, ready) in &mut ready {
-        loads.push((name.clone(), ready.run().with_context(|| format!("load {name}"))?));
+        loads.push((name.clone(), ready().with_context(|| format!("load {name}"))?));
     }
     let printed = beside.end()?;
     drop(ready);

@@ -3,7 +3,7 @@
 
 use std::{env, sync::atomic::Ordering::Relaxed};
 
-use truth::{Case, Cell, Expected, Fact, Family, PLAN, Plan, Tool, Verdict};
+use truth::{Broke, Case, Cell, Expected, Fact, PLAN, Plan, Tool, Verdict};
 
 use crate::{
     prelude::*,
@@ -27,7 +27,7 @@ fn run(plan: &Plan, tool: &Tool, case: &Case) -> Result<Ran> {
     let beside = Beside::start(std::slice::from_ref(tool), case.copies, Some(plan))?;
     let is_ready = Instant::now();
     SHOWN.store(plan.shows, Relaxed);
-    let facts = ready.run();
+    let facts = ready();
     SHOWN.store(false, Relaxed);
     let mut facts = facts?;
     facts.retain(|fact| case.asks.contains(&fact.question));
@@ -57,7 +57,7 @@ pub fn cells(prepare: fn()) -> Option<Result<()>> {
     let plan = env::var(PLAN).ok()?;
     prepare();
     Some(serde_json::from_str(&plan).context(PLAN).and_then(|plan: Plan| {
-        let (tools, cases) = (truth::tools()?, truth::cases()?);
+        let (tools, cases) = ([truth::tools()?, plan.yours.clone()].concat(), truth::cases()?);
         let mut refused: Vec<Cell> = Vec::new();
         for (case, tool) in &plan.cells {
             let case = cases.iter().find(|known| known.name == *case);
@@ -71,7 +71,7 @@ pub fn cells(prepare: fn()) -> Option<Result<()>> {
             }
             let cell = cell_of(&plan, tool, case)?;
             println!("{}", serde_json::to_string(&cell)?);
-            if matches!(cell.verdict, Verdict::Refused { .. }) {
+            if cell.verdict.is_of_start() {
                 refused.push(cell);
             }
         }
@@ -81,7 +81,7 @@ pub fn cells(prepare: fn()) -> Option<Result<()>> {
 
 /// Judges a tool several times: of ours, the worst run counts, and of others the best.
 fn cell_of(plan: &Plan, tool: &Tool, case: &Case) -> Result<Cell> {
-    let is_ours = tool.family == Family::Ours;
+    let is_ours = tool.is_strict();
     let mut kept: Option<Cell> = None;
     for runs in 1..=plan.runs {
         let ran = run(plan, tool, case);
@@ -94,16 +94,15 @@ fn cell_of(plan: &Plan, tool: &Tool, case: &Case) -> Result<Cell> {
         let warns = warns.collect::<Result<Vec<_>>>()?.contains(&true);
         let verdict = verdict(tool, ran)?;
         let silent = matches!(verdict, Verdict::Wrong { .. }) && exit == Some(0) && !warns;
-        let (case, tool) = (case.name.clone(), tool.name.clone());
-        let cell = Cell { case, tool, skipped, runs, exit, silent, verdict };
+        let (case, name) = (case.name.clone(), tool.name.clone());
+        let cell = Cell { case, tool: name, skipped, runs, exit, silent, verdict };
         kept = Some(match kept {
             Some(kept) if (cell.verdict.rank() > kept.verdict.rank()) != is_ours => {
                 Cell { runs, ..kept }
             }
             _ => cell,
         });
-        // One right run is enough for others.
-        if !is_ours && kept.as_ref().is_some_and(|cell| cell.verdict == Verdict::Right) {
+        if kept.as_ref().is_some_and(|cell| cell.verdict.is_final(tool)) {
             break;
         }
     }
@@ -133,7 +132,10 @@ fn verdict(tool: &Tool, ran: Result<Ran>) -> Result<Verdict> {
         Err(error) => {
             return Ok(match error.downcast::<Refusal>() {
                 Ok(Refusal(said)) => Verdict::Refused { said },
-                Err(error) => Verdict::NotRun { why: format!("{error:#}") },
+                Err(error) => match error.downcast::<Broke>() {
+                    Ok(broke) => broke.verdict(tool),
+                    Err(error) => Verdict::NotRun { why: format!("{error:#}") },
+                },
             });
         }
     };

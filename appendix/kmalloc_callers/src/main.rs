@@ -44,6 +44,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli<TableOptions>, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    common::functions_have_names()?;
     // From 7.0 on, a tp_btf program may be preempted: then it is skipped for other tasks.
     let classic = common::has_sessions()?;
     open.progs.kmalloc_classic.set_autoload(classic);

@@ -18,18 +18,12 @@ use crate::{
     slow_io::throttle,
 };
 
-/// A load that is set up: its disks exist, and nothing uses them yet. They go when this does.
-pub struct Ready(Box<dyn FnMut() -> Result<Vec<Fact>>>);
+/// A load that is set up: its disks exist, and nothing uses them yet. They go when this does. Called, it runs, and
+/// returns what is true of it, as judges from outside say.
+pub type Ready = Box<dyn FnMut() -> Result<Vec<Fact>>>;
 
-impl Ready {
-    fn new(run: impl FnMut() -> Result<Vec<Fact>> + 'static) -> Result<Ready> {
-        Ok(Ready(Box::new(run)))
-    }
-
-    /// Runs it; returns what is true of it, as judges from outside say.
-    pub fn run(&mut self) -> Result<Vec<Fact>> {
-        (self.0)()
-    }
+fn ready(run: impl FnMut() -> Result<Vec<Fact>> + 'static) -> Result<Ready> {
+    Ok(Box::new(run))
 }
 
 /// Sets a load up.
@@ -75,7 +69,9 @@ pub const LOADS: &[(&str, Load)] = &[
     ("passthrough", passthrough),
     ("discard", discard),
     ("writeback", writeback),
+    ("long_dd", long_dd),
     ("one_tag", one_tag),
+    ("paced", paced),
     ("io_max", io_max),
     ("cache_cold", cache_cold),
     ("cache_warm", cache_warm),
@@ -117,6 +113,8 @@ struct Did {
     parts: u64,
     /// Requests that the driver got once more.
     again: u64,
+    /// What was read and written.
+    bytes: u64,
 }
 
 impl Did {
@@ -141,6 +139,7 @@ impl Did {
                 .with_again(self.again),
             Fact::between(DriverRequests, driver - 2 * unseen, driver),
             Fact::between(UnissuedRequests, asked, asked + 2 * unseen),
+            Fact::exactly(Bytes, self.bytes),
             Fact::between(OtherBios, others.0, others.1),
             Fact::between(OtherBiosAndParts, others.0 + self.parts, others.1 + self.parts),
         ]
@@ -161,15 +160,16 @@ fn counted<T>(disks: &[impl AsRef<str>], load: impl FnOnce() -> Result<T>) -> Re
         Ok(disks.iter().map(|disk| in_flight(disk)).sum::<Result<u64>>()? == 0)
     })?;
     let now = now(&disks)?;
-    let [requests, bios, flushes] = [0, 1, 2].map(|n| now[n] - before[n]);
+    let [requests, bios, flushes, bytes] = [0, 1, 2, 3].map(|n| now[n] - before[n]);
     let commands = own.map_or(Ok(0), |own| own.events().map(|all| all.len() as u64))?;
-    let did = Did { bios, requests, flushes, commands, clones: Some(0), ..Did::default() };
+    let did = Did { bios, requests, flushes, bytes, commands, clones: Some(0), ..Did::default() };
     Ok((did, report))
 }
 
-fn now(disks: &[&str]) -> Result<[u64; 3]> {
+fn now(disks: &[&str]) -> Result<[u64; 4]> {
     let sum = |of: fn(&str) -> Result<u64>| disks.iter().map(|disk| of(disk)).sum::<Result<u64>>();
-    Ok([sum(disks::requests)?, sum(disks::bios)?, sum(disks::flushes)?])
+    let bytes = |disk: &str| disks::stat(disk).map(|stat| (stat[2] + stat[6]) * 512);
+    Ok([sum(disks::requests)?, sum(disks::bios)?, sum(disks::flushes)?, sum(bytes)?])
 }
 
 /// The slowest I/O of fio's report, from its submission until fio has seen its end, ns.
@@ -192,7 +192,7 @@ fn figure(report: &Value, path: &str) -> Result<u64> {
 /// Reads of one disk, each of them one bio and one request. `of_disk` lives as long as the load.
 fn plain<T: 'static>(of_disk: T, disk: String, options: &str, least: u64) -> Result<Ready> {
     let options = options.to_owned();
-    Ready::new(move || {
+    ready(move || {
         let _of_disk = &of_disk;
         let (did, _) = counted(&[&disk], || fio_direct(&disk, &options))?;
         let Did { bios, requests, .. } = did;
@@ -209,7 +209,7 @@ fn of_virtio(options: &str, least: u64) -> Result<Ready> {
 fn timer() -> Result<Ready> {
     const TIMER: u64 = 10_000_000;
     let disk = NullBlk::timer("timer", 10, &[])?;
-    Ready::new(move || {
+    ready(move || {
         let load = || fio_direct(&disk.name, "--iodepth=4 --number_ios=200");
         let (did, report) = counted(&[&disk.name], load)?;
         let slowest = slowest(&report)?;
@@ -235,7 +235,7 @@ fn slow_sector() -> Result<Ready> {
     );
     let slow = Mapped::new("slow", &table)?;
     let disk = slow.disk()?;
-    Ready::new(move || {
+    ready(move || {
         let read = |offset, ios| {
             let options = format!("--rw=read --offset={offset} --size=32M --number_ios={ios}");
             slowest(&fio_direct(&slow.path(), &options)?)
@@ -256,7 +256,7 @@ fn slow_sector() -> Result<Ready> {
 /// the whole.
 fn splitting(disks: Vec<String>, options: &str, reads: u64) -> Result<Ready> {
     let options = options.to_owned();
-    Ready::new(move || {
+    ready(move || {
         let submitted = Ftrace::new(&[Hook::Function("submit_bio")])?;
         let read = || disks.iter().try_for_each(|disk| fio_direct(disk, &options).map(drop));
         let (did, ()) = counted(&disks, read)?;
@@ -275,9 +275,9 @@ fn parts() -> Result<Ready> {
         |disk: &String| Setting::new(format!("/sys/block/{disk}/queue/max_sectors_kb"), "64");
     let small = disks.iter().map(small).collect::<Result<Vec<_>>>()?;
     let mut load = splitting(disks, "--bs=1M --iodepth=8 --numjobs=2 --size=64M", 384)?;
-    Ready::new(move || {
+    ready(move || {
         let _small = &small;
-        load.run()
+        load()
     })
 }
 
@@ -286,7 +286,7 @@ fn checksums() -> Result<Ready> {
     let disk = ScsiDebug::new("dif=1 dix=1 dev_size_mb=64")?;
     let verify = fs::read_to_string(format!("/sys/block/{}/integrity/read_verify", disk.name))?;
     ensure!(verify.trim() == "1", "nothing is verified: {verify}");
-    Ready::new(move || {
+    ready(move || {
         let load = |rw| fio_direct(&disk.name, &format!("--rw={rw} --number_ios=100 --size=32M"));
         let (did, _) = counted(&[&disk.name], || load("randwrite").and(load("randread")))?;
         ensure!(did.bios == 200, "{} bios", did.bios);
@@ -297,21 +297,23 @@ fn checksums() -> Result<Ready> {
 /// A plug collects 32 neighbouring writes, and the block layer merges them.
 fn merge() -> Result<Ready> {
     let disk = disks::virtio()?;
-    Ready::new(move || {
+    ready(move || {
         let options = "--rw=write --size=8M --iodepth=32 --iodepth_batch=32 \
                        --iodepth_batch_complete_min=32";
         let (did, report) = counted(&[&disk], || fio_direct(&disk, options))?;
         let (Did { bios, requests, .. }, writes) = (did, report["write"]["total_ios"].as_u64());
         ensure!(writes == Some(bios), "fio wrote {writes:?} times, and there are {bios} bios");
         ensure!(requests * 4 < bios, "{requests} requests of {bios} bios: few were merged");
-        Ok(did.facts())
+        let merges = bios - requests;
+        let share = Fact::between(MergedShare, 100 * merges / bios, 100 * merges / bios + 1);
+        Ok([did.facts(), vec![Fact::exactly(Merges, merges), share]].concat())
     })
 }
 
 fn tried_again(opts: &str) -> Result<Ready> {
     let options = format!("ndelay=20000000 opts={opts} every_nth=10 dev_size_mb=64");
     let disk = ScsiDebug::new(&options)?;
-    Ready::new(move || {
+    ready(move || {
         let commands = || -> Result<u64> {
             let path = format!("/sys/block/{}/device/iodone_cnt", disk.name);
             let text = fs::read_to_string(path)?;
@@ -330,11 +332,12 @@ fn tried_again(opts: &str) -> Result<Ready> {
 fn iostats_off() -> Result<Ready> {
     let disk = NullBlk::timer("silent", 1, &[])?;
     fs::write(disk.queue("iostats"), "0")?;
-    Ready::new(move || {
+    ready(move || {
         let load = || fio_direct(&disk.name, "--iodepth=8 --number_ios=400");
         let (did, report) = counted(&[&disk.name], load)?;
         ensure!(did.requests == 0, "the kernel still counts");
-        Ok(Did { clones: Some(0), ..Did::only(total(&report)?) }.facts())
+        let (reads, clones) = (total(&report)?, Some(0));
+        Ok(Did { clones, bytes: reads * 4096, ..Did::only(reads) }.facts())
     })
 }
 
@@ -342,7 +345,7 @@ fn iostats_off() -> Result<Ready> {
 /// The counters of a RAID count some bios twice on newer kernels. What it lies on lives as long as the load.
 fn stacked<T: 'static>(stack: (Mapped, T), below: Vec<String>, load: &str) -> Result<Ready> {
     let load = load.to_owned();
-    Ready::new(move || {
+    ready(move || {
         // All of the stack: what is below goes last.
         let (mapped, _) = &stack;
         let (did, report) = counted(&below, || fio_direct(&mapped.path(), &load))?;
@@ -401,7 +404,7 @@ fn crypt_on_raid1() -> Result<Ready> {
 
 /// 64 threads that read and write 64 KiB: bios by ftrace, since what is made of them submits bios, too.
 const MIXED_BY_64: &str =
-    "--rw=randrw --bs=64k --iodepth=4 --size=32M --numjobs=64 --number_ios=20";
+    "--rw=randrw --bs=64k --iodepth=4 --size=32M --numjobs=64 --number_ios=12";
 
 /// A load whose bios end in tasks of the kernel.
 fn in_workers<T: 'static>(
@@ -409,7 +412,7 @@ fn in_workers<T: 'static>(
     below: Vec<String>,
     mut load: impl FnMut(&T) -> Result<()> + 'static,
 ) -> Result<Ready> {
-    Ready::new(move || {
+    ready(move || {
         let submitted = Ftrace::new(&[Hook::Function("submit_bio")])?;
         // Whoever writes behind may write more at once than a disk takes: at most so many bios are in parts.
         let splits = Ftrace::new(&[Hook::Tracepoint("block/block_split", "")])?;
@@ -461,15 +464,13 @@ fn in_tasks() -> Result<Ready> {
 /// Two disks that are read at the same sectors at the same time, one of them slow.
 fn two_disks() -> Result<Ready> {
     let (fast, slow) = (NullBlk::timer("fast", 2, &[])?, NullBlk::timer("late", 250, &[])?);
-    Ready::new(move || {
-        let reads = |disk: &NullBlk| {
-            fio_direct_command(&disk.name, "--rw=read --iodepth=4 --number_ios=20 --size=80k")
+    ready(move || {
+        let reads = |disk: &NullBlk, more: &str| {
+            fio_direct_command(&disk.name, &format!("--rw=read --iodepth=4 --size=80k {more}"))
         };
-        let load = format!(
-            "for i in 1 2 3 4 5 6 7 8; do {} >/dev/null; done & {}; wait $!",
-            reads(&fast),
-            reads(&slow)
-        );
+        // Of the fast one eight times as many, in as long.
+        let fast_ones = reads(&fast, "--io_size=640k --rate_iops=100");
+        let load = format!("{fast_ones} >/dev/null & {}; wait $!", reads(&slow, ""));
         let (did, report) = counted(&[&fast.name, &slow.name], || shell(&load))?;
         ensure!(did.requests >= 180, "{} requests", did.requests);
         let slowest = slowest(&fio_report(&report)?)?;
@@ -481,7 +482,7 @@ fn two_disks() -> Result<Ready> {
 /// layer's own, for all that ask at the time.
 fn flush() -> Result<Ready> {
     let disk = disks::virtio()?;
-    Ready::new(move || {
+    ready(move || {
         let options = "--rw=write --fsync=4 --number_ios=200 --size=128M";
         let (did, report) = counted(&[&disk], || fio_direct(&disk, options))?;
         let asked = synced(&report)?;
@@ -496,7 +497,7 @@ fn unqueued_flush() -> Result<Ready> {
     let disk = NullBlk::named("uncached", &[])?;
     let cache = fs::read_to_string(disk.queue("write_cache"))?;
     ensure!(cache.trim() == "write through", "null_blk has a cache: {cache}");
-    Ready::new(move || {
+    ready(move || {
         let load = "--rw=randwrite --ioengine=psync --fsync=1 --number_ios=200 --size=64M";
         let (did, report) = counted(&[&disk.name], || fio_direct(&disk.name, load))?;
         let flushes = synced(&report)?;
@@ -510,7 +511,7 @@ fn unqueued_flush() -> Result<Ready> {
 fn passthrough() -> Result<Ready> {
     const READS: u64 = 20;
     let path = disks::nvme()?.replace("nvme", "/dev/ng");
-    Ready::new(move || {
+    ready(move || {
         let commands = Ftrace::new(&[Hook::Tracepoint("nvme/nvme_setup_cmd", "")])?;
         fio(&format!(
             "--filename={path} --ioengine=io_uring_cmd --cmd_type=nvme --rw=randread --bs=4k --thread \
@@ -526,7 +527,7 @@ fn passthrough() -> Result<Ready> {
 fn discard() -> Result<Ready> {
     let more = [("memory_backed", "1"), ("discard", "1"), ("size", "64")];
     let disk = NullBlk::timer("discard", 1, &more)?;
-    Ready::new(move || {
+    ready(move || {
         let load = format!(
             "for i in 0 1 2 3 4 5 6 7 8 9; do blkdiscard -f -o $((i * 1048576)) -l 1048576 /dev/{}; done",
             disk.name
@@ -553,7 +554,7 @@ fn polled() -> Result<Ready> {
 fn writeback() -> Result<Ready> {
     const READS_OF_DD: u64 = 100;
     let mounted = mounted()?;
-    Ready::new(move || {
+    ready(move || {
         shell(&format!(
             "fio --name=writer --filename=/mnt/data/written --rw=write --bs=64k --size=8M --ioengine=psync \
                --fsync_on_close=1 --thread --output-format=terse >/dev/null &
@@ -561,7 +562,19 @@ fn writeback() -> Result<Ready> {
              wait $!",
             mounted.disk
         ))?;
-        Ok(vec![Fact::exactly(BiosOfDd, READS_OF_DD)])
+        let bytes = Fact::exactly(BytesOfDd, READS_OF_DD * 4096);
+        Ok(vec![Fact::exactly(BiosOfDd, READS_OF_DD), bytes])
+    })
+}
+
+/// Whoever looks once a second sees this dd.
+fn long_dd() -> Result<Ready> {
+    const READS: u64 = 100;
+    let disk = NullBlk::timer("slowly", 50, &[])?;
+    ready(move || {
+        let name = &disk.name;
+        shell(&format!("dd if=/dev/{name} of=/dev/null bs=4k count={READS} iflag=direct"))?;
+        Ok(vec![Fact::exactly(BiosOfDd, READS), Fact::exactly(BytesOfDd, READS * 4096)])
     })
 }
 
@@ -570,7 +583,7 @@ fn one_tag() -> Result<Ready> {
     const TIMER: u64 = 20_000_000;
     let disk = NullBlk::one_tag("one-tag", 20)?;
     disk.queues()?;
-    Ready::new(move || {
+    ready(move || {
         let load = || fio_direct(&disk.name, "--iodepth=8 --number_ios=40 --size=16M");
         let (did, report) = counted(&[&disk.name], load)?;
         let slowest = slowest(&report)?;
@@ -580,12 +593,34 @@ fn one_tag() -> Result<Ready> {
     })
 }
 
+/// A disk that is idle most of the time. The kernel samples whether it is busy, in ticks of up to 4 ms: of so
+/// many reads, a fifth less is right.
+fn paced() -> Result<Ready> {
+    const TIMER: u64 = 2_000_000;
+    let disk = NullBlk::timer("paced", 2, &[])?;
+    ready(move || {
+        let load = "--number_ios=100 --thinktime=98000 --size=16M";
+        let (did, report) = counted(&[&disk.name], || fio_direct(&disk.name, load))?;
+        let (reads, passed) = (total(&report)?, figure(&report, "/read/runtime")? * 1_000_000);
+        let mean = report["read"]["lat_ns"]["mean"].as_f64().context("no mean")? as u64 + 1;
+        ensure!(passed > 3 * reads * mean, "it was busy: {reads} of {mean} ns in {passed} ns");
+        let (least, most) = (reads * TIMER, reads * mean);
+        let more = vec![
+            Fact::between(TimeInFlight, least, most),
+            Fact::between(BusyTime, least * 4 / 5, most),
+            Fact::between(Utilisation, 80 * least / passed, 100 * most / passed + 1),
+            Fact::between(MeanLatency, TIMER, mean),
+        ];
+        Ok([did.facts(), more].concat())
+    })
+}
+
 /// A cgroup that may read 20 times a second: its bios wait before they have a request.
 fn io_max() -> Result<Ready> {
     const READS: u64 = 20;
     let disk = NullBlk::timer("throttled", 1, &[])?;
     let cgroup = throttle(&disk.name)?;
-    Ready::new(move || {
+    ready(move || {
         let load = format!("--ioengine=psync --number_ios={READS} --size=16M");
         let fio = fio_direct_command(&disk.name, &load);
         let report = shell(&format!("sh -c 'echo $$ >{cgroup}/cgroup.procs; exec {fio}'"));
@@ -638,7 +673,7 @@ fn cached(
     if warm {
         file.read_all(MIB)?;
     }
-    Ready::new(move || {
+    ready(move || {
         let _mounted = &mounted;
         Ok(resident(&read(&file)?))
     })
@@ -664,10 +699,7 @@ fn cache_warm() -> Result<Ready> {
 }
 
 fn cache_random() -> Result<Ready> {
-    cached("random", false, |file| {
-        file.advise(Advice::Random, 0, 0)?;
-        at_random(file, 2000, (0, 1))
-    })
+    cached("random", false, |file| at_random(file, 2000, (0, 1)))
 }
 
 /// Readahead makes large folios on 7.2, where ext4 takes them; a read of a page of one is a hit of a page.
@@ -718,15 +750,13 @@ fn cache_mmap() -> Result<Ready> {
 
 /// 64 threads, each with a part of the file of its own: a page is missed once, and stays.
 fn cache_threads() -> Result<Ready> {
-    cached("threads", false, |file| {
-        file.advise(Advice::Random, 0, 0)?;
-        Ok(in_threads(0..64, |n| at_random(file, 100, (n, 64)))?.concat())
-    })
+    let part = |file: &Watched, n| at_random(file, 100, (n, 64));
+    cached("threads", false, move |file| Ok(in_threads(0..64, |n| part(file, n))?.concat()))
 }
 
 fn sizes() -> Result<Ready> {
     let disk = disks::virtio()?;
-    Ready::new(move || {
+    ready(move || {
         let read = |options: &str| -> Result<u64> {
             let options = format!("{options} --iodepth=8 --size=128M");
             Ok(counted(&[&disk], || fio_direct(&disk, &options))?.0.requests)
@@ -743,7 +773,7 @@ fn partition() -> Result<Ready> {
     let disk = NullBlk::timer("parted", 1, &[("memory_backed", "1"), ("size", "64")])?;
     let partition = disks::partitioned(&disk.name)?;
     // The kernel counts a bio of a partition for the disk, too.
-    Ready::new(move || {
+    ready(move || {
         let load = || fio_direct(&partition, "--iodepth=4 --number_ios=300");
         let (did, _) = counted(&[&disk.name], load)?;
         ensure!(did.requests >= 300, "{} requests", did.requests);
@@ -755,7 +785,7 @@ fn partition() -> Result<Ready> {
 fn exits() -> Result<Ready> {
     // Else a readahead of 128 KiB is split.
     let disk = NullBlk::timer("exits", 50, &[("max_sectors", "1024")])?;
-    Ready::new(move || {
+    ready(move || {
         let read = format!("dd if=/dev/{} of=/dev/null bs=64k count=1 status=none", disk.name);
         let load =
             || (0..10).try_for_each(|at| shell(&format!("{read} skip={}", at * 64)).map(drop));
@@ -770,7 +800,7 @@ fn exits() -> Result<Ready> {
 /// them. The request completes twice.
 fn after_flushes() -> Result<Ready> {
     let disk = disks::virtio()?;
-    Ready::new(move || {
+    ready(move || {
         let options = "--rw=write --ioengine=psync --sync=dsync --number_ios=50 --size=16M";
         let (did, _) = counted(&[&disk], || fio_direct(&disk, options))?;
         ensure!(did.flushes >= 50, "{} flushes: the test does not test", did.flushes);
@@ -785,7 +815,7 @@ fn multipath() -> Result<Ready> {
     let table = format!("0 131072 multipath 0 0 1 1 round-robin 0 1 1 /dev/{} 1000", disk.name);
     // They go in this order: the disk stays as long as something is mapped to it.
     let disks = (Mapped::new("multipath", &table)?, disk);
-    Ready::new(move || {
+    ready(move || {
         let (mapped, _) = &disks;
         let path = mapped.path();
         fio_direct(&path, "--bs=64k --iodepth=4 --number_ios=100 --size=16M")?;

@@ -282,7 +282,7 @@ impl Sampler {
     fn user(&mut self, number: u64) -> String {
         let look_up = || User::from_uid(Uid::from_raw(number as u32)).ok().flatten();
         let name = self.users.entry(number).or_insert_with(|| {
-            look_up().map_or(number.to_string(), |user| user.name.replace(char::is_control, "?"))
+            look_up().map_or(number.to_string(), |user| common::printable(&user.name))
         });
         name.clone()
     }

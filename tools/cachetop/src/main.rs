@@ -74,8 +74,7 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.page_shift = common::page_shift();
     // Without io_uring, no read has this callback.
-    let callback = common::kernel_function("io_complete_rw");
-    constants.address_of_io_complete_rw = callback.unwrap_or(u64::MAX);
+    constants.address_of_io_complete_rw = common::kernel_function_if_any("io_complete_rw")?;
     constants.pid_namespace = common::pid_namespace()?;
     let has_sessions = common::has_sessions()?;
     open.progs.filemap_read_session.set_autoload(has_sessions);
