@@ -496,14 +496,22 @@ fn counts_what_it_was_skipped_for(process: u32) -> Result<()> {
 /// its own; `None`: the kernel does not show the former.
 fn of_the_kernel(process: u32) -> Result<Option<u64>> {
     let mut missed = None;
-    for file in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
-        // One that is closed meanwhile is no link.
-        let info = fs::read_to_string(file?.path()).unwrap_or_default();
+    for (_, info) in fdinfo(process)? {
         if let Some(number) = info.lines().find_map(|line| line.strip_prefix("missed:")) {
             missed = Some(missed.unwrap_or(0) + number.trim().parse::<u64>()?);
         }
     }
     missed.map(|missed| Ok(missed + skipped()?)).transpose()
+}
+
+/// The open files of a process and what /proc says of each. One that is closed meanwhile is no link.
+fn fdinfo(process: u32) -> Result<Vec<(PathBuf, String)>> {
+    let files = fs::read_dir(format!("/proc/{process}/fdinfo"))?.map(|file| {
+        let path = file?.path();
+        let info = fs::read_to_string(&path).unwrap_or_default();
+        Ok((path, info))
+    });
+    files.collect()
 }
 
 /// Clients that send too little, too much, nothing, or nonsense, and many of them: somebody who asks
@@ -727,9 +735,11 @@ fn finds_the_canary() -> Result<()> {
 /// such a link has no detach; a debugger closes it.
 fn notices_a_lie(exporter: u32, disk: &str) -> Result<()> {
     needs("gdb")?;
-    let link = shell(&format!("cd /proc/{exporter}/fdinfo; grep -l block_rq_complete *"))?;
+    let link = fdinfo(exporter)?.into_iter().find(|(_, info)| info.contains("block_rq_complete"));
+    let link = link.context("no link to block_rq_complete")?.0;
+    let link = link.file_name().context("a path without a name")?.display();
     let before = Scrape::now()?.gap(disk)?.context("not audited")?;
-    shell(&format!("gdb -nx -batch -p {exporter} -ex 'call (int)close({})' 2>&1", link.trim()))?;
+    shell(&format!("gdb -nx -batch -p {exporter} -ex 'call (int)close({link})' 2>&1"))?;
     disks::read(disk, 20)?;
     let gap = Scrape::now()?.gap(disk)?.context("not audited")?;
     ensure!(before == [0.0; 2] && gap == [20.0, 0.0], "{before:?}, 20 reads later {gap:?}");

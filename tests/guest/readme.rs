@@ -23,19 +23,19 @@ fn is_default_kernel() -> Result<bool> {
     Ok(cfg!(target_arch = "x86_64") && run::release()?.starts_with("6.1."))
 }
 
-/// A name in backticks is one of the sources, of their files and directories, or of the kernel: its BTF and its
-/// symbols.
+/// A name in backticks is one of the sources, of their files and directories, or of the kernel: its BTF, its
+/// symbols and its counters.
 fn readmes_name_what_exists() -> Result<()> {
     if !is_default_kernel()? {
         return not_judged("the READMEs name functions of x86-64's default kernel");
     }
     let sources = shell(&format!(
-        "cd {}; sources=$(ls -d common appendix tools lesson vm exercises bench tests stage*)
+        "cd {}; sources=$(ls -d */ | grep -vx target/)
          find $sources; grep -hr --include=*.rs --include=*.[ch] '' $sources",
         workspace().display()
     ))?;
     // A system call is called by the name that users know.
-    let kernel = fs::read_to_string("/proc/kallsyms")?.replace("_sys_", " ");
+    let kernel = shell("cat /proc/kallsyms /proc/vmstat")?.replace("_sys_", " ");
     let mut known: HashSet<&str> =
         [&sources, &kernel, WORDS].into_iter().flat_map(identifiers).collect();
     // Names of BTF end with a NUL. The numbers before them are no names, and do no harm.
