@@ -3,6 +3,8 @@
 //! The others' user space is a root file system of its own in the cache, made of Debian's packages. The
 //! library says which tools and cases there are; the guest tests' program runs them.
 
+mod next;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -10,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::next::Next;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use host::fail::{MACHINE, USAGE, fail};
@@ -79,6 +82,10 @@ struct Options {
     /// Run nothing: write the page and the picture of the cells in bench/truth.json again
     #[arg(long, conflicts_with_all = ["case", "tool", "family", "reproduce", "missing"])]
     render: bool,
+    /// On the newest kernel line, which the page does not have: print what differs from the newest one that it
+    /// has, functions and verdicts, as Markdown
+    #[arg(long, conflicts_with_all = ["reproduce", "missing", "render", "json", "badge"])]
+    next: bool,
     /// Fetch the newest version of each tool before
     #[arg(long, conflicts_with = "render")]
     newest: bool,
@@ -121,7 +128,14 @@ fn compare(options: &Options) -> Result<i32> {
             "--missing is for the tools of the comparison: a tool of yours has no cells",
         ));
     }
-    let kernels = run.table.names(named(options.kernel.as_deref()))?;
+    if options.next && !yours.is_empty() {
+        let message = "--next is for the tools of the comparison: a tool of yours has no cells";
+        return Err(fail(USAGE, message));
+    }
+    let kernels = match (options.next, named(options.kernel.as_deref())) {
+        (true, None) => vec![run.table.newest()?.name.clone()],
+        (_, kernel) => run.table.names(kernel)?,
+    };
     if options.reproduce.is_none() {
         // The page has a place for these lines only.
         kernels.iter().try_for_each(|kernel| run.table.line(kernel).map(|_| ()))?;
@@ -131,6 +145,15 @@ fn compare(options: &Options) -> Result<i32> {
     let guest = build(&run.cargo, &["test", "--workspace", "--no-run"], GUEST)?;
     build_all(&run.cargo)?;
     let launcher = build(&run.cargo, &["build", "--package", "vm", "--bin", "vm"], "vm")?;
+    let page = if options.next { read(workspace)? } else { Report::default() };
+    let before = page.newest().unwrap_or_default();
+    let functions = match options.next {
+        true => Some([
+            next::functions(&run, &launcher, before)?,
+            next::functions(&run, &launcher, &kernels[0])?,
+        ]),
+        false => None,
+    };
     let rootfs = rootfs_of(&run, &tools, options.newest)?;
     let plan = Plan {
         cells: Vec::new(),
@@ -202,7 +225,7 @@ fn compare(options: &Options) -> Result<i32> {
         }
         found.releases.insert(kernel.to_owned(), release.to_owned());
         found.add(kernel, cell.clone());
-        if plan.shows || !plan.yours.is_empty() {
+        if plan.shows || options.next || !plan.yours.is_empty() {
             return Ok(());
         }
         let _lock = lock(workspace)?;
@@ -240,6 +263,11 @@ fn compare(options: &Options) -> Result<i32> {
             }
             false => print!("{text}"),
         }
+    } else if let Some(functions) = functions {
+        let names = next::names(workspace)?;
+        let reports = [&page, &found];
+        let next = Next { kernels: [before, &kernels[0]], functions, names, reports };
+        print!("{}", next.markdown(&cases, &tools)?);
     } else if !found.kernels.is_empty() {
         say!("{MARKDOWN}, {PICTURE} and {JSON} are written");
     }

@@ -69,6 +69,14 @@ impl Report {
         })
     }
 
+    /// The newest of its kernel lines.
+    pub fn newest(&self) -> Option<&str> {
+        let version = |line: &&String| -> Vec<u32> {
+            line.split('.').map(|part| part.parse().unwrap_or(0)).collect()
+        };
+        self.kernels.keys().max_by_key(version).map(String::as_str)
+    }
+
     /// The cells of our tools that are wrong: a kernel, a case, a tool each.
     pub fn wrong_of_ours(&self) -> Result<Vec<String>> {
         let ours = of(Family::Ours)?;

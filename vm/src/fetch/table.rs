@@ -135,6 +135,11 @@ impl Table {
         })
     }
 
+    /// The last line of the table, the newest kernel.
+    pub fn newest(&self) -> Result<&Line> {
+        self.lines.last().context(LINES_FILE)
+    }
+
     pub fn all(&self) -> impl Iterator<Item = &Line> {
         self.lines.iter().filter(|line| !line.is_extra)
     }
