@@ -5,6 +5,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, bail};
@@ -27,16 +28,18 @@ const PARTS: [(&str, Layer); 5] = [
 
 /// What is wrong with this service.
 pub fn solve(service: Service) -> Result<Answer> {
-    let first = Status::of(service)?;
+    let (first, began) = (Status::of(service)?, Instant::now());
     let lines = json(&format!("slow_io --json --min 0 --duration {SECONDS}s"))?;
-    let slow_requests = Status::of(service)?.slow - first.slow;
+    // slow_io also has to start and to end, which takes long where much else runs.
+    let slow_requests = (Status::of(service)?.slow - first.slow) as f64 * SECONDS as f64
+        / began.elapsed().as_secs_f64();
     let disk = disk_of(service)?;
     let (mut all, process) = (of_disk(&lines, &disk), service.process());
     all.retain(|bio| bio["process"] == *process);
     let is_slow = |bio: &&Value| number(bio, "total_ns") >= SLOW_NS;
     let slow: Vec<&Value> = all.iter().copied().filter(is_slow).collect();
     if crate::is_verbose() {
-        eprintln!("{slow_requests} slow requests, {} slow bios of {}", slow.len(), all.len());
+        eprintln!("{slow_requests:.0} slow requests, {} slow bios of {}", slow.len(), all.len());
     }
     // The service makes again what fails.
     let failed: Vec<&Value> = all.iter().copied().filter(|bio| bio["error"].is_string()).collect();
@@ -48,7 +51,7 @@ pub fn solve(service: Service) -> Result<Answer> {
     // A CPU that is taken makes some bios slow, and more requests than bios. A request may also wait for others' bios:
     // a journal's.
     let of_anybody = of_disk(&lines, &disk).iter().filter(|bio| is_slow(bio)).count();
-    match !slow.is_empty() && of_anybody as u64 * 3 >= slow_requests {
+    match !slow.is_empty() && of_anybody as f64 * 3.0 >= slow_requests {
         true => of_bios(service, &lines, &all, &slow),
         false => without_bios(service),
     }
