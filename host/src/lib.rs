@@ -10,6 +10,7 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
+    time::UNIX_EPOCH,
 };
 
 use anyhow::{Context, Result};
@@ -18,6 +19,11 @@ use anyhow::{Context, Result};
 pub fn workspace() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     workspace.canonicalize().unwrap_or(workspace)
+}
+
+/// The number of this day: what takes turns by the day counts on it.
+pub fn today() -> u64 {
+    UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs() / (24 * 60 * 60))
 }
 
 /// The directories of the stages, relative to the workspace: `stage00_tracex3` first.

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -142,12 +142,12 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
     let wanted = |what: &str| filters.iter().any(|filter| what.contains(filter));
     claims.retain(|claim| filters.is_empty() || wanted(&claim.what));
     ensure!(!claims.is_empty(), "there is nothing to prove that contains one of {filters:?}");
-    let today = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / (24 * 60 * 60);
+    let today = host::today();
     let mut turn = today;
     claims.retain(|claim| {
         let is_sampled = !matches!(claim.expected, Expected::Pass);
         turn += u64::from(is_sampled);
-        !is_sampled || turn % days == 0
+        !is_sampled || turn.is_multiple_of(*days)
     });
     let claims: Vec<Built> = claims.into_iter().map(|claim| (claim, OnceLock::new())).collect();
     let kernels: Vec<Option<&str>> = match kernels.as_slice() {

@@ -38,7 +38,7 @@ pub struct Options {
     /// Without --kernel, these are all that runs
     #[arg(long, value_name = "LINES", conflicts_with_all = ["filter", "bless"])]
     share: Option<String>,
-    /// Divide the tests by so many, where others run the remaining shares
+    /// Divide the tests by so many: the remaining shares have their turn on other days
     #[arg(long, value_name = "N", requires = "share", value_parser = clap::value_parser!(u16).range(1..))]
     shares: Option<u16>,
     /// Write vm/tested.json and the table of docs/kernels.md, which a plain run only compares
@@ -291,7 +291,7 @@ fn run_all(
                 judging.without_once = filter.is_none() && Some(number) != judge;
                 judging.partition = partition;
                 if let Some(number) = number.checked_sub(*whole) {
-                    judging.share = Partition { number, of: *shares };
+                    judging.share = share_of_today(number, *shares);
                 }
                 run_guest(run, guest, &names[number], &judging, filter, &mut report)
             }
@@ -353,6 +353,12 @@ pub fn in_guest(run: &Run, launcher: &Path, program: &Path, kernel: &str) -> Com
     command.args(["run", "--arch", run.arch.name(), "--kernel", kernel]);
     command.args(["--idle", "--cpus", "2"]).args(disks).arg(program);
     command
+}
+
+/// Which share of the tests a kernel runs today, the first of those that divide them or a later one: each one's
+/// turn comes on another day.
+fn share_of_today(number: usize, of: usize) -> Partition {
+    Partition { number: (number + host::today() as usize) % of, of }
 }
 
 /// Boots a guest that runs some of the guest tests.
