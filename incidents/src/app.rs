@@ -69,8 +69,11 @@ struct Count([AtomicU64; 3]);
 #[repr(align(4096))]
 struct Block([u8; 4096]);
 
-/// Does what a program of this name does, until it is killed.
+/// Does what a program of this name does, until it is killed, or until who has started it ends: the proof, or the
+/// learner's shell.
 pub fn run(name: &str, orders: &Orders) -> Result<()> {
+    // SAFETY: a plain system call.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     match name {
         "backupd" => backup(orders),
         "reportd" => report(orders),
