@@ -1,20 +1,13 @@
 //! The programs of the appendix: hello_world, bigreads, bitehist, kmalloc_callers.
 
-use std::{
-    net::{TcpListener, TcpStream},
-    os::{
-        fd::OwnedFd,
-        unix::{
-            net::{UnixDatagram, UnixStream},
-            process::CommandExt,
-        },
-    },
+use std::os::{
+    fd::OwnedFd,
+    unix::net::{UnixDatagram, UnixStream},
 };
 
 use crate::{
     prelude::*,
     readme::{block, shape},
-    table::laws,
 };
 
 tests![
@@ -204,13 +197,10 @@ fn bigreads_counts_lost_lines() -> Result<()> {
 /// which the kernel counts as writes of 0 sectors, bitehist does not count.
 fn bitehist_adds_up_to_the_disks_counters() -> Result<()> {
     // Completes in an interrupt, as disks do. From 7.0 on, a program that runs in a task may be skipped.
-    let null = NullBlk::new(&[
-        ("irqmode", "2"),
-        ("completion_nsec", "10000"),
-        ("submit_queues", "2"),
-        ("memory_backed", "1"),
-        ("discard", "1"),
-    ])?;
+    let null = NullBlk::new(
+        "test",
+        "irqmode=2 completion_nsec=10000 submit_queues=2 memory_backed=1 discard=1",
+    )?;
     for disk in [disks::nvme()?, null.name.clone()] {
         let cache = fs::read_to_string(format!("/sys/block/{disk}/queue/write_cache"))?;
         let running = Running::stage("bitehist", &["--per-disk", "--interval", "1h"])?;

@@ -1,8 +1,7 @@
 //! Stages 01 to 06, 10: every bio, its latency, its sector, its stack, its parts.
 
 use crate::{
-    maps::Maps,
-    mixed::{self, Direct, Mixed, calls, same_calls},
+    mixed::{calls, same_calls},
     prelude::*,
 };
 
@@ -43,10 +42,9 @@ const IS_KPROBE: &str = "your program at bio_endio() is a kprobe. All kprobe pro
 /// Two bios at a time, so that the one that completes is not always the one that came last.
 fn stage02_shows_both_ends() -> Result<()> {
     const TIMER: u64 = 500_000_000;
-    let slow = [("memory_backed", "1"), ("discard", "1"), ("badblocks", "+8000-8007")];
-    let disk = NullBlk::timer("test", 500, &slow)?;
+    let disk = NullBlk::timer("test", 500, "memory_backed=1 discard=1 badblocks=+8000-8007")?;
     let mut other = Direct::open(&disks::virtio()?)?;
-    let below = NullBlk::named("notes", &[("memory_backed", "1")])?;
+    let below = NullBlk::new("notes", "memory_backed=1")?;
     let noting = mixed::noting("noting", &below.name)?;
     let running = Running::stage("stage02", &[])?;
     let kprobes = fs::read_to_string("/sys/kernel/debug/kprobes/list")?; // ftrace has none yet
@@ -154,7 +152,7 @@ pub fn lines_add_up(output: &str) -> Result<u64> {
 /// Zeroes are written with one bio for every MiB, each of them a part of the next one. Here the first
 /// one takes longest, and all that come after it end with it, in one call of bio_endio().
 fn stage10_follows_a_long_chain() -> Result<()> {
-    let null = NullBlk::timer("test", 0, &[])?;
+    let null = NullBlk::timer("test", 0, "")?;
     let device = format!("/dev/{}", null.name);
     let first_is_slow = format!("0 2048 delay {device} 0 200;2048 79872 linear {device} 2048");
     let chain = Mapped::new("chain", &first_is_slow)?;
@@ -185,7 +183,7 @@ pub const ONE_PLACE: &str = ": CPU 0 and CPU 1 have written their slowest bio to
 fn stage04_reads_the_records_of_all_cpus() -> Result<()> {
     const TIMER: u64 = 200_000_000;
     let disk = disks::virtio()?;
-    let slow = NullBlk::timer("test", 200, &[])?;
+    let slow = NullBlk::timer("test", 200, "")?;
     let mut places = HashMap::new();
     for cpu in 0..std::thread::available_parallelism()?.get() {
         let maps = Maps::new();
@@ -270,7 +268,7 @@ fn stage10_is_right_about_split_bios() -> Result<()> {
         }
         Ok(())
     };
-    let plain = NullBlk::new(&[("irqmode", "1"), ("hw_queue_depth", "64")])?;
+    let plain = NullBlk::new("test", "irqmode=1 hw_queue_depth=64")?;
     let device = format!("/dev/{}", plain.name);
     for slow in cases([0, 2, 1], 1) {
         let split = in_three_parts(&device, slow)?;
@@ -328,7 +326,7 @@ fn stage05_names_disk_and_sector() -> Result<()> {
 
 /// A flush has no data, and so no place on the disk. That of the request ends with its bio, which had no start.
 fn stage05_a_flush_has_no_sector() -> Result<()> {
-    let disk = NullBlk::timer("test", 500, &[("memory_backed", "1"), ("cache_size", "1")])?;
+    let disk = NullBlk::timer("test", 500, "memory_backed=1 cache_size=1")?;
     let stages = [
         ("stage05", BIO, "bios completed", 0),
         ("stage06", BIO, "bios completed", 0),
@@ -455,7 +453,7 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
 /// An address that has a start already, as where a completion was not seen: neither bio is measured, and the end
 /// of the second one finds no start.
 fn stage03_drops_what_is_submitted_twice() -> Result<()> {
-    let (disk, maps) = (NullBlk::timer("test", 20, &[])?, Maps::new());
+    let (disk, maps) = (NullBlk::timer("test", 20, "")?, Maps::new());
     let running = Running::stage("stage03", &[])?;
     let (taken, reads) = mixed::take_an_address(&disk.name, &mixed::bios()?, &maps)?;
     let output = running.interrupt()?;

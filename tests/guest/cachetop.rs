@@ -1,11 +1,6 @@
 //! cachetop: its counts, judged by mincore() and /proc/PID/io, and its screen, by a terminal.
 
-use std::io::Write;
-
-use crate::{
-    pagecache::{MIB, Watched, new_file, page_size},
-    prelude::*,
-};
+use crate::prelude::*;
 
 tests![
     cachetop_reads_as_mincore_sees_them,

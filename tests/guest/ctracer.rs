@@ -2,11 +2,7 @@
 
 use serde_json::json;
 
-use crate::{
-    commands::{loaded, wait_until_unloaded},
-    functions::listed,
-    prelude::*,
-};
+use crate::prelude::*;
 
 tests![
     ctracer_follows_a_bio,
@@ -335,7 +331,7 @@ fn reports(output: &str) -> Result<()> {
 /// counted.
 fn ctracer_says_what_it_has_lost() -> Result<()> {
     const READS: u64 = 8000;
-    let disk = NullBlk::new(&[])?;
+    let disk = NullBlk::new("test", "")?;
     let arguments = [&FEW[..], &["--quiet", "--max-events=9999999"]].concat();
     let output = beside_a_stopped("ctracer", &arguments, || disks::read(&disk.name, READS as u32))?;
     let of = |what: &str| count(&output, what);

@@ -2,7 +2,6 @@
 
 use crate::{
     ctracer::{FEW, all_or, calls, engines, lines, number, traced, values},
-    mixed::Direct,
     prelude::*,
 };
 
@@ -68,7 +67,7 @@ fn ctracer_follows_one_process_on_one_disk() -> Result<()> {
 /// happens to a bio.
 fn ctracer_samples_whole_lives() -> Result<()> {
     // The end of a read comes when the calls of the submission have returned: no probe misses it.
-    let delayed = NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "20000000")])?;
+    let delayed = NullBlk::new("test", "irqmode=2 completion_nsec=20000000")?;
     let only = ["--only=submit_bio", "--only=bio_init", "--only=bio_endio", "--only=bio_uninit"];
     // One CPU: each one counts by itself.
     let options = "--rw=read --ioengine=psync --number_ios=60 --cpus_allowed=0";
@@ -95,7 +94,7 @@ fn ctracer_samples_whole_lives() -> Result<()> {
 
 /// All operators at once: of 800 reads and 800 writes, the writes of some sectors.
 fn ctracer_filters_by_field() -> Result<()> {
-    let disk = NullBlk::new(&[("memory_backed", "0")])?;
+    let disk = NullBlk::new("test", "memory_backed=0")?;
     // As a count without a sign, it would not be above -1.
     let filter = "bi_iter.bi_sector >= 800 and bi_iter.bi_sector < 0x640 and __bi_remaining > -1 \
                   and bi_opf & 0xff == 1";
@@ -113,7 +112,7 @@ fn ctracer_filters_by_field() -> Result<()> {
 /// A disk of which one half answers every read with an error, which threads with odd names read: escape
 /// sequences, an end of line, separators, no name at all.
 fn ctracer_shows_lives_with_errors() -> Result<()> {
-    let disk = NullBlk::new(&[])?;
+    let disk = NullBlk::new("test", "")?;
     let table = format!("0 8192 linear /dev/{} 0;8192 8192 error", disk.name);
     let bad = Mapped::new("bad", &table)?;
     let arguments = [&FEW[..], &["--errors", "--folded=/run/names"]].concat();

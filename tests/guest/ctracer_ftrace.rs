@@ -2,8 +2,6 @@
 
 use crate::{
     ctracer::{all_or, lines, number, parse as lines_of, traced},
-    ftrace::Tracer,
-    functions::listed,
     prelude::*,
 };
 

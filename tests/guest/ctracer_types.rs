@@ -161,7 +161,7 @@ const FUNCTIONS: &[&str] = &[
 fn ctracer_gives_each_request_a_life() -> Result<()> {
     const READS: u64 = 60;
     let (null, virtio, nvme, scsi) =
-        (NullBlk::new(&[])?, disks::virtio()?, disks::nvme()?, disks::scsi()?);
+        (NullBlk::new("test", "")?, disks::virtio()?, disks::nvme()?, disks::scsi()?);
     let (disks, job) =
         ([&*virtio, &nvme, &scsi, &null.name], format!("--rw=randread --number_ios={READS}"));
     let all = traced(&[FUNCTIONS, &["--type=request"]].concat(), || engines(&disks, 16, &[&job]))?;

@@ -151,21 +151,15 @@ pub struct NullBlk {
 }
 
 impl NullBlk {
-    /// `settings`: attributes of configfs, as in Documentation/block/null_blk.rst.
-    pub fn new(settings: &[(&str, &str)]) -> Result<NullBlk> {
-        NullBlk::named("test", settings)
-    }
-
     /// One whose timer ends each I/O after this time in ms, on the CPU that has submitted it.
-    pub fn timer(directory: &str, ms: u64, more: &[(&str, &str)]) -> Result<NullBlk> {
-        let time = (ms * 1_000_000).to_string();
-        let settings = [("irqmode", "2"), ("completion_nsec", &*time), ("submit_queues", "2")];
-        NullBlk::named(directory, &[&settings, more].concat())
+    pub fn timer(directory: &str, ms: u64, more: &str) -> Result<NullBlk> {
+        let timer = format!("irqmode=2 completion_nsec={} submit_queues=2", ms * 1_000_000);
+        NullBlk::new(directory, &format!("{timer} {more}"))
     }
 
     /// The same, for one I/O at a time.
     pub fn one_tag(directory: &str, ms: u64) -> Result<NullBlk> {
-        NullBlk::timer(directory, ms, &[("hw_queue_depth", "1"), ("submit_queues", "1")])
+        NullBlk::timer(directory, ms, "hw_queue_depth=1 submit_queues=1")
     }
 
     /// Gives it a scheduler, in which what finds no tag waits as a request.
@@ -183,21 +177,21 @@ impl NullBlk {
     /// One whose timer ends an I/O 100 ms later: then the task that has submitted it sleeps, and the end
     /// interrupts no call of the submission, whose probes would miss it.
     pub fn slow() -> Result<NullBlk> {
-        let more = [("submit_queues", "1"), ("memory_backed", "1"), ("size", "64")];
-        NullBlk::timer("test", 100, &more)
+        NullBlk::timer("test", 100, "submit_queues=1 memory_backed=1 size=64")
     }
 
-    /// The same, beside others: each has a directory of its own in configfs.
-    pub fn named(directory: &str, settings: &[(&str, &str)]) -> Result<NullBlk> {
+    /// `settings`: attributes of configfs, as in Documentation/block/null_blk.rst. Each disk has a directory of its
+    /// own there.
+    pub fn new(directory: &str, settings: &str) -> Result<NullBlk> {
         let path = format!("/sys/kernel/config/nullb/{directory}");
         // Of a judge that was killed, in a guest that stays.
         fs::remove_dir(&path).ok();
         fs::create_dir(&path).context("null_blk's configfs")?;
         let mut disk = NullBlk { name: String::new(), directory: path };
         let path = &disk.directory;
-        for (name, value) in [("size", "1024")].iter().chain(settings).chain(&[("power", "1")]) {
-            fs::write(format!("{path}/{name}"), value)
-                .with_context(|| format!("{name}={value}"))?;
+        for setting in format!("size=1024 {settings} power=1").split_whitespace() {
+            let (name, value) = setting.split_once('=').context("name=value")?;
+            fs::write(format!("{path}/{name}"), value).with_context(|| setting.to_owned())?;
         }
         // Later kernels name the disk as the directory; before, it was nullb and a number.
         let index = fs::read_to_string(format!("{path}/index"))?;
@@ -213,6 +207,12 @@ impl NullBlk {
 impl Drop for NullBlk {
     fn drop(&mut self) {
         fs::remove_dir(&self.directory).ok();
+    }
+}
+
+impl AsRef<str> for NullBlk {
+    fn as_ref(&self) -> &str {
+        &self.name
     }
 }
 

@@ -3,14 +3,8 @@
 
 use std::{
     cmp::Ordering,
-    collections::{BTreeMap, BTreeSet},
-    io::{Read, Write},
-    net::{TcpListener, TcpStream},
-    ops::RangeInclusive,
-    os::fd::AsRawFd,
+    io::Read,
     sync::mpsc::{Receiver, Sender, channel},
-    thread,
-    time::{Duration, Instant},
 };
 
 use libbpf_rs::{MapHandle, query::ProgInfoIter};
@@ -18,16 +12,9 @@ use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
 use crate::{
     bios::{ONE_PLACE, lines_add_up},
-    commands::{instances, loaded, wait_until_unloaded},
-    disks::Failing,
-    exporter,
-    ftrace::TRACEFS,
-    maps::{Maps, Place, insert},
-    mixed::{self, Long, Mixed, Ram, split_out_of_order},
-    pagecache,
+    commands::instances,
+    mixed::split_out_of_order,
     prelude::*,
-    slow_io::reads,
-    table::loads::crypt,
 };
 
 tests![
@@ -141,7 +128,7 @@ fn exercise_accounts() -> Result<()> {
     let virtio = disks::virtio()?;
     let (mixed, long) = (Mixed::new("test")?, Long::new()?);
     // Longer than what the lower 32 bits of the long one's time amount to, on whichever CPU that ends.
-    let slow = [NullBlk::timer("slow0", 500, &[])?, NullBlk::timer("slow1", 700, &[])?];
+    let slow = [NullBlk::timer("slow0", 500, "")?, NullBlk::timer("slow1", 700, "")?];
     let maps = Maps::new();
     let running = Running::stage(&subject, &[])?;
     let (ftrace, printed) = (mixed::bios()?, Ftrace::new(&[PRINTED])?);
@@ -169,8 +156,7 @@ fn exercise_accounts() -> Result<()> {
     fill(&maps.named("starts")?[0], taken - 1)?;
     // By another process, whose bio has another address.
     disks::read(&mixed.disk.name, 1)?;
-    let output = running.interrupt()?.replace(" in flight", OURS_IN_FLIGHT);
-    judges_only_whole(std::slice::from_ref(&output))?;
+    let output = whole(running.interrupt()?)?.replace(" in flight", OURS_IN_FLIGHT);
     let dropped = ": the address of one bio was taken, and neither is measured; one found no room";
     ensure_counts(&output, &[("dropped", 3, dropped)])?;
     let bios = (did.submitted.len() + split_up.submitted.len() + slow.len()) as u64 + reads + 2;
@@ -231,8 +217,8 @@ fn exercise_disk() -> Result<()> {
     maps.ensure_atomic()?;
     maps.named("starts")?.iter().try_for_each(|starts| fill(starts, 0))?;
     disks::read(disk, 1)?;
-    let outputs = Running::interrupt_all(running)?;
-    judges_only_whole(&outputs)?;
+    let outputs = Running::interrupt_all(running)?.into_iter().map(whole);
+    let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let mut measured = 0;
     for (output, disk, bios, split, parts, dropped) in [
         (&outputs[0], disk, Mixed::OF_DISK, Mixed::SPLIT, did.parts, 1),
@@ -276,22 +262,16 @@ fn exercise_disk_refuses() -> Result<()> {
 /// The histograms of an output: for each disk, the slots by their lower ends, with how many bios.
 fn histograms(output: &str) -> Result<BTreeMap<String, BTreeMap<u64, u64>>> {
     let mut disks = BTreeMap::<String, BTreeMap<u64, u64>>::new();
-    let mut disk = None;
-    for line in output.lines() {
-        if let Some(name) = line.strip_prefix("disk ") {
-            disk =
-                Some(disks.entry(name.split(' ').next().unwrap_or_default().into()).or_default());
-        } else if let Some((low, rest)) = line.split_once(" -> ") {
-            let Ok(low) = low.trim().parse::<u64>() else { continue };
-            let slots = disk.as_mut().with_context(|| format!("no disk before {line:?}"))?;
-            let mut words = rest.split_whitespace();
-            let mut number = || words.find_map(|word| word.parse::<u64>().ok());
-            let (high, bios) = (number().context("no end")?, number().context("no count")?);
+    for of_disk in format!("\n{output}").split("\ndisk ").skip(1) {
+        let name = of_disk.split([' ', '\n']).next().unwrap_or_default();
+        let slots = disks.entry(name.to_owned()).or_default();
+        for row in rows(of_disk, r"(\d+) -> +(\d+)\D+(\d+)\b") {
+            let [low, high, bios] = row.map(|number| number.parse().unwrap_or(u64::MAX));
             if bios == 0 {
                 continue; // an empty row may be there, also one for 0 ns
             }
-            ensure!(low.is_power_of_two() && high == 2 * low - 1, "odd slot: {line}");
-            ensure!(slots.insert(low, bios).is_none(), "a slot comes twice: {line}");
+            ensure!(low.is_power_of_two() && high == 2 * low - 1, "odd slot: {row:?}");
+            ensure!(slots.insert(low, bios).is_none(), "a slot comes twice: {row:?}");
         }
     }
     Ok(disks)
@@ -300,7 +280,7 @@ fn histograms(output: &str) -> Result<BTreeMap<String, BTreeMap<u64, u64>>> {
 fn exercise_histogram() -> Result<()> {
     const TIMER: u64 = 1_000_000;
     let one = Mixed::new("test")?;
-    let (slow, long) = (NullBlk::timer("slow", 100, &[])?, Long::new()?);
+    let (slow, long) = (NullBlk::timer("slow", 100, "")?, Long::new()?);
     let maps = Maps::new();
     let running = Running::stage(EXERCISE, &[])?;
     let long_write = long.write()?;
@@ -309,8 +289,7 @@ fn exercise_histogram() -> Result<()> {
     long_write.end_well()?;
     fill(&maps.named("starts")?[0], 0)?;
     disks::read(&slow.name, 1)?;
-    let output = running.interrupt()?.replace(" in flight", OURS_IN_FLIGHT);
-    judges_only_whole(std::slice::from_ref(&output))?;
+    let output = whole(running.interrupt()?)?.replace(" in flight", OURS_IN_FLIGHT);
     let split = count(&output, "split")?;
     ensure!(split <= Mixed::SPLIT, "{split} split, the load has {}: {output}", Mixed::SPLIT);
     let disks = histograms(&output)?;
@@ -345,11 +324,11 @@ fn exercise_histogram() -> Result<()> {
 
 /// Two CPUs add to the same slots at once.
 fn exercise_histogram_of_two_cpus() -> Result<()> {
-    let (ram, maps) = (Ram::new()?, Maps::new());
-    let running = Running::stage(EXERCISE, &[])?;
-    let reads = ram.race(RACE, false)?;
-    maps.ensure_atomic()?;
-    let output = running.interrupt()?;
+    let (ram, maps, mut reads) = (Ram::new()?, Maps::new(), 0);
+    let output = beside(EXERCISE, &[], || {
+        reads = ram.race(RACE, false)?;
+        maps.ensure_atomic()
+    })?;
     let disks = histograms(&output)?;
     let slots = disks.get(Ram::NAME).with_context(|| format!("no {}: {output}", Ram::NAME))?;
     let sum: u64 = slots.values().sum();
@@ -364,8 +343,8 @@ fn exercise_bytes() -> Result<()> {
     let disk = disks::virtio()?;
     let ram = Ram::new()?;
     // A discard has a length, and transfers nothing.
-    let null = NullBlk::new(&[("memory_backed", "1"), ("discard", "1")])?;
-    let large = NullBlk::named("large", &[("size", "8192")])?;
+    let null = NullBlk::new("test", "memory_backed=1 discard=1")?;
+    let large = NullBlk::new("large", "size=8192")?;
     let maps = Maps::new();
     let running = Running::stage(EXERCISE, &[])?;
     maps.ensure_atomic()?;
@@ -401,22 +380,17 @@ fn exercise_bytes() -> Result<()> {
     let output = running.interrupt()?;
     did.push((std::process::id(), format!("({})", me.trim()), reads * 512));
     let mut lines = Vec::new();
-    for line in output.lines().filter_map(|line| line.strip_prefix("pid ")) {
-        let (process, bytes) = line.rsplit_once(": ").context("odd line")?;
-        let bytes = bytes.strip_suffix(" bytes").with_context(|| format!("odd: {line}"))?;
-        let (pid, name) =
-            process.split_once(' ').with_context(|| format!("no name: pid {line}"))?;
-        lines.push((pid.parse::<u32>()?, name.to_owned(), bytes.parse::<u64>()?));
+    for [pid, name, bytes] in rows(&output, r"pid (\d+)(.*): (\d+) bytes$") {
+        ensure!(!name.is_empty(), "no name: pid {pid}: {bytes} bytes");
+        lines.push((pid.parse::<u32>()?, name.trim_start(), bytes.parse::<u64>()?));
     }
     ensure!(lines.is_sorted_by(|a, b| a.2 >= b.2), "not sorted by bytes: {output}");
-    for process in did {
-        let (pid, name, bytes) = process;
+    for (pid, name, bytes) in did {
         let yours = lines.iter().filter(|line| line.0 == pid);
-        let yours: Vec<_> = yours.map(|(_, name, bytes)| (name, *bytes)).collect();
-        let is_right = if bytes == 0 {
-            yours.iter().all(|line| line.1 == 0)
-        } else {
-            yours == [(&name, bytes)]
+        let yours: Vec<_> = yours.map(|(_, name, bytes)| (*name, *bytes)).collect();
+        let is_right = match bytes {
+            0 => yours.iter().all(|line| line.1 == 0),
+            _ => yours == [(&*name, bytes)],
         };
         let figures =
             format!("process {pid} {name} transferred {bytes} bytes; your lines of it: {yours:?}");
@@ -429,18 +403,15 @@ fn exercise_bytes() -> Result<()> {
 
 /// The rows `  12        3  submit_bio_wait(bio)`: calls, and those that have not returned.
 fn inside(output: &str) -> Result<BTreeMap<String, (u64, u64)>> {
-    let (mut rows, mut before) = (BTreeMap::new(), u64::MAX);
-    for line in output.lines().filter(|line| line.contains('(')) {
-        let words: Vec<&str> = line.split_whitespace().take(3).collect();
-        let [calls, inside, function] = words[..] else { continue };
-        let (Ok(calls), Ok(inside)) = (calls.parse(), inside.parse()) else { continue };
+    let (mut table, mut before) = (BTreeMap::new(), u64::MAX);
+    for [calls, inside, name] in rows(output, r"(\d+)\s+(\d+)\s+([^\s(]+)[^(]*\(") {
+        let calls = calls.parse()?;
         ensure!(calls <= before, "{calls} calls below {before}: not sorted by calls: {output}");
         before = calls;
-        let name = function.split('(').next().unwrap_or_default();
-        rows.insert(name.to_owned(), (calls, inside));
+        table.insert(name.to_owned(), (calls, inside.parse()?));
     }
-    ensure!(!rows.is_empty(), "no row `CALLS INSIDE FUNCTION(PARAMETERS)` in {output}");
-    Ok(rows)
+    ensure!(!table.is_empty(), "no row `CALLS INSIDE FUNCTION(PARAMETERS)` in {output}");
+    Ok(table)
 }
 
 /// Threads wait inside of functions, which their stacks name; a call may return on another CPU.
@@ -453,8 +424,7 @@ fn exercise_returns() -> Result<()> {
     disks::read(&virtio, 20)?;
     let dd = |cpu: u32| Running::bash(&format!("exec taskset -c {cpu} {}", reads(&hung.path(), 1)));
     let (moved, failing) = (dd(0)?, Failing(&hung));
-    let stack = |dd: &Running| fs::read_to_string(format!("/proc/{}/stack", dd.id()));
-    wait_until("the read waits", || Ok(stack(&moved)?.contains("submit_bio_wait")))?;
+    moved.waits_in("submit_bio_wait")?;
     shell(&format!("taskset -cp 1 {}", moved.id()))?;
     drop(failing);
     moved.end()?;
@@ -462,12 +432,12 @@ fn exercise_returns() -> Result<()> {
     let waiting = (0..3).map(|n| dd(n % 2)).collect::<Result<Vec<_>>>()?;
     let failing = Failing(&hung);
     wait_until("three reads wait, two of them for the tag", || {
-        let all = waiting.iter().map(stack).collect::<Result<Vec<_>, _>>()?;
+        let all = waiting.iter().map(Running::stack).collect::<Result<Vec<_>>>()?;
         let wait = |function: &str| all.iter().filter(|stack| stack.contains(function)).count();
         Ok((wait("submit_bio_wait"), wait("blk_mq_get_tag")) == (3, 2))
     })?;
-    let stacks = waiting.iter().map(stack).collect::<Result<String, _>>()?;
-    let output = running.interrupt()?;
+    let stacks = waiting.iter().map(Running::stack).collect::<Result<String>>()?;
+    let output = whole(running.interrupt()?)?;
     drop(failing);
     for dd in waiting {
         dd.end()?;
@@ -486,7 +456,6 @@ fn exercise_returns() -> Result<()> {
     // inside of all of them.
     let tail_calls = ["submit_bio", "submit_bio_noacct", "__submit_bio"];
     expected.extend(tail_calls.map(|function| (function, 2)));
-    judges_only_whole(std::slice::from_ref(&output))?;
     ensure_none(&output, &[])?;
     for (function, (calls, inside)) in &rows {
         let waits = expected.get(function.as_str()).copied().unwrap_or(0);
@@ -540,10 +509,10 @@ fn queued(events: &[Event], batch: &str) -> Result<BTreeMap<String, Vec<RangeInc
 fn exercise_queue() -> Result<()> {
     // ftrace counts in µs; and another hook may look at the clock a moment before it.
     const NEAR: u64 = 100_000;
-    let one_queue = [("submit_queues", "1"), ("hw_queue_depth", "64")];
+    let one_queue = "submit_queues=1 hw_queue_depth=64";
     let slow = NullBlk::one_tag("slow", 100)?;
     let (plugged, silent) =
-        (NullBlk::named("plugged", &one_queue)?, NullBlk::named("silent", &one_queue)?);
+        (NullBlk::new("plugged", one_queue)?, NullBlk::new("silent", one_queue)?);
     let retried = ScsiDebug::new("opts=0x10 dev_size_mb=64")?;
     disks::read(&silent.name, 30)?; // on 7.2, a request without a time keeps that of an earlier one
     slow.queues()?;
@@ -610,7 +579,7 @@ fn exercise_queue() -> Result<()> {
 /// Requests of several disks, of which the kernel's counters have the number and the time. One waits since before
 /// the program was started; some are started again, or complete in parts.
 fn exercise_without() -> Result<()> {
-    let (slow, silent) = (NullBlk::one_tag("slow", 50)?, NullBlk::named("silent", &[])?);
+    let (slow, silent) = (NullBlk::one_tag("slow", 50)?, NullBlk::new("silent", "")?);
     slow.queues()?;
     disks::read(&silent.name, 30)?;
     fs::write(silent.queue("iostats"), "0")?;
@@ -619,9 +588,7 @@ fn exercise_without() -> Result<()> {
     let (upper, since) = (hung.disk()?, Instant::now());
     let old = Running::bash(&format!("exec {}", reads(&hung.path(), 1)))?;
     let failing = Failing(&hung);
-    wait_until("a read waits", || {
-        Ok(fs::read_to_string(format!("/proc/{}/stack", old.id()))?.contains("submit_bio_wait"))
-    })?;
+    old.waits_in("submit_bio_wait")?;
     let until = Instant::now();
     let running = Running::stage(EXERCISE, &[])?;
     let counted = || -> Result<[u64; 2]> {
@@ -730,7 +697,7 @@ fn exercise_preempted() -> Result<()> {
     }
     let (subject, _) = subject().context("there is no attempt to judge")?;
     let (below, ram) = (disks::virtio()?, Ram::new()?);
-    let crypt = crypt("crypt", &format!("/dev/{below}"))?;
+    let crypt = loads::crypt("crypt", &format!("/dev/{below}"))?;
     let running = Running::stage(&subject, &[])?;
     let upper = crypt.disk()?;
     let counts = || -> Result<[u64; 2]> { Ok([disks::bios(&upper)?, disks::bios(&below)?]) };
@@ -742,7 +709,7 @@ fn exercise_preempted() -> Result<()> {
     }
     let after = counts()?;
     // Each read of the upper disk is one of the disk below, which is no bio that was submitted.
-    let [upper, lower] = [after[0] - before[0], after[1] - before[1]];
+    let [upper, lower] = [0, 1].map(|n| after[n] - before[n]);
     ensure!(upper >= 1920 && lower >= 2 * 1920, "{upper} reads above, {lower} below: an odd load");
     let bios = lower + ram.race(Duration::from_secs(2), true)?;
     let output = running.interrupt()?;
@@ -799,10 +766,8 @@ fn exercise_runqueue() -> Result<()> {
     let others = others.collect::<Result<Vec<_>>>()?;
     let output = running.interrupt()?;
     let mut lines = BTreeMap::new();
-    for line in output.lines().filter_map(|line| line.strip_prefix("tid ")) {
-        let (tid, ns) = line.split_once(": ").with_context(|| format!("odd line: {line}"))?;
-        let ns: u64 = ns.strip_suffix(" ns").with_context(|| format!("odd: {line}"))?.parse()?;
-        ensure!(lines.insert(tid, ns).is_none(), "tid {tid} has two lines: {output}");
+    for [tid, ns] in rows(&output, r"tid (\d+): (\d+) ns$") {
+        ensure!(lines.insert(tid, ns.parse()?).is_none(), "tid {tid} has two lines: {output}");
     }
     let theirs = others.iter().find(|tid| lines.contains_key(tid.as_str()));
     let theirs = theirs.map_or("", |tid| tid);
@@ -995,20 +960,17 @@ fn lose_segments() -> Result<Lost> {
 /// Connections that lose segments, beside what the kernel counts for each.
 fn exercise_retransmit() -> Result<()> {
     let running = Running::stage(EXERCISE, &[])?;
-    let lost = thread::spawn(lose_segments).join();
-    let lost = lost.map_err(|_| anyhow::anyhow!("the thread of the load panicked"))??;
-    let output = running.interrupt()?;
-    judges_only_whole(std::slice::from_ref(&output))?;
+    // The thread changes its network.
+    let lost = in_threads([()], |()| lose_segments())?.remove(0);
+    let output = whole(running.interrupt()?)?;
     let mut lines = Vec::new();
-    for line in output.lines().filter(|line| line.contains(" -> ")) {
-        let (connection, segments) = line.rsplit_once(": ").with_context(|| line.to_owned())?;
-        let segments = segments.strip_suffix(" segments").with_context(|| line.to_owned())?;
+    for [connection, segments] in rows(&output, r"(.* -> .*): (\d+) segments$") {
         lines.push((connection, segments.parse::<u64>()?));
     }
     ensure!(lines.is_sorted_by(|a, b| a.1 >= b.1), "not sorted by segments: {output}");
     let lossy = || lost.directions.iter().filter(|(_, segments)| *segments > 0);
     for (name, theirs) in lossy() {
-        let of_it = lines.iter().filter(|(connection, _)| connection == name);
+        let of_it = lines.iter().filter(|(connection, _)| *connection == name);
         let yours: Vec<u64> = of_it.map(|(_, segments)| *segments).collect();
         let figures = format!("{name} sent {theirs} segments again; you say {yours:?}");
         judge(yours == [*theirs], &figures, &output)?;

@@ -1,13 +1,13 @@
 //! The exporter, beside the kernel's counters, fio, and a real Prometheus.
 
 use std::{
-    io::{ErrorKind, Read, Write},
-    net::{Shutdown, TcpStream},
+    io::{ErrorKind, Read},
+    net::Shutdown,
 };
 
 use truth::Question::{DriverRequests, Requests};
 
-use crate::{commands, prelude::*, table, truth::skipped};
+use crate::{prelude::*, table, truth::skipped};
 
 tests![
     exporter_adds_up_what_the_kernel_does,
@@ -202,7 +202,7 @@ fn exporter_adds_up_what_the_kernel_does() -> Result<()> {
 /// Where the kernel takes the CPU from a task in the program, it skips the program for all others there: 64 threads,
 /// until that has happened. [`Quiet::adds_up`] judges the gap.
 fn has_what_is_skipped_in_the_gap() -> Result<()> {
-    let disk = NullBlk::named("skips", &[("irqmode", "1"), ("submit_queues", "2")])?;
+    let disk = NullBlk::new("skips", "irqmode=1 submit_queues=2")?;
     let skipped = |quiet: &Quiet| quiet.scrape.get("storage_programs_skipped_total");
     for _ in 0..if preempts()? { 5 } else { 0 } {
         let before = Quiet::now()?;
@@ -221,7 +221,7 @@ fn has_what_is_skipped_in_the_gap() -> Result<()> {
 /// them once: its own counters have them end as they begin. Fio sees their ends later than the kernel.
 fn counts_starts_that_are_shared() -> Result<()> {
     const READS: u64 = 640;
-    let disk = NullBlk::named("plugged", &[("irqmode", "0"), ("submit_queues", "2")])?;
+    let disk = NullBlk::new("plugged", "irqmode=0 submit_queues=2")?;
     let before = Quiet::now()?;
     let batches = "--iodepth=32 --iodepth_batch=32 --iodepth_batch_complete_min=32";
     let report = fio_direct(&disk.name, &format!("{batches} --number_ios={READS}"))?;
@@ -245,7 +245,7 @@ fn counts_starts_that_are_shared() -> Result<()> {
 /// A disk that comes 32 disks after another one gets its places, if that has gone: with nothing in them.
 fn takes_a_place_again() -> Result<()> {
     for n in 0..34 {
-        let disk = NullBlk::named("again", &[("size", "16")])?;
+        let disk = NullBlk::new("again", "size=16")?;
         if [0, 1, 32, 33].contains(&n) {
             // The first one, all of whose places are free again when it has gone, has more than the later one.
             disks::read(&disk.name, if n < 2 { 20 } else { 5 })?;
@@ -359,8 +359,8 @@ pub fn stats() -> Result<HashMap<String, Vec<u64>>> {
 fn exporter_counts_what_the_disks_count() -> Result<()> {
     // 8.4 ms is just above the limit of a bucket, 8,388,608 ns: none may be below it. No program sees how the
     // kernel looks for partitions.
-    let late = NullBlk::named("late", &[("irqmode", "2"), ("completion_nsec", "8400000")])?;
-    let silent = NullBlk::named("silent", &[])?;
+    let late = NullBlk::new("late", "irqmode=2 completion_nsec=8400000")?;
+    let silent = NullBlk::new("silent", "")?;
     fs::write(silent.queue("iostats"), "0")?;
     let running = start(&["--parts"])?;
     has_fios_latencies(&late.name)?;
@@ -378,13 +378,8 @@ fn exporter_counts_what_the_disks_count() -> Result<()> {
 /// Reads, writes, flushes and discards of the whole disk and of a partition, on two CPUs: the
 /// disk's counters say how many there were.
 fn counts_operations() -> Result<()> {
-    let disk = NullBlk::new(&[
-        ("memory_backed", "1"),
-        ("size", "64"),
-        ("discard", "1"),
-        ("cache_size", "8"),
-        ("submit_queues", "2"),
-    ])?;
+    let disk =
+        NullBlk::new("test", "memory_backed=1 size=64 discard=1 cache_size=8 submit_queues=2")?;
     let (name, partition) = (&disk.name, disks::partition(&disk.name));
     shell(&format!(
         "echo ',,83' | sfdisk --quiet --no-reread --force /dev/{name} 2>&1; \
@@ -474,8 +469,7 @@ fn says_what_is_in_no_part(silent: &str) -> Result<()> {
 /// A timer completes bios in the middle of other probes, whose CPU then runs no kprobe: the kernel counts
 /// these with the kprobe, and shows the figure as long as the link is there.
 fn counts_what_it_was_skipped_for(process: u32) -> Result<()> {
-    let disk =
-        NullBlk::new(&[("irqmode", "2"), ("completion_nsec", "10000"), ("submit_queues", "2")])?;
+    let disk = NullBlk::new("test", "irqmode=2 completion_nsec=10000 submit_queues=2")?;
     fio_direct(&disk.name, "--iodepth=16 --size=128M --numjobs=16 --number_ios=300")?;
     // Others may do I/O meanwhile.
     let before = of_the_kernel(process)?;
@@ -518,7 +512,7 @@ fn fdinfo(process: u32) -> Result<Vec<(PathBuf, String)>> {
 /// properly gets an answer. After SIGTERM, nobody is served, and when the process has ended, nothing of it
 /// is left.
 fn exporter_survives_hostile_clients() -> Result<()> {
-    let before = commands::loaded()?;
+    let before = loaded()?;
     let running = start_as(&[])?;
     for (request, expected) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "HTTP/1.1 200 OK"),
@@ -579,7 +573,7 @@ fn exporter_survives_hostile_clients() -> Result<()> {
     ensure!(stopped < Duration::from_secs(1), "listened for {stopped:?}");
     ensure!(ended.code == Some(0) && !ended.stderr.contains("error"), "{ended:?}");
     drop(silent);
-    commands::wait_until_unloaded(&before)
+    wait_until_unloaded(&before)
 }
 
 const PROMETHEUS: u16 = 9090;
@@ -622,9 +616,9 @@ fn exporter_beside_prometheus() -> Result<()> {
         rules.display()
     );
     fs::write(format!("{directory}/prometheus.yml"), config)?;
-    let disk = NullBlk::timer("test", 200, &[])?;
+    let disk = NullBlk::timer("test", 200, "")?;
     let name = &disk.name;
-    let below = NullBlk::named("below", &[])?;
+    let below = NullBlk::new("below", "")?;
     let late = Mapped::new("late", &format!("0 65536 delay /dev/{} 0 {LATE_MS}", below.name))?;
     let (listen, canary) = (format!("127.0.0.1:{BIOS_PORT}"), late.path());
     let of_bios = ["--parts", "--canary", &canary, "--listen", &listen];

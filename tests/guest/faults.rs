@@ -24,10 +24,7 @@ fn what_hangs_is_in_flight() -> Result<()> {
     disk.suspend(true)?;
     let stage03 = Running::stage("stage03", &[])?;
     let reader = Running::bash(&format!("exec {read}"))?;
-    wait_until("dd's waiting", || {
-        let stack = fs::read_to_string(format!("/proc/{}/stack", reader.id()))?;
-        Ok(stack.contains("] __blkdev_direct_IO_simple+"))
-    })?;
+    reader.waits_in("] __blkdev_direct_IO_simple+")?;
     let outputs = Running::interrupt_all(vec![stage03, stage04]);
     disk.suspend(false)?;
     reader.end_well()?;
@@ -42,7 +39,7 @@ fn what_hangs_is_in_flight() -> Result<()> {
 /// An hour on and back: latencies are of the clock that nobody sets, and so is --duration. The second run begins
 /// when the first one has seen the first step.
 fn the_clock_may_be_set() -> Result<()> {
-    let null = NullBlk::timer("test", 300, &[])?;
+    let null = NullBlk::timer("test", 300, "")?;
     let (read, mut runs) = (reads(&null.name, 1), Vec::new());
     for step in ["+3600", "-3600"] {
         let start = Instant::now();
@@ -82,11 +79,11 @@ fn what_does_not_fit_is_counted() -> Result<()> {
     // Of each, device mapper submits a clone by another way.
     accounted(&stage.interrupt()?, "bios", done, done - 16_384, done)?;
 
-    let disk = NullBlk::timer("test", 50, &[("hw_queue_depth", "128")])?;
-    let stage = Running::stage("stage00", &["--in-flight", "8", "-t"])?;
+    let disk = NullBlk::timer("test", 50, "hw_queue_depth=128")?;
     let before = disks::bios(&disk.name)?;
-    fio_direct(&disk.name, "--iodepth=32 --numjobs=2 --number_ios=1000")?;
-    accounted(&stage.interrupt()?, "requests", disks::bios(&disk.name)? - before, 500, 0)
+    let load = || fio_direct(&disk.name, "--iodepth=32 --numjobs=2 --number_ios=1000");
+    let output = beside("stage00", &["--in-flight", "8", "-t"], load)?;
+    accounted(&output, "requests", disks::bios(&disk.name)? - before, 500, 0)
 }
 
 /// Checks that what was done is completed or dropped, at least so much of it, and that what is dropped is
@@ -104,7 +101,7 @@ fn accounted(output: &str, what: &str, done: u64, least: u64, others: u64) -> Re
 /// completed or is in flight, to the last bio, and each has its lines. With one CPU, too, where
 /// membarrier(2) waits for nothing.
 fn sums_are_exact_when_detached_under_load() -> Result<()> {
-    let disk = NullBlk::timer("test", 2, &[])?;
+    let disk = NullBlk::timer("test", 2, "")?;
     let options = "--iodepth=2 --numjobs=4 --time_based --runtime=600 --rate_iops=40";
     let load = fio_direct_command(&disk.name, options);
     let _load = Running::bash(&format!("exec {load} >/dev/null"))?;

@@ -1,10 +1,5 @@
 //! The kernel's own tracer as a judge: its times and its stacks are not ours.
 
-use std::{
-    io::Write,
-    sync::atomic::{AtomicU32, Ordering},
-};
-
 use crate::prelude::*;
 
 pub const TRACEFS: &str = "/sys/kernel/tracing";
@@ -74,7 +69,7 @@ impl Ftrace {
     /// Starts to record.
     pub fn new(hooks: &[Hook]) -> Result<Ftrace> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("judge{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let name = format!("judge{}", NUMBER.fetch_add(1, Relaxed));
         let instance = Path::new(TRACEFS).join("instances").join(&name);
         fs::create_dir(&instance)?;
         let mut ftrace = Ftrace { name, instance, probes: Vec::new() };

@@ -1,6 +1,6 @@
 //! Stage 12 beside the kernel's function tracer, which counts for itself.
 
-use crate::{ctracer::stage12_finds_the_functions, ftrace::Tracer, prelude::*};
+use crate::{ctracer::stage12_finds_the_functions, prelude::*};
 
 tests![stage12_finds_the_functions, stage12_counts_every_call, stage12_asks_for_another_struct,];
 
@@ -104,7 +104,7 @@ fn stage12_counts_every_call() -> Result<()> {
     if takes_too_long()? {
         return not_judged(TOO_LONG);
     }
-    let direct = NullBlk::named("direct", &[("irqmode", "0"), ("submit_queues", "2")])?;
+    let direct = NullBlk::new("direct", "irqmode=0 submit_queues=2")?;
     let linear = Mapped::new("linear", &format!("0 65536 linear /dev/{} 0", direct.name))?;
     let threads = |disk: &str| {
         fio_direct(disk, "--iodepth=16 --size=128M --numjobs=16 --number_ios=25").map(drop)
@@ -115,8 +115,7 @@ fn stage12_counts_every_call() -> Result<()> {
         threads(&direct.name)
     })?;
     if counts_skips(&output) {
-        let timer = [("irqmode", "2"), ("completion_nsec", "10000"), ("submit_queues", "2")];
-        let timer = NullBlk::named("timer", &timer)?;
+        let timer = NullBlk::new("timer", "irqmode=2 completion_nsec=10000 submit_queues=2")?;
         beside_ftrace(|| threads(&timer.name))?;
     }
     Ok(())

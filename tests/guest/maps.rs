@@ -1,6 +1,6 @@
 //! The maps of a program that runs beside the test, and its instructions.
 
-use std::{fmt, ops::RangeInclusive};
+use std::fmt;
 
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, MapType,

@@ -1,9 +1,6 @@
 //! Loads for the judges of the exercises: a bio of every kind, and two CPUs that collide.
 
-use crate::{
-    maps::{Maps, insert},
-    prelude::*,
-};
+use crate::prelude::*;
 
 /// A disk that takes 1 ms for a request of at most 32 KiB, fails at one place, and has one partition.
 pub struct Mixed {
@@ -53,9 +50,8 @@ impl Mixed {
 
     /// `directory` is the disk's in configfs: two disks need two.
     pub fn new(directory: &'static str) -> Result<Mixed> {
-        let more = [("size", "64"), ("memory_backed", "1"), ("discard", "1")];
-        let bad = ("badblocks", "+100000-100007");
-        let disk = NullBlk::timer(directory, 1, &[&more[..], &[bad]].concat())?;
+        let more = "size=64 memory_backed=1 discard=1 badblocks=+100000-100007";
+        let disk = NullBlk::timer(directory, 1, more)?;
         let name = &disk.name;
         fs::write(format!("/sys/block/{name}/queue/max_sectors_kb"), "32")?;
         let partition = disks::partitioned(name)?;
@@ -117,7 +113,7 @@ impl Long {
     pub const SECTOR: u64 = (1 << 32) + 8000;
 
     pub fn new() -> Result<Long> {
-        let below = NullBlk::named("long", &[("size", "3145728")])?;
+        let below = NullBlk::new("long", "size=3145728")?;
         let table = format!("0 {0} delay /dev/{1} 0 4400 /dev/{1} 0 4400", 3_u64 << 31, below.name);
         Ok(Long { mapped: Mapped::new("long", &table)?, _below: below })
     }

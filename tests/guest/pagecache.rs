@@ -11,7 +11,7 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
-use crate::{exercises::EXERCISE, mixed::Direct, prelude::*};
+use crate::prelude::*;
 
 tests![
     stage08_agrees_with_mincore,
@@ -253,7 +253,7 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     // As long as it is open, blocks of four pages, where a kernel has them: a folio of that size lies half inside
     // the range that is asked for.
     shell(&format!("blockdev --setbsz {} /dev/{disk} || true", 4 * page_size()))?;
-    let late = NullBlk::timer("test", 2000, &[])?;
+    let late = NullBlk::timer("test", 2000, "")?;
     let unread = Watched::cold(&format!("/dev/{}", late.name), &late.name)?;
     let (_disk, cut) = cut()?;
     let running = Running::stage("stage08", &[])?;
@@ -305,8 +305,8 @@ fn stage08_agrees_with_mincore() -> Result<()> {
 
 /// A disk whose page 12 and some behind it cannot be read.
 fn cut() -> Result<(NullBlk, Watched)> {
-    let bad = format!("+{}-{}", 12 * page_size() / 512, 24 * page_size() / 512);
-    let disk = NullBlk::named("bad", &[("badblocks", &*bad)])?;
+    let page = page_size() / 512;
+    let disk = NullBlk::new("bad", &format!("badblocks=+{}-{}", 12 * page, 24 * page))?;
     let cut = Watched::cold(&format!("/dev/{}", disk.name), &disk.name)?;
     cut.advise(Advice::Random, 0, 0)?;
     Ok((disk, cut))
@@ -411,7 +411,7 @@ fn stage08_judges_no_asynchronous_read() -> Result<()> {
 /// in memory when it began.
 pub fn exercise_io_uring() -> Result<()> {
     // One that takes its time: else a page is there before the kernel looks, and nothing is refused.
-    let slow = NullBlk::timer("slow", 5, &[("memory_backed", "1"), ("size", "64")])?;
+    let slow = NullBlk::timer("slow", 5, "memory_backed=1 size=64")?;
     let mounted = Mounted::made("ext4", &slow.name, "no_prefetch_block_bitmaps")?;
     let file = new_file(&mounted, "uring", 4 * MIB)?;
     for (bytes, depth, jobs) in cases([(4, 4, 1), (64, 4, 2)], 1) {
@@ -562,7 +562,7 @@ pub fn exercise_may_ask_again() -> Result<()> {
         ("io_uring, then preadv2", ring, preadv2),
     ];
     // So slow that it cannot have the page there before the first call returns.
-    let disk = NullBlk::timer("test", 300, &[])?;
+    let disk = NullBlk::timer("test", 300, "")?;
     let device = Watched::cold(&format!("/dev/{}", disk.name), &disk.name)?;
     device.advise(Advice::Random, 0, 0)?;
     let (mut ring, mut page) = (IoUring::new(4)?, vec![0; page_size() as usize]);

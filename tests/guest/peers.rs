@@ -1,12 +1,7 @@
 //! Tools that are not ours: in a root of their own, and ready when their programs are attached.
 
-use std::{
-    os::unix::process::{CommandExt, ExitStatusExt},
-    process::{Child, Stdio},
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
-};
+use std::os::unix::process::ExitStatusExt;
 
-use rustix::process::{Pid, kill_process_group};
 use truth::{Broke, NOT_READY, Plan, Tool};
 
 use crate::{prelude::*, table::Refusal};

@@ -3,22 +3,44 @@
 pub use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs::{self, File, OpenOptions},
+    io::Write,
+    net::{TcpListener, TcpStream},
+    ops::RangeInclusive,
     os::{
         fd::AsRawFd,
-        unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
+        unix::{
+            fs::{FileExt, MetadataExt, OpenOptionsExt},
+            process::CommandExt,
+        },
     },
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
+    sync::{
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
 
 pub use anyhow::{Context, Result, anyhow, bail, ensure};
-pub use rustix::{fs::Advice, process::Signal};
+pub use rustix::{
+    fs::Advice,
+    process::{Pid, Signal, kill_process_group},
+};
 pub use serde_json::Value;
 
 pub(crate) use crate::{
-    disks::{self, Mapped, Mounted, NullBlk, ScsiDebug, reads},
-    ftrace::{Event, Ftrace, Hook},
+    commands::{self, loaded, wait_until_unloaded},
+    disks::{self, Failing, Mapped, Mounted, NullBlk, ScsiDebug, reads},
+    exercises::EXERCISE,
+    exporter::{self, Scrape},
+    ftrace::{Event, Ftrace, Hook, TRACEFS, Tracer},
+    functions::listed,
+    maps::{Maps, Place, insert},
+    mixed::{self, Direct, Long, Mixed, Ram},
+    pagecache::{self, MIB, Watched, new_file, page_size},
     run::{self, *},
+    slow_io::{self, objects, of_disk, part},
+    table::{laws, loads},
 };

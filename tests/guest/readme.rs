@@ -3,7 +3,7 @@
 
 use std::env;
 
-use crate::{pagecache, prelude::*, slow_io, table::laws};
+use crate::prelude::*;
 
 tests![readmes_show_real_output, readmes_name_what_exists];
 

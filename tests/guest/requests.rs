@@ -1,19 +1,13 @@
 //! Stages 00 and 07: how long requests take. The judges: fio, the block layer's counters, ftrace.
 
-use crate::{
-    bios::check_stack,
-    maps::Maps,
-    mixed::{Long, bio_info},
-    prelude::*,
-    table::loads,
-};
+use crate::{bios::check_stack, mixed::bio_info, prelude::*};
 
 tests![stage00_counts_every_request_in_its_column, stage07_has_the_time_of_the_disk,];
 
 /// Of 400 requests, 20 take 200 ms or more, all of them on the second CPU, and the others 10 ms: nothing stands
 /// left of the column that begins there, and each percentile is between its timer and fio's slowest read.
 fn stage00_counts_every_request_in_its_column() -> Result<()> {
-    let (quick, slow) = (NullBlk::timer("quick", 10, &[])?, NullBlk::timer("slow", 200, &[])?);
+    let (quick, slow) = (NullBlk::timer("quick", 10, "")?, NullBlk::timer("slow", 200, "")?);
     let read = |disk: &NullBlk, options: &str| {
         fio_direct(&disk.name, &format!("--iodepth=4 --size=64M {options}"))
     };
@@ -103,9 +97,9 @@ fn requests(events: &[Event]) -> Result<(Vec<Request>, u64)> {
 /// slowest request, and not the last one. A second run sees a longer one, of a loop device.
 fn stage07_has_the_time_of_the_disk() -> Result<()> {
     const COMMAND: u64 = 400_000_000;
-    let one_tag = [("hw_queue_depth", "1"), ("submit_queues", "1"), ("memory_backed", "1")];
-    let more = [("discard", "1"), ("badblocks", "+100000-100007")];
-    let queued = NullBlk::timer("test", 200, &[&one_tag[..], &more].concat())?;
+    let one_tag = "hw_queue_depth=1 submit_queues=1 memory_backed=1";
+    let more = "discard=1 badblocks=+100000-100007";
+    let queued = NullBlk::timer("test", 200, &format!("{one_tag} {more}"))?;
     queued.queues()?;
     let (path, partly) =
         (format!("/dev/{}", queued.name), ScsiDebug::new("opts=0x100 dev_size_mb=64")?);

@@ -2,20 +2,18 @@
 
 use std::{
     cell::Cell,
-    io::{BufRead, BufReader, Read, Write},
-    os::unix::process::CommandExt,
-    process::{Child, ExitStatus, Stdio},
+    io::{BufRead, BufReader, Read},
+    process::ExitStatus,
     sync::{
         Arc, LazyLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc::{self, Receiver, RecvTimeoutError},
+        mpsc::{Receiver, RecvTimeoutError},
     },
 };
 
 use host::judging::Judging;
 use rustix::{
     fs::{CWD, FileType, Mode, mknodat},
-    process::{Pid, kill_process, kill_process_group},
+    process::kill_process,
     thread::{CpuSet, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
@@ -286,6 +284,16 @@ impl Running {
         self.child.id()
     }
 
+    /// The functions of the kernel in which it is.
+    pub fn stack(&self) -> Result<String> {
+        fs::read_to_string(format!("/proc/{}/stack", self.id())).context("no stack")
+    }
+
+    /// Waits until it waits in this function of the kernel.
+    pub fn waits_in(&self, function: &str) -> Result<()> {
+        wait_until(function, || Ok(self.stack()?.contains(function)))
+    }
+
     /// Whether it runs still.
     pub fn runs(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
@@ -398,12 +406,22 @@ fn kill(child: &Child) {
     kill_process_group(Pid::from_child(child), Signal::KILL).ok();
 }
 
-/// A program's output that was stopped during a load: it empties no buffer, so that the kernel has no room for
-/// more.
-pub fn beside_a_stopped(
+/// A stage's output beside a load.
+pub fn beside<T>(
     name: &str,
     arguments: &[&str],
-    load: impl FnOnce() -> Result<()>,
+    load: impl FnOnce() -> Result<T>,
+) -> Result<String> {
+    let running = Running::stage(name, arguments)?;
+    load()?;
+    running.interrupt()
+}
+
+/// The same of one that was stopped meanwhile: it empties no buffer, so that the kernel has no room for more.
+pub fn beside_a_stopped<T>(
+    name: &str,
+    arguments: &[&str],
+    load: impl FnOnce() -> Result<T>,
 ) -> Result<String> {
     let running = Running::stage(name, arguments)?;
     running.signal(Signal::STOP)?;
@@ -577,14 +595,12 @@ pub fn skipped_some(output: &str) -> Result<bool> {
     Ok(skipped > 0)
 }
 
-/// Ends a judge that cannot judge an output where that is so.
-pub fn judges_only_whole(outputs: &[String]) -> Result<()> {
-    for output in outputs {
-        if skipped_some(output)? {
-            return not_judged("programs were skipped, as they may be on a real-time kernel");
-        }
+/// An output where that is not so; else ends the judge, which cannot judge it.
+pub fn whole(output: String) -> Result<String> {
+    match skipped_some(&output)? {
+        true => not_judged("programs were skipped, as they may be on a real-time kernel"),
+        false => Ok(output),
     }
-    Ok(())
 }
 
 /// Checks that these counts are 0, and that no program was skipped, as far as the kernel counts that.

@@ -1,6 +1,5 @@
 //! `slow_io` beside the block layer's tracepoints, and beside delays that are put into one part.
 
-pub use crate::disks::reads;
 use crate::prelude::*;
 
 tests![
@@ -18,7 +17,7 @@ tests![
 
 /// What finds no room in the buffer is lost, and each bio has a line or is counted.
 fn stage13_counts_what_is_lost() -> Result<()> {
-    let quick = NullBlk::named("quick", &[])?;
+    let quick = NullBlk::new("quick", "")?;
     let before = disks::bios(&quick.name)?;
     let load = || disks::read(&quick.name, 20_000);
     let output = beside_a_stopped("stage13", &["--min", "1ns"], load)?;
@@ -115,9 +114,9 @@ fn sum(lines: &[Value], name: &str) -> u64 {
 /// Disks that are slow in one way each: the medium, twice; one tag for eight threads, so that seven of them
 /// wait; the same with a scheduler, where they have a request, which waits; one without statistics.
 fn to_divide() -> Result<[NullBlk; 5]> {
-    let (slow, bulk) = (NullBlk::timer("timer", 60, &[])?, NullBlk::timer("bulk", 60, &[])?);
+    let (slow, bulk) = (NullBlk::timer("timer", 60, "")?, NullBlk::timer("bulk", 60, "")?);
     let (one_tag, queued) = (NullBlk::one_tag("one_tag", 20)?, NullBlk::one_tag("queued", 20)?);
-    let mute = NullBlk::timer("mute", 20, &[])?;
+    let mute = NullBlk::timer("mute", 20, "")?;
     fs::write(one_tag.queue("scheduler"), "none")?;
     queued.queues()?;
     fs::write(bulk.queue("nomerges"), "0")?;
@@ -140,7 +139,7 @@ fn read_to_divide([slow, bulk, one_tag, queued, mute]: &[NullBlk; 5]) -> Result<
 }
 
 fn stage13_divides_a_bios_time() -> Result<()> {
-    let (all, quick) = (to_divide()?, NullBlk::named("quick", &[])?);
+    let (all, quick) = (to_divide()?, NullBlk::new("quick", "")?);
     let running = Running::stage("stage13", &[])?;
     read_to_divide(&all)?;
     disks::read(&quick.name, 36)?;
@@ -153,14 +152,14 @@ fn slow_io_blames_the_right_part() -> Result<()> {
     let all = &to_divide()?;
     let [slow, _, one_tag, queued, mute] = all;
     // A cgroup that may do 20 reads a second, and device mapper on the same disk.
-    let plain = NullBlk::named("plain", &[])?;
+    let plain = NullBlk::new("plain", "")?;
     let cgroup = throttle(&plain.name)?;
     let delay = Mapped::new("slow", &format!("0 20000 delay /dev/{} 0 50", plain.name))?;
     let twice = Mapped::new("twice", &format!("0 20000 linear {} 0", delay.path()))?;
     const FLUSH: u64 = 20_000_000;
     let (cached, has_flush_after) = cached(FLUSH)?;
     // Without statistics nobody notes when a request is allocated, and on 7.2 it keeps an earlier time.
-    let silent = NullBlk::named("silent", &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
+    let silent = NullBlk::new("silent", "hw_queue_depth=4 submit_queues=1")?;
     fs::write(silent.queue("scheduler"), "none")?;
     let virtio = disks::virtio()?;
     let judge = Ftrace::new(&[Hook::Tracepoint("block/block_bio_queue", "")])?;
@@ -308,11 +307,9 @@ fn divides(
 /// whether a flush comes after a write that has to be on the disk, for it cannot write past its cache.
 fn cached(timer: u64) -> Result<(NullBlk, bool)> {
     let has_flush_after = fs::read_to_string("/sys/kernel/config/nullb/features")?.contains("fua");
-    let timer = timer.to_string();
-    let mut settings = vec![("irqmode", "2"), ("completion_nsec", &*timer)];
-    settings.extend([("memory_backed", "1"), ("size", "64"), ("cache_size", "8")]);
-    settings.extend(has_flush_after.then_some(("fua", "0")));
-    let disk = NullBlk::named("cached", &settings)?;
+    let past = if has_flush_after { "fua=0" } else { "" };
+    let settings = format!("irqmode=2 completion_nsec={timer} memory_backed=1 size=64 {past}");
+    let disk = NullBlk::new("cached", &format!("{settings} cache_size=8"))?;
     let mkfs = "mkfs.ext4 -q -N 32 -J size=4 -E lazy_itable_init=0";
     shell(&format!("{mkfs} /dev/{}; mkdir -p /mnt/cached; sync", disk.name))?;
     Ok((disk, has_flush_after))
@@ -417,7 +414,7 @@ fn slow_io_counts_lost_lines() -> Result<()> {
 
 /// A reader that is slower than the disk does not keep the stage from its end.
 fn slow_io_ends_beside_a_busy_disk() -> Result<()> {
-    let null = NullBlk::new(&[])?;
+    let null = NullBlk::new("test", "")?;
     let options = "--iodepth=32 --numjobs=2 --time_based --runtime=580";
     let busy = fio_direct_command(&null.name, options);
     let mut busy = Running::bash(&format!("exec {busy}"))?;
@@ -471,7 +468,7 @@ fn slow_io_names_errors() -> Result<()> {
 fn slow_io_names_files() -> Result<()> {
     const ALL: &str = "deep/read linked closed deleted image deep/written";
     const BYTES: u64 = 256 << 10;
-    let disk = NullBlk::named("files", &[("memory_backed", "1"), ("size", "128")])?;
+    let disk = NullBlk::new("files", "memory_backed=1 size=128")?;
     let _mounted = Mounted::made("ext4", &disk.name, "noatime")?;
     let inodes = shell(&format!(
         "modprobe loop; mkdir -p /run/ext4/one/deep; cd /run/ext4/one; \
@@ -527,7 +524,7 @@ fn slow_io_names_files() -> Result<()> {
 
 /// --min, --top, --histogram, --disk, --pid, --causes.
 fn slow_io_shows_what_is_wanted() -> Result<()> {
-    let null = NullBlk::timer("test", 20, &[])?;
+    let null = NullBlk::timer("test", 20, "")?;
     // A disk with its partitions, a partition, and a name that `lsblk` shows.
     let disk = disks::virtio()?;
     let partition = format!("/dev/{}", disks::partitioned(&disk)?);
@@ -573,7 +570,7 @@ fn slow_io_shows_what_is_wanted() -> Result<()> {
 /// Two cgroups on one disk. `io` is not enabled below the second one; the first one's write goes to the page cache,
 /// and a kernel thread writes it back. No wall-clock time is outside of the run.
 fn slow_io_knows_whose_cgroup_and_when() -> Result<()> {
-    let disk = NullBlk::named("shared", &[("memory_backed", "1"), ("size", "64")])?;
+    let disk = NullBlk::new("shared", "memory_backed=1 size=64")?;
     let mounted = Mounted::made("ext4", &disk.name, "noatime")?;
     shell("sync -f /run/ext4")?;
     throttle(&disk.name)?; // mounts the file system of cgroups
@@ -625,7 +622,7 @@ fn slow_io_knows_whose_cgroup_and_when() -> Result<()> {
 /// One slow read of device mapper, and quick ones before it, of which the flight recorder shows those of
 /// the same disk.
 fn slow_io_records_what_came_before() -> Result<()> {
-    let null = NullBlk::new(&[])?;
+    let null = NullBlk::new("test", "")?;
     let table = format!("0 8000 linear /dev/{0} 0;8000 8000 delay /dev/{0} 8000 300", null.name);
     let mapped = Mapped::new("record", &table)?;
     let running = Running::stage("slow_io", &["--json", "--min", "200ms", "--before", "20s"])?;

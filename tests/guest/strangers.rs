@@ -4,9 +4,8 @@
 use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::{
-    exporter::{self, Scrape},
     prelude::*,
-    slow_io::{objects, of_disk, part, traced, traced_but_skipped},
+    slow_io::{traced, traced_but_skipped},
 };
 
 tests![
@@ -29,8 +28,8 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
     shell(
         "modprobe -a dm_delay dm_snapshot dm_thin_pool dm_raid raid1 dm_mirror dm_integrity dm_verity",
     )?;
-    let late = NullBlk::timer("late", LATE / 1_000_000, &[("memory_backed", "1")])?;
-    let quick = |name| NullBlk::named(name, &[("memory_backed", "1")]);
+    let late = NullBlk::timer("late", LATE / 1_000_000, "memory_backed=1")?;
+    let quick = |name| NullBlk::new(name, "memory_backed=1");
     let (one, two, three) = (quick("one")?, quick("two")?, quick("three")?);
     let (late, one, two, three) = (&late.name, &one.name, &two.name, &three.name);
     // One part at a disk that takes 400 ms, and one that a target holds for 50 ms.
@@ -53,11 +52,11 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
     shell(&format!("dmsetup message {} 0 'create_thin 0'", pool.path()))?;
     let thin = Mapped::new("thin", &format!("0 65536 thin {} 0", pool.path()))?;
     // Of the next two, clones end in functions of their own. The first one formats an empty disk.
-    let checked = NullBlk::timer("checked", 20, &[("memory_backed", "1")])?;
+    let checked = NullBlk::timer("checked", 20, "memory_backed=1")?;
     let table = format!("0 8192 integrity /dev/{} 0 - D 1 internal_hash:crc32c", checked.name);
     let integrity = Mapped::new("integrity", &table)?;
     // One block, of zeros: its hash is the root's.
-    let zeros = NullBlk::timer("zeros", 20, &[("memory_backed", "1")])?;
+    let zeros = NullBlk::timer("zeros", 20, "memory_backed=1")?;
     let hash = shell("head -c 4096 /dev/zero | sha256sum | cut -d ' ' -f 1")?;
     let table = format!("/dev/{0} /dev/{0} 4096 4096 1 1 sha256 {1} -", zeros.name, hash.trim());
     let verity = Mapped::new("verity", &format!("0 8 verity 1 {table}"))?;
@@ -123,8 +122,8 @@ fn md(level: &str, layout: &str, disks: &[&str]) -> Result<String> {
 fn slow_io_follows_md() -> Result<()> {
     const SLOW: u64 = 150_000_000;
     shell("modprobe -a dm_delay md_mod raid1 raid10 raid456")?;
-    let quick = |name| NullBlk::named(name, &[("memory_backed", "1")]);
-    let slow = |name| NullBlk::timer(name, SLOW / 1_000_000, &[("memory_backed", "1")]);
+    let quick = |name| NullBlk::new(name, "memory_backed=1");
+    let slow = |name| NullBlk::timer(name, SLOW / 1_000_000, "memory_backed=1");
     let [a, b, c, d, e] = [quick("a")?, quick("b")?, quick("c")?, quick("d")?, quick("e")?];
     let [f, g] = [slow("f")?, slow("g")?];
     let delay = Mapped::new("delay", &format!("0 65536 delay /dev/{} 0 150", b.name))?;
@@ -169,12 +168,8 @@ fn slow_io_follows_md() -> Result<()> {
 /// it takes stacks at the same function, after ours have run. Few tags let the parts wait, and wake on any CPU.
 fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
     needs("bpftrace")?;
-    let disk = NullBlk::new(&[
-        ("irqmode", "2"),
-        ("completion_nsec", "200000"),
-        ("hw_queue_depth", "2"),
-        ("submit_queues", "2"),
-    ])?;
+    let disk =
+        NullBlk::new("test", "irqmode=2 completion_nsec=200000 hw_queue_depth=2 submit_queues=2")?;
     let stacks: String =
         (78..94).map(|depth| format!("@s{depth}[kstack({depth})] = count(); ")).collect();
     let mut slower = Running::bash(&format!(
@@ -215,7 +210,7 @@ fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
 /// io_uring first asks without waiting. A disk of few tags refuses that, and it asks again: one read.
 fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
     const READS: u64 = 150;
-    let disk = NullBlk::timer("test", 10, &[("hw_queue_depth", "4"), ("submit_queues", "1")])?;
+    let disk = NullBlk::timer("test", 10, "hw_queue_depth=4 submit_queues=1")?;
     fs::write(disk.queue("scheduler"), "none")?;
     let server = exporter::start(&[])?;
     let (output, unseen) = traced_but_skipped(&["--disk", &disk.name], || {
@@ -250,24 +245,24 @@ fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
 fn slow_io_and_exporter_know_disks_by_their_diskseq() -> Result<()> {
     let server = exporter::start(&[])?;
     let running = Running::stage("slow_io", &["--json", "--min", "0"])?;
-    let named = |n: u32| NullBlk::named(&format!("many{n}"), &[("size", "16")]);
+    let named = |n: u32| NullBlk::new(&format!("many{n}"), "size=16");
     let many = (0..24).map(named).collect::<Result<Vec<_>>>()?;
-    let settings = [("memory_backed", "1"), ("size", "64")];
+    let settings = "memory_backed=1 size=64";
     let is_served = |disk: &str| -> Result<()> {
         let (served, did) = (Scrape::now()?.bios(disk, "read"), disks::stat(disk)?[0]);
         ensure!(served == did, "{disk}: {served} reads are served, it did {did}");
         Ok(())
     };
-    let first = NullBlk::named("first", &settings)?;
+    let first = NullBlk::new("first", settings)?;
     let number = disks::numbers(&first.name)?;
     disks::read(&first.name, 10)?;
     drop(first);
-    let second = NullBlk::named("second", &settings)?;
+    let second = NullBlk::new("second", settings)?;
     ensure!(disks::numbers(&second.name)? == number, "another number: the test does not test");
     disks::read(&second.name, 7)?;
     is_served(&second.name)?;
 
-    let other = NullBlk::named("other", &settings)?;
+    let other = NullBlk::new("other", settings)?;
     let [gone, new] = [&second, &other].map(|disk| disks::partition(&disk.name));
     let mut numbers = Vec::new();
     for (disk, partition, count) in [(&second, &gone, 20), (&other, &new, 5)] {
@@ -301,7 +296,7 @@ fn slow_io_and_exporter_write_hostile_names() -> Result<()> {
     let server = exporter::start(&[])?;
     let running = Running::stage("slow_io", &["--min", "0"])?;
     let disks: Vec<NullBlk> =
-        names.iter().map(|name| NullBlk::named(name, &[])).collect::<Result<_>>()?;
+        names.iter().map(|name| NullBlk::new(name, "")).collect::<Result<_>>()?;
     if disks.iter().zip(names).any(|(disk, name)| disk.name != name) {
         judged_weakly("null_blk names its disks itself here");
     }
@@ -374,7 +369,7 @@ fn reads_with_own_checksums(path: &str, count: u64) -> Result<u64> {
 /// A thread's name may hold a newline, and what moves a terminal's cursor: its events are a line each.
 fn stage01_prints_a_hostile_threads_events() -> Result<()> {
     // ftrace knows the name of a thread that has slept.
-    let disk = NullBlk::timer("test", 20, &[])?;
+    let disk = NullBlk::timer("test", 20, "")?;
     let running = Running::stage("stage01", &[])?;
     let read = reads(&disk.name, 5);
     // A thread has the name of the file that it executes.

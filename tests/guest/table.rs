@@ -9,7 +9,7 @@ pub mod loads;
 
 use truth::{BEFORE, Case, Family, Plan, Tool, together};
 
-use crate::{exporter, peers::Peer, prelude::*};
+use crate::{peers::Peer, prelude::*};
 
 /// The groups of `truth/cases.toml`.
 macro_rules! groups {

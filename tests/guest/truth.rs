@@ -1,7 +1,7 @@
 //! Storage tracers beside outside judges, for `cargo truth`: each case runs a load beside a tool, and the
 //! kernel's counters, fio, a timer or mincore() say what is true.
 
-use std::{env, sync::atomic::Ordering::Relaxed};
+use std::env;
 
 use truth::{Broke, Case, Cell, Expected, Fact, PLAN, Plan, Tool, Verdict};
 

@@ -3,17 +3,13 @@
 use std::{
     cell::RefCell,
     rc::{Rc, Weak},
-    sync::{
-        atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc,
-    },
 };
 
 use truth::{Fact, Question::*};
 
 use crate::{
     disks::in_flight,
-    pagecache::{MIB, Read, Watched, at_random, new_file, page_size},
+    pagecache::{Read, at_random},
     prelude::*,
     slow_io::throttle,
 };
@@ -36,7 +32,7 @@ pub const LOADS: &[(&str, Load)] = &[
     ("threads_1", || of_virtio("--number_ios=400", 400)),
     ("threads_16", || of_virtio("--iodepth=16 --numjobs=16 --number_ios=313", 5008)),
     ("threads_64", || of_virtio(OF_64, 5056)),
-    ("threads_64_nvme", || plain((), disks::nvme()?, &format!("{OF_64} --size=128M"), 5056)),
+    ("threads_64_nvme", || plain(disks::nvme()?, &format!("{OF_64} --size=128M"), 5056)),
     // Eight threads take turns on one CPU.
     ("one_cpu", || of_virtio("--iodepth=16 --numjobs=8 --cpus_allowed=0 --number_ios=50", 400)),
     ("io_uring", || {
@@ -123,6 +119,11 @@ impl Did {
         Did { bios: requests, requests, ..Did::default() }
     }
 
+    /// All of it, and more.
+    fn and<const N: usize>(self, more: [Fact; N]) -> Vec<Fact> {
+        [&self.facts()[..], &more].concat()
+    }
+
     fn facts(self) -> Vec<Fact> {
         let Did { bios, requests, flushes, asked, commands, in_parts, twice, .. } = self;
         let others = self
@@ -189,12 +190,22 @@ fn figure(report: &Value, path: &str) -> Result<u64> {
     report.pointer(path).and_then(Value::as_u64).with_context(|| format!("no {path}: {report}"))
 }
 
-/// Reads of one disk, each of them one bio and one request. `of_disk` lives as long as the load.
-fn plain<T: 'static>(of_disk: T, disk: String, options: &str, least: u64) -> Result<Ready> {
-    let options = options.to_owned();
+/// fio on one disk: what is true then, by the disk's counters and fio's report.
+fn by_fio(
+    disk: impl AsRef<str> + 'static,
+    options: impl Into<String>,
+    facts: impl Fn(Did, &Value) -> Result<Vec<Fact>> + 'static,
+) -> Result<Ready> {
+    let options = options.into();
     ready(move || {
-        let _of_disk = &of_disk;
-        let (did, _) = counted(&[&disk], || fio_direct(&disk, &options))?;
+        let (did, report) = counted(&[&disk], || fio_direct(disk.as_ref(), &options))?;
+        facts(did, &report)
+    })
+}
+
+/// Reads of one disk, each of them one bio and one request.
+fn plain(disk: impl AsRef<str> + 'static, options: &str, least: u64) -> Result<Ready> {
+    by_fio(disk, options, move |did, _| {
         let Did { bios, requests, .. } = did;
         ensure!(requests >= least && bios == requests, "{requests} requests, {bios} bios");
         Ok(did.facts())
@@ -202,21 +213,18 @@ fn plain<T: 'static>(of_disk: T, disk: String, options: &str, least: u64) -> Res
 }
 
 fn of_virtio(options: &str, least: u64) -> Result<Ready> {
-    plain((), disks::virtio()?, &format!("{options} --size=128M"), least)
+    plain(disks::virtio()?, &format!("{options} --size=128M"), least)
 }
 
 /// The timer can only be late, and fio sees an end after the kernel has.
 fn timer() -> Result<Ready> {
     const TIMER: u64 = 10_000_000;
-    let disk = NullBlk::timer("timer", 10, &[])?;
-    ready(move || {
-        let load = || fio_direct(&disk.name, "--iodepth=4 --number_ios=200");
-        let (did, report) = counted(&[&disk.name], load)?;
-        let slowest = slowest(&report)?;
+    let disk = NullBlk::timer("timer", 10, "")?;
+    by_fio(disk, "--iodepth=4 --number_ios=200", |did, report| {
+        let slowest = slowest(report)?;
         ensure!(did.requests >= 200 && slowest >= TIMER, "{} requests", did.requests);
         let of_timer = [FastestRequest, SlowestRequest];
-        let of_timer = of_timer.map(|question| Fact::between(question, TIMER, slowest));
-        Ok(did.facts().into_iter().chain(of_timer).collect())
+        Ok(did.and(of_timer.map(|question| Fact::between(question, TIMER, slowest))))
     })
 }
 
@@ -225,7 +233,7 @@ fn slow_sector() -> Result<Ready> {
     const SECTOR: u64 = 80_000;
     const DELAY: u64 = 1_000_000_000;
     const LEAST: u64 = 950_000_000;
-    let null = NullBlk::timer("slow", 1, &[])?;
+    let null = NullBlk::timer("slow", 1, "")?;
     let below = format!("/dev/{}", null.name);
     let table = format!(
         "0 {SECTOR} linear {below} 0;{SECTOR} 8 delay {below} {SECTOR} {};{} 80000 linear {below} {}",
@@ -244,11 +252,9 @@ fn slow_sector() -> Result<Ready> {
         let (below, (above, slowest)) = counted(&[&null.name], || counted(&[&disk], reads))?;
         let bios = above.bios;
         ensure!(bios >= 401 && slowest >= LEAST, "{bios} bios, {slowest} ns");
-        Ok([
-            Did { bios, clones: Some(below.bios), ..below }.facts(),
-            vec![Fact::between(SlowestBio, LEAST, slowest), Fact::exactly(SlowSector, SECTOR)],
-        ]
-        .concat())
+        let did = Did { bios, clones: Some(below.bios), ..below };
+        let slow = Fact::between(SlowestBio, LEAST, slowest);
+        Ok(did.and([slow, Fact::exactly(SlowSector, SECTOR)]))
     })
 }
 
@@ -296,17 +302,14 @@ fn checksums() -> Result<Ready> {
 
 /// A plug collects 32 neighbouring writes, and the block layer merges them.
 fn merge() -> Result<Ready> {
-    let disk = disks::virtio()?;
-    ready(move || {
-        let options = "--rw=write --size=8M --iodepth=32 --iodepth_batch=32 \
-                       --iodepth_batch_complete_min=32";
-        let (did, report) = counted(&[&disk], || fio_direct(&disk, options))?;
+    let batch = "--iodepth=32 --iodepth_batch=32 --iodepth_batch_complete_min=32";
+    by_fio(disks::virtio()?, format!("--rw=write --size=8M {batch}"), |did, report| {
         let (Did { bios, requests, .. }, writes) = (did, report["write"]["total_ios"].as_u64());
         ensure!(writes == Some(bios), "fio wrote {writes:?} times, and there are {bios} bios");
         ensure!(requests * 4 < bios, "{requests} requests of {bios} bios: few were merged");
         let merges = bios - requests;
         let share = Fact::between(MergedShare, 100 * merges / bios, 100 * merges / bios + 1);
-        Ok([did.facts(), vec![Fact::exactly(Merges, merges), share]].concat())
+        Ok(did.and([Fact::exactly(Merges, merges), share]))
     })
 }
 
@@ -330,13 +333,11 @@ fn tried_again(opts: &str) -> Result<Ready> {
 
 /// The block layer keeps no counters of this disk: fio counts.
 fn iostats_off() -> Result<Ready> {
-    let disk = NullBlk::timer("silent", 1, &[])?;
+    let disk = NullBlk::timer("silent", 1, "")?;
     fs::write(disk.queue("iostats"), "0")?;
-    ready(move || {
-        let load = || fio_direct(&disk.name, "--iodepth=8 --number_ios=400");
-        let (did, report) = counted(&[&disk.name], load)?;
+    by_fio(disk, "--iodepth=8 --number_ios=400", |did, report| {
         ensure!(did.requests == 0, "the kernel still counts");
-        let (reads, clones) = (total(&report)?, Some(0));
+        let (reads, clones) = (total(report)?, Some(0));
         Ok(Did { clones, bytes: reads * 4096, ..Did::only(reads) }.facts())
     })
 }
@@ -441,8 +442,7 @@ fn raid5() -> Result<Ready> {
 
 /// btrfs completes the bios of a null_blk in its own workers, and in the tasks that submit.
 fn btrfs() -> Result<Ready> {
-    let settings = [("irqmode", "1"), ("memory_backed", "1"), ("submit_queues", "2")];
-    let disk = NullBlk::named("btrfs", &settings)?;
+    let disk = NullBlk::new("btrfs", "irqmode=1 memory_backed=1 submit_queues=2")?;
     let mounted = Mounted::made("btrfs", &disk.name, "commit=1000")?;
     shell("sync -f /run/btrfs")?;
     let below = vec![disk.name.clone()];
@@ -454,16 +454,14 @@ fn btrfs() -> Result<Ready> {
 
 /// null_blk that completes in the task that submits.
 fn in_tasks() -> Result<Ready> {
-    let disk = NullBlk::named("tasks", &[("irqmode", "1"), ("submit_queues", "2")])?;
-    let load = "--iodepth=32 --iodepth_batch=8 --iodepth_batch_complete_min=8 --numjobs=16 \
-                --number_ios=500";
-    let name = disk.name.clone();
-    plain(disk, name, load, 8000)
+    let disk = NullBlk::new("tasks", "irqmode=1 submit_queues=2")?;
+    let batch = "--iodepth=32 --iodepth_batch=8 --iodepth_batch_complete_min=8";
+    plain(disk, &format!("{batch} --numjobs=16 --number_ios=500"), 8000)
 }
 
 /// Two disks that are read at the same sectors at the same time, one of them slow.
 fn two_disks() -> Result<Ready> {
-    let (fast, slow) = (NullBlk::timer("fast", 2, &[])?, NullBlk::timer("late", 250, &[])?);
+    let (fast, slow) = (NullBlk::timer("fast", 2, "")?, NullBlk::timer("late", 250, "")?);
     ready(move || {
         let reads = |disk: &NullBlk, more: &str| {
             fio_direct_command(&disk.name, &format!("--rw=read --iodepth=4 --size=80k {more}"))
@@ -474,18 +472,16 @@ fn two_disks() -> Result<Ready> {
         let (did, report) = counted(&[&fast.name, &slow.name], || shell(&load))?;
         ensure!(did.requests >= 180, "{} requests", did.requests);
         let slowest = slowest(&fio_report(&report)?)?;
-        Ok([did.facts(), vec![Fact::between(SlowestRequest, 250_000_000, slowest)]].concat())
+        Ok(did.and([Fact::between(SlowestRequest, 250_000_000, slowest)]))
     })
 }
 
 /// A bio that only flushes is a write for the counters, and reaches the driver as a request of the block
 /// layer's own, for all that ask at the time.
 fn flush() -> Result<Ready> {
-    let disk = disks::virtio()?;
-    ready(move || {
-        let options = "--rw=write --fsync=4 --number_ios=200 --size=128M";
-        let (did, report) = counted(&[&disk], || fio_direct(&disk, options))?;
-        let asked = synced(&report)?;
+    let load = "--rw=write --fsync=4 --number_ios=200 --size=128M";
+    by_fio(disks::virtio()?, load, |did, report| {
+        let asked = synced(report)?;
         ensure!(did.flushes >= 20 && asked >= 20, "{} flushes, {asked} asked for", did.flushes);
         Ok(Did { asked, ..did }.facts())
     })
@@ -494,13 +490,12 @@ fn flush() -> Result<Ready> {
 /// A flush of a disk without a write cache ends before it reaches a queue: such a bio passes bio_endio(),
 /// and no tracepoint.
 fn unqueued_flush() -> Result<Ready> {
-    let disk = NullBlk::named("uncached", &[])?;
+    let disk = NullBlk::new("uncached", "")?;
     let cache = fs::read_to_string(disk.queue("write_cache"))?;
     ensure!(cache.trim() == "write through", "null_blk has a cache: {cache}");
-    ready(move || {
-        let load = "--rw=randwrite --ioengine=psync --fsync=1 --number_ios=200 --size=64M";
-        let (did, report) = counted(&[&disk.name], || fio_direct(&disk.name, load))?;
-        let flushes = synced(&report)?;
+    let load = "--rw=randwrite --ioengine=psync --fsync=1 --number_ios=200 --size=64M";
+    by_fio(disk, load, |did, report| {
+        let flushes = synced(report)?;
         ensure!(did.bios == 200 && flushes > 190, "{} writes, {flushes} flushes", did.bios);
         Ok(Did { bios: did.bios + flushes, ..did }.facts())
     })
@@ -525,8 +520,7 @@ fn passthrough() -> Result<Ready> {
 }
 
 fn discard() -> Result<Ready> {
-    let more = [("memory_backed", "1"), ("discard", "1"), ("size", "64")];
-    let disk = NullBlk::timer("discard", 1, &more)?;
+    let disk = NullBlk::timer("discard", 1, "memory_backed=1 discard=1 size=64")?;
     ready(move || {
         let load = format!(
             "for i in 0 1 2 3 4 5 6 7 8 9; do blkdiscard -f -o $((i * 1048576)) -l 1048576 /dev/{}; done",
@@ -541,13 +535,11 @@ fn discard() -> Result<Ready> {
 
 /// The application asks the driver whether an I/O has completed: there is no interrupt.
 fn polled() -> Result<Ready> {
-    let settings = [("irqmode", "0"), ("submit_queues", "2"), ("poll_queues", "1")];
-    let disk = NullBlk::named("polled", &settings)?;
+    let disk = NullBlk::new("polled", "irqmode=0 submit_queues=2 poll_queues=1")?;
     let polls = fs::read_to_string(disk.queue("io_poll"))?;
     ensure!(polls.trim() == "1", "{} does not poll: {polls}", disk.name);
     let load = "--ioengine=io_uring --hipri=1 --iodepth=8 --numjobs=2 --number_ios=400";
-    let name = disk.name.clone();
-    plain(disk, name, load, 800)
+    plain(disk, load, 800)
 }
 
 /// fio's writes reach the disk in the kernel's own threads, while dd reads.
@@ -570,7 +562,7 @@ fn writeback() -> Result<Ready> {
 /// Whoever looks once a second sees this dd.
 fn long_dd() -> Result<Ready> {
     const READS: u64 = 100;
-    let disk = NullBlk::timer("slowly", 50, &[])?;
+    let disk = NullBlk::timer("slowly", 50, "")?;
     ready(move || {
         let name = &disk.name;
         shell(&format!("dd if=/dev/{name} of=/dev/null bs=4k count={READS} iflag=direct"))?;
@@ -583,13 +575,11 @@ fn one_tag() -> Result<Ready> {
     const TIMER: u64 = 20_000_000;
     let disk = NullBlk::one_tag("one-tag", 20)?;
     disk.queues()?;
-    ready(move || {
-        let load = || fio_direct(&disk.name, "--iodepth=8 --number_ios=40 --size=16M");
-        let (did, report) = counted(&[&disk.name], load)?;
-        let slowest = slowest(&report)?;
+    by_fio(disk, "--iodepth=8 --number_ios=40 --size=16M", |did, report| {
+        let slowest = slowest(report)?;
         ensure!(slowest >= 4 * TIMER, "{slowest} ns: nothing has waited");
         let slowest = Fact::between(SlowestBio, 4 * TIMER, slowest);
-        Ok([did.facts(), vec![Fact::between(QueuedShare, 50, 99), slowest]].concat())
+        Ok(did.and([Fact::between(QueuedShare, 50, 99), slowest]))
     })
 }
 
@@ -597,28 +587,25 @@ fn one_tag() -> Result<Ready> {
 /// many reads, a fifth less is right.
 fn paced() -> Result<Ready> {
     const TIMER: u64 = 2_000_000;
-    let disk = NullBlk::timer("paced", 2, &[])?;
-    ready(move || {
-        let load = "--number_ios=100 --thinktime=98000 --size=16M";
-        let (did, report) = counted(&[&disk.name], || fio_direct(&disk.name, load))?;
-        let (reads, passed) = (total(&report)?, figure(&report, "/read/runtime")? * 1_000_000);
+    let disk = NullBlk::timer("paced", 2, "")?;
+    by_fio(disk, "--number_ios=100 --thinktime=98000 --size=16M", |did, report| {
+        let (reads, passed) = (total(report)?, figure(report, "/read/runtime")? * 1_000_000);
         let mean = report["read"]["lat_ns"]["mean"].as_f64().context("no mean")? as u64 + 1;
         ensure!(passed > 3 * reads * mean, "it was busy: {reads} of {mean} ns in {passed} ns");
         let (least, most) = (reads * TIMER, reads * mean);
-        let more = vec![
+        Ok(did.and([
             Fact::between(TimeInFlight, least, most),
             Fact::between(BusyTime, least * 4 / 5, most),
             Fact::between(Utilisation, 80 * least / passed, 100 * most / passed + 1),
             Fact::between(MeanLatency, TIMER, mean),
-        ];
-        Ok([did.facts(), more].concat())
+        ]))
     })
 }
 
 /// A cgroup that may read 20 times a second: its bios wait before they have a request.
 fn io_max() -> Result<Ready> {
     const READS: u64 = 20;
-    let disk = NullBlk::timer("throttled", 1, &[])?;
+    let disk = NullBlk::timer("throttled", 1, "")?;
     let cgroup = throttle(&disk.name)?;
     ready(move || {
         let load = format!("--ioengine=psync --number_ios={READS} --size=16M");
@@ -770,7 +757,7 @@ fn sizes() -> Result<Ready> {
 
 /// The sectors of a partition count from its start, those of the disk from the disk's.
 fn partition() -> Result<Ready> {
-    let disk = NullBlk::timer("parted", 1, &[("memory_backed", "1"), ("size", "64")])?;
+    let disk = NullBlk::timer("parted", 1, "memory_backed=1 size=64")?;
     let partition = disks::partitioned(&disk.name)?;
     // The kernel counts a bio of a partition for the disk, too.
     ready(move || {
@@ -784,7 +771,7 @@ fn partition() -> Result<Ready> {
 /// Processes that end while the readahead that they have caused is in flight.
 fn exits() -> Result<Ready> {
     // Else a readahead of 128 KiB is split.
-    let disk = NullBlk::timer("exits", 50, &[("max_sectors", "1024")])?;
+    let disk = NullBlk::timer("exits", 50, "max_sectors=1024")?;
     ready(move || {
         let read = format!("dd if=/dev/{} of=/dev/null bs=64k count=1 status=none", disk.name);
         let load =
@@ -799,10 +786,8 @@ fn exits() -> Result<Ready> {
 /// Writes that have to be on the disk, which cannot write past its cache: the block layer flushes after each of
 /// them. The request completes twice.
 fn after_flushes() -> Result<Ready> {
-    let disk = disks::virtio()?;
-    ready(move || {
-        let options = "--rw=write --ioengine=psync --sync=dsync --number_ios=50 --size=16M";
-        let (did, _) = counted(&[&disk], || fio_direct(&disk, options))?;
+    let load = "--rw=write --ioengine=psync --sync=dsync --number_ios=50 --size=16M";
+    by_fio(disks::virtio()?, load, |did, _| {
         ensure!(did.flushes >= 50, "{} flushes: the test does not test", did.flushes);
         Ok(did.facts())
     })
