@@ -185,7 +185,7 @@ fn bigreads_names_the_protocol_of_a_socket() -> Result<()> {
 fn bigreads_counts_lost_lines() -> Result<()> {
     // The ring of 1 MiB has room for some 3,000 lines.
     let dd = "dd if=/dev/zero of=/dev/null bs=777 count=6000 status=none";
-    let output = beside_a_stopped("bigreads", &["--min", "512"], || shell(dd).map(drop))?;
+    let output = beside_a_stopped("bigreads", &["--min", "512"], || shell(dd))?;
     let shown = big_reads(&output)?.len() as u64;
     let (reads, lost) = (count(&output, "reads of at least 512")?, count(&output, "lines lost")?);
     ensure!(reads >= 6000 && lost > 1000, "{reads} reads, {lost} lost");
@@ -257,10 +257,8 @@ fn kmalloc_callers_counts_a_modules_calls() -> Result<()> {
     let disk = disks::virtio()?;
     let table: Vec<String> =
         (0..2000).map(|n| format!("{} 8 linear /dev/{disk} {}", n * 8, n * 8)).collect();
-    let running = Running::stage("kmalloc_callers", &["--interval", "1h"])?;
-    let mapped = Mapped::new("appendix", &table.join(";"))?;
-    let output = running.interrupt()?;
-    drop(mapped);
+    let load = || Mapped::new("appendix", &table.join(";"));
+    let (_, output) = beside("kmalloc_callers", &["--interval", "1h"], load)?;
     let [calls, asked, given] = row(&output, "linear_ctr() [dm_mod]")?;
     ensure!(calls == 2000, "{calls} calls: {output}");
     // A pointer and a sector, in a slab of 16 bytes.

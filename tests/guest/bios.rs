@@ -87,11 +87,10 @@ fn stage02_sees_every_completion() -> Result<()> {
         return not_judged("completions are in threads on this kernel, and may be skipped");
     }
     let disk = disks::virtio()?;
-    let running = Running::stage("stage02", &[])?;
     let before = disks::bios(&disk)?;
-    fio_direct(&disk, "--iodepth=16 --size=128M --numjobs=16 --number_ios=100")?;
+    let load = || fio_direct(&disk, "--iodepth=16 --size=128M --numjobs=16 --number_ios=100");
+    let (_, output) = beside("stage02", &[], load)?;
     let reads = disks::bios(&disk)? - before;
-    let output = running.interrupt()?;
     let ended = output.lines().filter(|line| line.contains("printk: bio_endio (bio=0x")).count();
     let (submitted, ended) = (submitted(&output), ended as u64);
     ensure!(output.contains(" trace lines, 0 lost"), "lines were lost: {}", summary(&output));
@@ -156,9 +155,8 @@ fn stage10_follows_a_long_chain() -> Result<()> {
     let device = format!("/dev/{}", null.name);
     let first_is_slow = format!("0 2048 delay {device} 0 200;2048 79872 linear {device} 2048");
     let chain = Mapped::new("chain", &first_is_slow)?;
-    let running = Running::stage("stage10", &[])?;
-    shell(&format!("blkdiscard --force --zeroout --offset 0 --length 40MiB {}", chain.path()))?;
-    let output = running.interrupt()?;
+    let zero = format!("blkdiscard --force --zeroout --offset 0 --length 40MiB {}", chain.path());
+    let (_, output) = beside("stage10", &[], || shell(&zero))?;
     let completed = count(&output, "bios completed")?;
     ensure!(completed == 40, "{completed} of 40 bios: {output}");
     let latency = slowest(&output, BIO)?.latency;
@@ -220,19 +218,6 @@ fn stage04_reads_the_records_of_all_cpus() -> Result<()> {
     Ok(())
 }
 
-/// A device of 96 KiB. Device mapper splits a read of it at the borders of its three targets, of which
-/// number `slow` takes 200 ms.
-fn in_three_parts(device: &str, slow: usize) -> Result<Mapped> {
-    let target = |part| if part == slow { ("delay", " 200") } else { ("linear", "") };
-    let tables: Vec<String> = (0..3)
-        .map(|part| {
-            let ((kind, delay), start) = (target(part), part * 64);
-            format!("{start} 64 {kind} {device} {start}{delay}")
-        })
-        .collect();
-    Mapped::new("split", &tables.join(";"))
-}
-
 /// Stages 04 to 06 do not measure them, and say so, but for those whose last part is the bio itself.
 fn stage10_is_right_about_split_bios() -> Result<()> {
     let read = |device: &str, at_least: u64, what: &str| -> Result<()> {
@@ -271,7 +256,12 @@ fn stage10_is_right_about_split_bios() -> Result<()> {
     let plain = NullBlk::new("test", "irqmode=1 hw_queue_depth=64")?;
     let device = format!("/dev/{}", plain.name);
     for slow in cases([0, 2, 1], 1) {
-        let split = in_three_parts(&device, slow)?;
+        // Device mapper splits a read at the borders of its three targets, of which one takes 200 ms.
+        let table = (0..3).map(|part| {
+            let (kind, delay) = if part == slow { ("delay", " 200") } else { ("linear", "") };
+            format!("{0} 64 {kind} {device} {0}{delay};", part * 64)
+        });
+        let split = Mapped::new("split", &table.collect::<String>())?;
         let part = ["first", "middle", "last"][slow];
         read(&split.path(), DELAY, &format!("a read in three parts, of which the {part} is slow"))?;
     }
@@ -386,9 +376,7 @@ fn stage06_shows_the_stack() -> Result<()> {
                 let queued = Hook::Tracepoint("block/block_bio_queue", "");
                 let ftrace =
                     Ftrace::new(&[Hook::Stack(function), Hook::Function("bio_endio"), queued])?;
-                let running = Running::stage(stage, &[])?;
-                shell(&command)?;
-                let output = running.interrupt()?;
+                let (_, output) = beside(stage, &[], || shell(&command))?;
                 let stack = check_stack(&output, *lines, &ftrace.events()?)?;
                 compared(&format!("ftrace shows the same {} functions as you", stack.len()));
                 seen = stack.iter().any(|frame| frame == must_have);
@@ -454,9 +442,8 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
 /// of the second one finds no start.
 fn stage03_drops_what_is_submitted_twice() -> Result<()> {
     let (disk, maps) = (NullBlk::timer("test", 20, "")?, Maps::new());
-    let running = Running::stage("stage03", &[])?;
-    let (taken, reads) = mixed::take_an_address(&disk.name, &mixed::bios()?, &maps)?;
-    let output = running.interrupt()?;
+    let load = || mixed::take_an_address(&disk.name, &mixed::bios()?, &maps);
+    let ((taken, reads), output) = beside("stage03", &[], load)?;
     ensure_counts(
         &output,
         &[

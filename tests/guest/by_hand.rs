@@ -26,10 +26,9 @@ fn call(syscall: libc::c_long, times: usize, cpu: Option<usize>) -> Result<Strin
 
 /// The counter is a value for each possible CPU, also of those that are off.
 fn by_hand_counts_on_every_cpu() -> Result<()> {
-    let running = Running::stage("syscall_counter", &[])?;
-    call(libc::SYS_fchmodat, 1000, Some(0))?;
-    call(libc::SYS_fchmodat, 234, Some(1))?;
-    let output = running.interrupt()?;
+    let calls = [(1000, Some(0)), (234, Some(1))];
+    let calls = || in_threads(calls, |(times, cpu)| call(libc::SYS_fchmodat, times, cpu));
+    let (_, output) = beside("syscall_counter", &[], calls)?;
     for (what, expected) in [("on CPU 0", 1000), ("on CPU 1", 234), ("calls of", 1234)] {
         ensure!(count(&output, what)? == expected, "{what}: {output}");
     }
@@ -45,9 +44,7 @@ fn by_hand_counts_on_every_cpu() -> Result<()> {
 }
 
 fn by_hand_says_hello() -> Result<()> {
-    let running = Running::stage("hello_open", &[])?;
-    let task = call(libc::SYS_openat, 500, None)?;
-    let output = running.interrupt()?;
+    let (task, output) = beside("hello_open", &[], || call(libc::SYS_openat, 500, None))?;
     let hellos: Vec<&str> = output.lines().filter(|line| line.ends_with(": Hello!!")).collect();
     let own = hellos.iter().filter(|line| line.contains(&format!("-{task} "))).count();
     ensure!(own == 500 && count(&output, "lines lost")? == 0, "{own}: {output}");
@@ -63,15 +60,15 @@ fn own_times(output: &str, thread: &str) -> Result<Vec<u64>> {
 
 fn by_hand_measures_a_sleep() -> Result<()> {
     const SLEEP: Duration = Duration::from_millis(20);
-    let running = Running::stage("syscall_profiler", &["clock_nanosleep"])?;
     // A thread of its own: the test sleeps elsewhere, too.
-    let sleeper = thread::spawn(|| {
+    let sleep = |()| {
         (0..25).for_each(|_| thread::sleep(SLEEP));
-        rustix::thread::gettid().as_raw_nonzero()
-    });
-    let sleeper = sleeper.join().expect("no panic").to_string();
-    let output = running.interrupt()?;
-    let own = own_times(&output, &sleeper)?;
+        Ok(rustix::thread::gettid().as_raw_nonzero().to_string())
+    };
+    let (sleeper, output) =
+        beside("syscall_profiler", &["clock_nanosleep"], || in_threads([()], sleep))?;
+    let sleeper = &sleeper[0];
+    let own = own_times(&output, sleeper)?;
     ensure!(own.len() == 25, "{} of 25 calls: {output}", own.len());
     ensure!(own.iter().all(|time| u128::from(*time) >= SLEEP.as_nanos()), "too short: {output}");
     // The summary is about all lines, of whichever process.

@@ -316,8 +316,7 @@ fn lost_lines_are_counted() -> Result<()> {
     let before = disks::bios(&disk)?;
     // The kernel's buffer overflows, 1.4 MB for each CPU.
     let dd = format!("dd if=/dev/{disk} of=/dev/null bs=512 count=20000 iflag=direct status=none");
-    let output =
-        beside_a_stopped("stage01", &[], || shell(&format!("taskset -c 0 {dd}")).map(drop))?;
+    let output = beside_a_stopped("stage01", &[], || shell(&format!("taskset -c 0 {dd}")))?;
     let (reads, printed) = (disks::bios(&disk)? - before, submitted(&output));
     let lost: u64 = between(&output, " trace lines, ", " lost")?.parse()?;
     ensure!(lost > 0 && printed + lost == reads, "{printed} printed + {lost} lost, {reads} bios");

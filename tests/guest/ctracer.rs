@@ -109,10 +109,8 @@ pub fn parse(output: &str) -> Result<Vec<Value>> {
 }
 
 /// What it prints beside a load, whose ledger is right.
-pub fn traced(arguments: &[&str], load: impl FnOnce() -> Result<()>) -> Result<Vec<Value>> {
-    let running = Running::stage("ctracer", &[arguments, &["--json"]].concat())?;
-    load()?;
-    let all = parse(&running.interrupt()?)?;
+pub fn traced<T>(arguments: &[&str], load: impl FnOnce() -> Result<T>) -> Result<Vec<Value>> {
+    let all = parse(&beside("ctracer", &[arguments, &["--json"]].concat(), load)?.1)?;
     adds_up(&all)?;
     Ok(all)
 }

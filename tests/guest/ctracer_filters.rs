@@ -46,7 +46,7 @@ fn ctracer_follows_one_process_on_one_disk() -> Result<()> {
         let beside = Running::bash(&format!("exec {}", read(200)))?;
         gate.open()?;
         process.end_well()?;
-        beside.end_well().map(drop)
+        beside.end_well()
     })?;
     let lives = submitted(&all)?;
     ensure!(lives.len() == 50, "{} bios of a process that reads the disk 50 times", lives.len());
@@ -71,7 +71,7 @@ fn ctracer_samples_whole_lives() -> Result<()> {
     let only = ["--only=submit_bio", "--only=bio_init", "--only=bio_endio", "--only=bio_uninit"];
     // One CPU: each one counts by itself.
     let options = "--rw=read --ioengine=psync --number_ios=60 --cpus_allowed=0";
-    let load = || fio_direct(&delayed.name, options).map(drop);
+    let load = || fio_direct(&delayed.name, options);
     let all = traced(&[&only[..], &["--sample=5"]].concat(), load)?;
     let mut sectors = BTreeMap::new();
     let mut events = BTreeMap::<u64, BTreeSet<String>>::new();

@@ -22,8 +22,7 @@ fn ctracer_gives_each_page_a_life() -> Result<()> {
     let only = ["--only=filemap_*_folio", "--only=__folio_put*", "--only=folio_add_lru"];
     let read = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=8 skip=16 2>&1");
     let load = format!("for i in 1 2 3; do blockdev --flushbufs /dev/{disk}; {read}; done");
-    let load = || shell(&load).map(drop);
-    let all = traced(&[&["--type=folio"], &only[..]].concat(), load)?;
+    let all = traced(&[&["--type=folio"], &only[..]].concat(), || shell(&load))?;
     let mut added = HashMap::<u64, u64>::new();
     for event in calls(&all, "filemap_add_folio") {
         *added.entry(number(&event["life"])?).or_default() += 1;
@@ -112,9 +111,9 @@ fn ctracer_keeps_to_its_memory() -> Result<()> {
 /// completions interrupt somebody's probe, which the ledger tells.
 fn ctracer_sees_the_ends_that_probes_miss() -> Result<()> {
     let disk = disks::virtio()?;
-    let running = Running::stage("ctracer", &["--quiet", "--only=submit_bio", "--only=bio_endio"])?;
-    let report = fio_direct(&disk, "--iodepth=32 --numjobs=4 --number_ios=250 --size=200M")?;
-    let output = running.interrupt()?;
+    let load = || fio_direct(&disk, "--iodepth=32 --numjobs=4 --number_ios=250 --size=200M");
+    let arguments = ["--quiet", "--only=submit_bio", "--only=bio_endio"];
+    let (report, output) = beside("ctracer", &arguments, load)?;
     let of = |what: &str| count(&output, what);
     let reads = number(&report["read"]["total_ios"])?;
     let objects = output.lines().find(|line| line.contains(" objects (struct bio), "));

@@ -1,14 +1,11 @@
 //! Judges of the exercises that are no stage, and of every attempt. They run for `cargo lesson` only,
 //! with the learner's program in the place of `exercise` or of a stage.
 
-use std::{
-    cmp::Ordering,
-    io::Read,
-    sync::mpsc::{Receiver, Sender, channel},
-};
+use std::{cmp::Ordering, io::Read};
 
 use libbpf_rs::{MapHandle, query::ProgInfoIter};
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
+use socket2::{SockFilter, SockRef};
 
 use crate::{
     bios::{ONE_PLACE, lines_add_up},
@@ -324,11 +321,9 @@ fn exercise_histogram() -> Result<()> {
 
 /// Two CPUs add to the same slots at once.
 fn exercise_histogram_of_two_cpus() -> Result<()> {
-    let (ram, maps, mut reads) = (Ram::new()?, Maps::new(), 0);
-    let output = beside(EXERCISE, &[], || {
-        reads = ram.race(RACE, false)?;
-        maps.ensure_atomic()
-    })?;
+    let (ram, maps) = (Ram::new()?, Maps::new());
+    let race = || ram.race(RACE, false).and_then(|reads| maps.ensure_atomic().map(|()| reads));
+    let (reads, output) = beside(EXERCISE, &[], race)?;
     let disks = histograms(&output)?;
     let slots = disks.get(Ram::NAME).with_context(|| format!("no {}: {output}", Ram::NAME))?;
     let sum: u64 = slots.values().sum();
@@ -349,31 +344,29 @@ fn exercise_bytes() -> Result<()> {
     let running = Running::stage(EXERCISE, &[])?;
     maps.ensure_atomic()?;
     let mut did = Vec::new();
-    let mut run = |name: &'static str, bytes: u64, command: String| -> Result<()> {
-        let process = Running::bash(&format!("exec {name} {command}"))?;
-        did.push((process.id(), format!("({name})"), bytes));
-        process.end_well().map(drop)
-    };
     let read = format!("if=/dev/{disk} of=/dev/null iflag=direct status=none");
-    run("dd", 1 << 20, format!("{read} bs=64k count=16"))?;
-    run("dd", 256 << 10, format!("{read} bs=4k count=64"))?;
     let write = format!("if=/dev/zero of=/dev/{disk} oflag=direct,dsync conv=notrunc status=none");
-    run("dd", 512 << 10, format!("{write} bs=32k count=16"))?;
-    run(
-        "fio",
-        1 << 20,
-        format!(
-            "--name=t --filename=/dev/{disk} --rw=readwrite --bs=64k --direct=1 --thread --numjobs=4 \
-             --size=256k --offset_increment=256k --output-format=terse"
-        ),
-    )?;
-    run("blkdiscard", 0, format!("--force --length 4MiB /dev/{}", null.name))?;
+    let fio = format!(
+        "--name=t --filename=/dev/{disk} --rw=readwrite --bs=64k --direct=1 --thread --numjobs=4 --size=256k \
+         --offset_increment=256k --output-format=terse"
+    );
     // Some disks write zeroes by themselves, others have them sent: more than 2^32 bytes of them.
     let zeroes = format!("/sys/block/{disk}/queue/write_zeroes_max_bytes");
     let sent = if fs::read_to_string(zeroes)?.trim() == "0" { 64 << 10 } else { 0 };
-    run("blkdiscard", sent, format!("--force --zeroout --length 64KiB /dev/{disk}"))?;
-    let all = (4 << 30) + (64 << 10);
-    run("blkdiscard", all, format!("--force --zeroout --length {all} /dev/{}", large.name))?;
+    let (all, zero) = ((4 << 30) + (64 << 10), "--force --zeroout --length");
+    for (name, bytes, arguments) in [
+        ("dd", 1 << 20, format!("{read} bs=64k count=16")),
+        ("dd", 256 << 10, format!("{read} bs=4k count=64")),
+        ("dd", 512 << 10, format!("{write} bs=32k count=16")),
+        ("fio", 1 << 20, fio),
+        ("blkdiscard", 0, format!("--force --length 4MiB /dev/{}", null.name)),
+        ("blkdiscard", sent, format!("{zero} 64KiB /dev/{disk}")),
+        ("blkdiscard", all, format!("{zero} {all} /dev/{}", large.name)),
+    ] {
+        let process = Running::bash(&format!("exec {name} {arguments}"))?;
+        did.push((process.id(), format!("({name})"), bytes));
+        process.end_well()?;
+    }
     // Two threads of this process collide.
     let me = fs::read_to_string("/proc/self/comm")?;
     let reads = ram.race(RACE, false)?;
@@ -642,16 +635,11 @@ const HUNGRY: &str = "computes, with the lowest priority, for longer";
 const SLEEPS: &str = "sleeps and wakes up";
 const ENDS: &str = "ends soon";
 
-/// Waits for as long as that; nobody sends anything.
-fn sleep(nothing: &Receiver<()>, time: Duration) {
-    nothing.recv_timeout(time).ok();
-}
-
 /// The life of a thread of the load on a CPU. At its end, it reads how long it has waited.
 fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited> {
     let new = run_delay()?;
     stay_on(cpu)?;
-    let (start, tid, (_keep, nothing)) = (Instant::now(), gettid(), channel());
+    let (start, tid) = (Instant::now(), gettid());
     match kind {
         COMPUTES => while start.elapsed() < load {},
         HUNGRY => {
@@ -660,13 +648,13 @@ fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited
         }
         SLEEPS => {
             rustix::process::setpriority_process(Some(tid), 19)?;
-            sleep(&nothing, load / 2); // no wait, and longer than what the comparison allows
+            thread::park_timeout(load / 2); // no wait, and longer than what the comparison allows
             while start.elapsed() < load {
-                sleep(&nothing, Duration::from_millis(5));
+                thread::park_timeout(Duration::from_millis(5));
             }
         }
         // It waits twice: when it is new, and when it wakes up.
-        _ => sleep(&nothing, Duration::from_millis(1)),
+        _ => thread::park_timeout(Duration::from_millis(1)),
     }
     // From here on it does not wait: what it reads is all.
     goes_first(2)?;
@@ -676,17 +664,16 @@ fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited
 
 /// Starts so many threads on a CPU, one after the other. A new thread may find its CPU free, or be
 /// chosen at once: here it waits, for this one keeps the CPU.
-fn start_short_ones(cpu: usize, count: usize, tell: &Sender<Result<Waited>>) -> Result<()> {
+fn start_short_ones(cpu: usize, count: usize) -> Result<Vec<Waited>> {
     stay_on(cpu)?;
     goes_first(1)?;
-    for _ in 0..count {
-        let (tell, start) = (tell.clone(), Instant::now());
-        let child = move || tell.send(wait_for_cpu(ENDS, cpu, Duration::ZERO)).ok();
-        let child = thread::spawn(child);
+    let life = |_| {
+        let start = Instant::now();
+        let child = thread::spawn(move || wait_for_cpu(ENDS, cpu, Duration::ZERO));
         while start.elapsed() < Duration::from_millis(10) {}
-        child.join().ok();
-    }
-    Ok(())
+        child.join().expect("a thread")
+    };
+    (0..count).map(life).collect()
 }
 
 /// Of an encrypted disk and of one in memory, bios complete in tasks, where a preemptible kernel skips
@@ -732,31 +719,16 @@ fn exercise_preempted() -> Result<()> {
 fn exercise_runqueue() -> Result<()> {
     const LOAD: Duration = Duration::from_secs(2);
     const SHORT: usize = 200;
-    const LIMIT: Duration = Duration::from_secs(60);
     let running = Running::stage(EXERCISE, &[&std::process::id().to_string()])?;
     let others = (0..2)
         .map(|cpu| Running::bash(&format!("exec taskset -c {cpu} bash -c 'while :; do :; done'")));
     let others = others.collect::<Result<Vec<_>>>()?;
-    let (tell, told) = channel();
-    let begin = |kind, cpu| {
-        let tell = tell.clone();
-        thread::spawn(move || tell.send(wait_for_cpu(kind, cpu, LOAD)).ok());
-    };
-    for (kind, cpu) in [(COMPUTES, 0), (COMPUTES, 1), (SLEEPS, 0), (SLEEPS, 1), (HUNGRY, 0)] {
-        begin(kind, cpu);
-    }
-    for cpu in 0..2 {
-        let tell = tell.clone();
-        thread::spawn(move || {
-            if let Err(error) = start_short_ones(cpu, SHORT / 2, &tell) {
-                tell.send(Err(error)).ok();
-            }
-        });
-    }
-    let mut waited = Vec::new();
-    while waited.len() < SHORT + 5 {
-        waited.push(told.recv_timeout(LIMIT).context("a thread of the load hangs")??);
-    }
+    let threads = [(COMPUTES, 0), (COMPUTES, 1), (SLEEPS, 0), (SLEEPS, 1), (HUNGRY, 0)];
+    let waited =
+        in_threads(threads.into_iter().chain([(ENDS, 0), (ENDS, 1)]), |(kind, cpu)| match kind {
+            ENDS => start_short_ones(cpu, SHORT / 2),
+            _ => Ok(vec![wait_for_cpu(kind, cpu, LOAD)?]),
+        })?;
     let others = others.into_iter().map(|other| -> Result<String> {
         let tid = other.id().to_string();
         other.signal(Signal::KILL)?;
@@ -776,7 +748,8 @@ fn exercise_runqueue() -> Result<()> {
     // still between two ticks where the host delays them, and bpf_ktime_get_ns() does not.
     let near = |yours: u64, theirs: u64| yours.abs_diff(theirs) <= theirs / 5 + 50_000_000;
     let yours = |tid: u32| lines.get(tid.to_string().as_str()).copied();
-    let (short, long): (Vec<_>, Vec<_>) = waited.iter().partition(|thread| thread.kind == ENDS);
+    let (short, long): (Vec<_>, Vec<_>) =
+        waited.iter().flatten().partition(|thread| thread.kind == ENDS);
     for &&Waited { kind, tid, all: theirs, .. } in &long {
         let least = if kind == HUNGRY { 1 << 32 } else { 100_000_000 };
         ensure!(theirs > least, "{kind}, and waited {}: the test does not test", ms(theirs));
@@ -805,27 +778,19 @@ const NOTHING: &[[u32; 2]] = &[[0x06, 0]];
 /// Only who wants to connect: `ldb [13]; jset #2, 0, 1; ret #-1; ret #0`.
 const SYNS: &[[u32; 2]] = &[[0x30, 13], [0x0100_0045, 2], [0x06, u32::MAX], [0x06, 0]];
 
-/// Lets a socket receive only that, or everything again.
-fn receive(socket: &impl AsRawFd, only: Option<&[[u32; 2]]>) -> Result<()> {
-    let option = if only.is_some() { libc::SO_ATTACH_FILTER } else { libc::SO_DETACH_FILTER };
+/// Lets a socket receive only that.
+fn receive(socket: &impl AsFd, only: &[[u32; 2]]) -> Result<()> {
     let code = |[code, k]: &[u32; 2]| {
         let [a, b, jt, jf] = code.to_le_bytes();
-        libc::sock_filter { code: u16::from_le_bytes([a, b]), jt, jf, k: *k }
+        SockFilter::new(u16::from_le_bytes([a, b]), jt, jf, *k)
     };
-    let mut code: Vec<_> = only.unwrap_or(NOTHING).iter().map(code).collect();
-    let filter = libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
-    set(socket, libc::SOL_SOCKET, option, &filter)
+    let code: Vec<_> = only.iter().map(code).collect();
+    SockRef::from(socket).attach_filter(&code).context("a filter")
 }
 
-/// Sets an option of a socket.
-fn set<T>(socket: &impl AsRawFd, level: i32, option: i32, value: &T) -> Result<()> {
-    let size = size_of_val(value) as libc::socklen_t;
-    // SAFETY: the kernel reads `size` bytes, and of a filter, the instructions that they point to.
-    let result = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const *value).cast(), size)
-    };
-    ensure!(result == 0, "setsockopt: {}", std::io::Error::last_os_error());
-    Ok(())
+/// Lets it receive everything again.
+fn receive_all(socket: &impl AsFd) -> Result<()> {
+    SockRef::from(socket).detach_filter().context("no filter")
 }
 
 /// What the kernel says about a connection.
@@ -874,17 +839,17 @@ fn lose_segments() -> Result<Lost> {
     // Segments as small as on a wire: a buffer of the kernel then holds many.
     // The two ends have different addresses, where there are two.
     shell("busybox ifconfig lo 127.0.0.3 mtu 1500 up")?;
-    let connect = |(address, loses, most): (&str, bool, libc::c_int)| -> Result<[TcpStream; 2]> {
+    let connect = |(address, loses, most): (&str, bool, u32)| -> Result<[TcpStream; 2]> {
         let listener = TcpListener::bind(address)?;
-        set(&listener, libc::SOL_TCP, libc::TCP_MAXSEG, &most)?;
+        SockRef::from(&listener).set_tcp_mss(most)?;
         if loses {
-            receive(&listener, Some(SYNS))?;
+            receive(&listener, SYNS)?;
         }
         let mut connected = TcpStream::connect(listener.local_addr()?)?;
         if loses {
             let before = segments_sent_again()?;
             wait_until("the answer is sent again", || Ok(segments_sent_again()? > before))?;
-            receive(&listener, None)?;
+            receive_all(&listener)?;
         }
         connected.write_all(&[0])?;
         let pair = [connected, listener.accept()?.0];
@@ -920,7 +885,7 @@ fn lose_segments() -> Result<Lost> {
     })?;
     wait_until("all is acknowledged", || acknowledged(&pairs))?;
     let lossy = &pairs[..2];
-    lossy.iter().flatten().try_for_each(|socket| receive(socket, Some(NOTHING)))?;
+    lossy.iter().flatten().try_for_each(|socket| receive(socket, NOTHING))?;
     // The other direction sends half as much, so that nobody confuses both.
     for [one, other] in lossy {
         (&*one).write_all(&BURST)?;
@@ -943,7 +908,7 @@ fn lose_segments() -> Result<Lost> {
     }
     ensure!(failed, "nothing failed without a network: the test does not test");
     shell("busybox ifconfig lo up")?;
-    lossy.iter().flatten().try_for_each(|socket| receive(socket, None))?;
+    lossy.iter().flatten().try_for_each(receive_all)?;
     wait_until("all is acknowledged", || acknowledged(&pairs))?;
     let mut directions = Vec::new();
     for socket in pairs.iter().flatten() {

@@ -82,7 +82,7 @@ fn what_does_not_fit_is_counted() -> Result<()> {
     let disk = NullBlk::timer("test", 50, "hw_queue_depth=128")?;
     let before = disks::bios(&disk.name)?;
     let load = || fio_direct(&disk.name, "--iodepth=32 --numjobs=2 --number_ios=1000");
-    let output = beside("stage00", &["--in-flight", "8", "-t"], load)?;
+    let (_, output) = beside("stage00", &["--in-flight", "8", "-t"], load)?;
     accounted(&output, "requests", disks::bios(&disk.name)? - before, 500, 0)
 }
 

@@ -46,9 +46,7 @@ fn table(output: &str) -> Result<BTreeMap<String, u64>> {
 fn beside_ftrace(load: impl FnOnce() -> Result<()>) -> Result<String> {
     let [hooked, left_out] = listed("stage12", &[])?;
     let ftrace = Tracer::calls(&hooked.keys().map(String::as_str).collect())?;
-    let running = Running::stage("stage12", &[])?;
-    load()?;
-    let output = running.interrupt()?;
+    let (_, output) = beside("stage12", &[], load)?;
     let (theirs, ours) = (calls(&ftrace.text()?)?, table(&output)?);
     ensure!(counts_skips(&output) || !output.contains(" 0 skipped"), "not known: {output}");
     let skipped = if counts_skips(&output) { count(&output, "skipped")? } else { 0 };
@@ -127,9 +125,8 @@ fn stage12_asks_for_another_struct() -> Result<()> {
         return not_judged(TOO_LONG);
     }
     let _hidden = Setting::new("/proc/sys/kernel/kptr_restrict", "2")?;
-    let running = Running::stage("stage12", &["--type", "kiocb"])?;
-    shell("echo one | dd bs=1 of=/dev/null status=none")?;
-    let called = table(&running.interrupt()?)?;
+    let load = || shell("echo one | dd bs=1 of=/dev/null status=none");
+    let called = table(&beside("stage12", &["--type", "kiocb"], load)?.1)?;
     // `anon_pipe_read` on 7.2.
     let reads_pipes = called.keys().any(|name| name.ends_with("pipe_read"));
     ensure!(reads_pipes && !called.contains_key("submit_bio"), "{called:?}");

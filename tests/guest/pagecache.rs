@@ -743,9 +743,8 @@ fn stage09_knows_pid_namespaces() -> Result<()> {
 fn stage09_without_a_process_is_stage08() -> Result<()> {
     let mounted = Mounted::new()?;
     let file = new_file(&mounted, "all", MIB)?;
-    let running = Running::stage("stage09", &[])?;
-    shell("dd if=/mnt/data/pagecache-all of=/dev/null bs=4k status=none")?;
-    let output = running.interrupt()?;
+    let dd = "dd if=/mnt/data/pagecache-all of=/dev/null bs=4k status=none";
+    let (_, output) = beside("stage09", &[], || shell(dd))?;
     ensure!(printed(&output, &file)?.0.len() == 257, "{output}");
     ensure!(!output.contains("Filtered"), "{output}");
     compared("dd read 257 times; you printed 257 reads");

@@ -7,7 +7,7 @@ pub use std::{
     net::{TcpListener, TcpStream},
     ops::RangeInclusive,
     os::{
-        fd::AsRawFd,
+        fd::{AsFd, AsRawFd},
         unix::{
             fs::{FileExt, MetadataExt, OpenOptionsExt},
             process::CommandExt,

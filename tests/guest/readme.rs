@@ -222,18 +222,23 @@ fn captured_alone(package: &str, disk: &str) -> Result<String> {
         // Four readers of a disk that takes one request at a time.
         "stage13" => without_workload(disk, || {
             let _disk = NullBlk::one_tag("nullb0", 50)?;
-            let running = Running::stage(package, &[])?;
-            shell(&format!("for i in 1 2 3 4; do {} & done; wait", reads("nullb0", 2)))?;
-            running.interrupt()
+            let load = format!("for i in 1 2 3 4; do {} & done; wait", reads("nullb0", 2));
+            Ok(beside(package, &[], || shell(&load))?.1)
         }),
         // One read, and all that happens to its bio.
         "ctracer" => {
-            let running = Running::stage(package, &["--only=submit_bio*", "--only=bio_*"])?;
-            shell(&format!("dd if=/dev/{disk} of=/dev/null bs=64k count=1 iflag=direct 2>&1"))?;
-            running.interrupt()
+            let dd = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=1 iflag=direct 2>&1");
+            Ok(beside(package, &["--only=submit_bio*", "--only=bio_*"], || shell(&dd))?.1)
         }
         // The reads of a process that may do 20 a second.
-        _ => slow_io::throttled(),
+        _ => {
+            let disk = disks::virtio()?;
+            let cgroup = slow_io::throttle(&disk)?;
+            let load = || slow_io::read_throttled(&cgroup, &disk, 10);
+            let ended = beside(package, &[], load);
+            shell(&format!("rmdir {cgroup}"))?;
+            Ok(ended?.1)
+        }
     }
 }
 

@@ -406,18 +406,17 @@ fn kill(child: &Child) {
     kill_process_group(Pid::from_child(child), Signal::KILL).ok();
 }
 
-/// A stage's output beside a load.
+/// What a load returns, and the output of a stage beside it.
 pub fn beside<T>(
     name: &str,
     arguments: &[&str],
     load: impl FnOnce() -> Result<T>,
-) -> Result<String> {
+) -> Result<(T, String)> {
     let running = Running::stage(name, arguments)?;
-    load()?;
-    running.interrupt()
+    Ok((load()?, running.interrupt()?))
 }
 
-/// The same of one that was stopped meanwhile: it empties no buffer, so that the kernel has no room for more.
+/// The output of one that was stopped meanwhile: it empties no buffer, so that the kernel has no room for more.
 pub fn beside_a_stopped<T>(
     name: &str,
     arguments: &[&str],

@@ -32,18 +32,6 @@ fn stage13_counts_what_is_lost() -> Result<()> {
 
 const NAMES: [&str; 5] = ["wait_ns", "queue_ns", "device_ns", "end_ns", "mapper_ns"];
 
-/// The output of `slow_io` beside a process that may read 20 times a second.
-pub fn throttled() -> Result<String> {
-    let disk = disks::virtio()?;
-    let cgroup = throttle(&disk)?;
-    let running = Running::stage("slow_io", &[])?;
-    let read = read_throttled(&cgroup, &disk, 10);
-    let output = running.interrupt();
-    shell(&format!("rmdir {cgroup}"))?;
-    read?;
-    output
-}
-
 /// Makes a cgroup that may read 20 times a second from this disk.
 pub fn throttle(disk: &str) -> Result<String> {
     let (numbers, cgroup) = (disks::numbers(disk)?, "/sys/fs/cgroup/throttled");
@@ -55,9 +43,9 @@ pub fn throttle(disk: &str) -> Result<String> {
     Ok(cgroup.to_owned())
 }
 
-fn read_throttled(cgroup: &str, disk: &str, count: u32) -> Result<()> {
+pub fn read_throttled(cgroup: &str, disk: &str, count: u32) -> Result<String> {
     let dd = reads(disk, count);
-    shell(&format!("bash -c 'echo $$ >{cgroup}/cgroup.procs; exec {dd}'")).map(drop)
+    shell(&format!("bash -c 'echo $$ >{cgroup}/cgroup.procs; exec {dd}'"))
 }
 
 /// The JSON objects of an output, of one kind.
@@ -66,36 +54,40 @@ pub fn objects(output: &str, kind: &str) -> Result<Vec<Value>> {
     Ok(lines.into_iter().filter(|line| line["kind"] == kind).collect())
 }
 
-/// What `slow_io --json --min 0` prints while a load runs: a line for each bio, whose parts are its latency.
-pub fn traced(options: &[&str], load: impl FnOnce() -> Result<()>) -> Result<String> {
-    let (output, unseen) = traced_but_skipped(options, load)?;
+/// What `slow_io --json --min 0` prints while a load runs, and of it a line for each bio, whose parts are its
+/// latency.
+pub fn traced<T>(
+    options: &[&str],
+    load: impl FnOnce() -> Result<T>,
+) -> Result<(String, Vec<Value>)> {
+    let (output, lines, unseen) = traced_but_skipped(options, load)?;
     ensure!(unseen == 0, "{unseen} completions were not seen: {output}");
-    Ok(output)
+    Ok((output, lines))
 }
 
 /// The same, and how many completions were not seen: no more than it says were skipped.
-pub fn traced_but_skipped(
+pub fn traced_but_skipped<T>(
     options: &[&str],
-    load: impl FnOnce() -> Result<()>,
-) -> Result<(String, u64)> {
-    let running = Running::stage("slow_io", &[&["--json", "--min", "0"], options].concat())?;
-    load()?;
-    wait_until("idle disks", || Ok(disks::all_in_flight()? == 0))?;
-    let output = running.interrupt()?;
+    load: impl FnOnce() -> Result<T>,
+) -> Result<(String, Vec<Value>, u64)> {
+    let (_, output) = beside("slow_io", &[&["--json", "--min", "0"], options].concat(), || {
+        load()?;
+        wait_until("idle disks", || Ok(disks::all_in_flight()? == 0))
+    })?;
     let (lines, counters) = (objects(&output, "bio")?, objects(&output, "counters")?);
     for line in &lines {
         let parts: Vec<u64> = NAMES.iter().filter_map(|name| line[name].as_u64()).collect();
         let (sum, total) = (parts.iter().sum::<u64>(), part(line, "total"));
         ensure!(total > 0 && (parts.is_empty() || sum == total), "parts of {sum} ns: {line}");
     }
-    let [counters] = &counters[..] else { anyhow::bail!("{counters:?}") };
+    let [counters] = &counters[..] else { bail!("{counters:?}") };
     ensure!(counters["completed"] == lines.len(), "{} lines: {counters}", lines.len());
     // A start whose completion was not seen is left, or dropped with the next one at its address.
     let [lost, dropped, left, skipped] =
         ["lost", "dropped", "in_flight", "skipped"].map(|name| counters[name].as_u64());
     let unseen = left.context("in_flight")? + dropped.context("dropped")?.div_ceil(2);
     ensure!(lost == Some(0) && Some(unseen) <= skipped, "more is missing than skipped: {counters}");
-    Ok((output, unseen))
+    Ok((output, lines, unseen))
 }
 
 /// The lines of one disk.
@@ -124,7 +116,7 @@ fn to_divide() -> Result<[NullBlk; 5]> {
     Ok([slow, bulk, one_tag, queued, mute])
 }
 
-fn read_to_divide([slow, bulk, one_tag, queued, mute]: &[NullBlk; 5]) -> Result<()> {
+fn read_to_divide([slow, bulk, one_tag, queued, mute]: &[NullBlk; 5]) -> Result<String> {
     fio_direct(&one_tag.name, "--ioengine=psync --numjobs=8 --number_ios=5 --size=8M")?;
     fio_direct(&queued.name, "--iodepth=8 --number_ios=30 --size=8M")?;
     shell(&[slow, mute].map(|disk| reads(&disk.name, 10)).join("; "))?;
@@ -135,15 +127,12 @@ fn read_to_divide([slow, bulk, one_tag, queued, mute]: &[NullBlk; 5]) -> Result<
          {dd} if={0} of=null bs=4M count=1 iflag=direct",
         bulk.name
     ))
-    .map(drop)
 }
 
 fn stage13_divides_a_bios_time() -> Result<()> {
     let (all, quick) = (to_divide()?, NullBlk::new("quick", "")?);
-    let running = Running::stage("stage13", &[])?;
-    read_to_divide(&all)?;
-    disks::read(&quick.name, 36)?;
-    divides(&all, &quick, &running.interrupt()?)
+    let load = || read_to_divide(&all).and(disks::read(&quick.name, 36));
+    divides(&all, &quick, &beside("stage13", &[], load)?.1)
 }
 
 /// A delay in one place is blamed on that part, and on no other one; what nobody knows is null; operations are
@@ -165,7 +154,7 @@ fn slow_io_blames_the_right_part() -> Result<()> {
     let judge = Ftrace::new(&[Hook::Tracepoint("block/block_bio_queue", "")])?;
     let (mut events, mut lesson) = (Vec::new(), String::new());
 
-    let output = traced(&["--who"], || {
+    let traced = traced(&["--who"], || {
         let running = Running::stage("stage13", &[])?;
         read_to_divide(all)?;
         read_throttled(&cgroup, &plain.name, 30)?;
@@ -188,8 +177,7 @@ fn slow_io_blames_the_right_part() -> Result<()> {
         Ok(())
     });
     shell(&format!("rmdir {cgroup}"))?;
-    let output = output?;
-    let lines = objects(&output, "bio")?;
+    let (output, lines) = traced?;
     divides(all, &silent, &lesson)?;
 
     // What delays a bio is in that part of each one, whole. A busy host stops the guest's CPU for some ms, anywhere:
@@ -316,7 +304,7 @@ fn cached(timer: u64) -> Result<(NullBlk, bool)> {
 }
 
 /// Reads, writes, flushes, discards, zeroes, metadata.
-fn operations(disk: &str) -> Result<()> {
+fn operations(disk: &str) -> Result<String> {
     shell(&format!(
         "path=/dev/{disk}; dd if=$path of=/dev/null bs=4M count=2 iflag=direct status=none; \
          dd if=/dev/zero of=$path bs=4k count=3 oflag=direct conv=fsync status=none; \
@@ -324,7 +312,6 @@ fn operations(disk: &str) -> Result<()> {
          blkdiscard -o 1M -l 1M $path || true; blkdiscard -z -o 1M -l 1M $path; \
          mkfs.ext4 -q -F $path 20M; mount $path /mnt; echo a >/mnt/a; sync; umount /mnt"
     ))
-    .map(drop)
 }
 
 /// Operations and flags, in the letters of the tracepoint block_bio_queue.
@@ -404,7 +391,7 @@ fn slow_io_counts_lost_lines() -> Result<()> {
     let disk = zeros.disk()?;
     let options = ["--json", "--min", "0", "--top", "1", "--disk", &disk];
     let discard = format!("blkdiscard -z {}", zeros.path());
-    let output = beside_a_stopped("slow_io", &options, || shell(&discard).map(drop))?;
+    let output = beside_a_stopped("slow_io", &options, || shell(&discard))?;
     let counters = objects(&output, "counters")?;
     let [lost, completed] =
         ["lost", "completed"].map(|name| counters[0][name].as_u64().unwrap_or(0));
@@ -443,7 +430,7 @@ fn slow_io_names_errors() -> Result<()> {
     let loads = read(&broken.path(), "bs=4k iflag=direct")
         + &read(&debugs, "bs=4k skip=582 iflag=direct")
         + &read(&debugs, &format!("bs=128k skip={skip} iflag=direct,skip_bytes")).repeat(READS);
-    let lines = objects(&traced(&[], || shell(&loads).map(drop))?, "bio")?;
+    let (_, lines) = traced(&[], || shell(&loads))?;
 
     let failed = of_disk(&lines, &broken.disk()?);
     ensure!(!failed.is_empty() && failed.iter().all(|line| line["error"] == "EIO"), "{failed:?}");
@@ -625,11 +612,10 @@ fn slow_io_records_what_came_before() -> Result<()> {
     let null = NullBlk::new("test", "")?;
     let table = format!("0 8000 linear /dev/{0} 0;8000 8000 delay /dev/{0} 8000 300", null.name);
     let mapped = Mapped::new("record", &table)?;
-    let running = Running::stage("slow_io", &["--json", "--min", "200ms", "--before", "20s"])?;
-    disks::read(&mapped.path(), 7)?;
-    disks::read(&null.name, 9)?;
-    shell(&format!("{} skip=1000", reads(&mapped.path(), 1)))?;
-    let output = running.interrupt()?;
+    let quick = [reads(&mapped.path(), 7), reads(&null.name, 9)].join("; ");
+    let load = format!("{quick}; {} skip=1000", reads(&mapped.path(), 1));
+    let options = ["--json", "--min", "200ms", "--before", "20s"];
+    let (_, output) = beside("slow_io", &options, || shell(&load))?;
     let lines = objects(&output, "bio")?;
     let disk = mapped.disk()?;
     let mut delayed = of_disk(&lines, &disk);

@@ -65,7 +65,7 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
         let dd = format!("dd if=/dev/zero of={} bs={bs} count={count}", mapped.path());
         shell(&format!("{dd} oflag=direct status=none"))
     };
-    let output = traced(&[], || {
+    let (output, lines) = traced(&[], || {
         for mapped in [&parts, &parts, &half, &half, &raid] {
             write(mapped, "8k", 1)?;
         }
@@ -74,7 +74,6 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
         write(&integrity, "4k", 2)?;
         disks::read(&verity.path(), 1)
     })?;
-    let lines = objects(&output, "bio")?;
     let of = |mapped: &Mapped, bytes: u64| -> Result<Vec<Value>> {
         let mut lines = of_disk(&lines, &mapped.disk()?);
         lines.retain(|line| line["bytes"] == bytes && line["process"] == "dd");
@@ -131,16 +130,15 @@ fn slow_io_follows_md() -> Result<()> {
     let raid1 = md("raid1", "", &[&a.name, &delay.disk()?])?;
     let raid10 = md("raid10", &chunks(258), &[&c.name, &f.name])?;
     let raid5 = md("raid5", &chunks(2), &[&d.name, &e.name, &g.name])?;
-    let output = traced(&[], || {
+    let traced = traced(&[], || {
         shell(&format!(
             "cd /dev; for md in {raid1} {raid10} {raid5}; do \
              dd if=zero of=$md bs=4k count=3 oflag=direct status=none; done; \
              dd if={raid5} of=null bs=64k count=4 iflag=direct status=none"
         ))
-        .map(drop)
     });
     shell("for md in /sys/block/md_raid*/md; do echo clear >$md/array_state; done")?;
-    let lines = objects(&output?, "bio")?;
+    let (_, lines) = traced?;
     let of = |array: &str, operation: &str, bytes: u64, count: usize| -> Result<Vec<Value>> {
         let mut lines = of_disk(&lines, array);
         lines.retain(|line| line["operation"] == operation && line["bytes"] == bytes);
@@ -178,14 +176,12 @@ fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
     ))?;
     slower.wait_for("ready")?;
     let running = Running::stage("slow_io", &["--min", "1h"])?;
-    let server = exporter::start(&[])?;
+    let server = exporter::start(&["--bios"])?;
     let options = "--bs=4M --ioengine=psync --numjobs=8 --number_ios=100 --size=512M";
     // Stage 10 leaves such bios out, about 15 in a round: until it has lost some, nothing is judged.
     let mut lost = 0;
     for _ in 0..6 {
-        let lesson = Running::stage("stage10", &[])?;
-        fio_direct(&disk.name, options)?;
-        let lesson = lesson.interrupt()?;
+        let (_, lesson) = beside("stage10", &[], || fio_direct(&disk.name, options))?;
         lost += count(&lesson, "in flight")? + count(&lesson, "dropped")?;
         if lost > 8 {
             break;
@@ -212,11 +208,10 @@ fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
     const READS: u64 = 150;
     let disk = NullBlk::timer("test", 10, "hw_queue_depth=4 submit_queues=1")?;
     fs::write(disk.queue("scheduler"), "none")?;
-    let server = exporter::start(&[])?;
-    let (output, unseen) = traced_but_skipped(&["--disk", &disk.name], || {
-        let options = format!("--ioengine=io_uring --iodepth=32 --number_ios={READS} --size=64M");
-        fio_direct(&disk.name, &options).map(drop)
-    })?;
+    let server = exporter::start(&["--bios"])?;
+    let options = format!("--ioengine=io_uring --iodepth=32 --number_ios={READS} --size=64M");
+    let load = || fio_direct(&disk.name, &options);
+    let (output, lines, unseen) = traced_but_skipped(&["--disk", &disk.name], load)?;
     let scrape = Scrape::now()?;
     server.interrupt()?;
     // Where a task completes a refusal, an interrupt may complete another bio in the middle of the fentry program.
@@ -225,7 +220,6 @@ fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
     if !is_whole {
         judged_weakly(&format!("{unseen} completions were skipped, and are counted as such"));
     }
-    let lines = objects(&output, "bio")?;
     let refused = objects(&output, "counters")?[0]["refused"].as_u64().unwrap_or(0);
     let quickest = lines.iter().map(|line| part(line, "total")).min();
     ensure!(refused > 0, "no read was refused, the test does not test: {output}");
@@ -243,7 +237,7 @@ fn slow_io_and_exporter_count_refusals_apart() -> Result<()> {
 /// A disk goes, and another one gets its number; a partition goes, and one of another disk gets its number. Disks
 /// that come while slow_io runs have sums of their own, however many.
 fn slow_io_and_exporter_know_disks_by_their_diskseq() -> Result<()> {
-    let server = exporter::start(&[])?;
+    let server = exporter::start(&["--bios"])?;
     let running = Running::stage("slow_io", &["--json", "--min", "0"])?;
     let named = |n: u32| NullBlk::new(&format!("many{n}"), "size=16");
     let many = (0..24).map(named).collect::<Result<Vec<_>>>()?;
@@ -293,7 +287,7 @@ fn slow_io_and_exporter_know_disks_by_their_diskseq() -> Result<()> {
 /// The name of a disk may hold what ends a label, or moves a terminal's cursor.
 fn slow_io_and_exporter_write_hostile_names() -> Result<()> {
     let names = ["q\"uote", "back\\slash", "new\nline", "\x1b[31mred"];
-    let server = exporter::start(&[])?;
+    let server = exporter::start(&["--bios"])?;
     let running = Running::stage("slow_io", &["--min", "0"])?;
     let disks: Vec<NullBlk> =
         names.iter().map(|name| NullBlk::new(name, "")).collect::<Result<_>>()?;
@@ -328,12 +322,12 @@ fn slow_io_knows_whose_checksums_they_are() -> Result<()> {
     let path = format!("/dev/{}", disk.name);
     shell(&format!("dd if=/dev/zero of={path} bs=1M count=4 oflag=direct status=none"))?;
     let mut with_own = 0;
-    let output = traced(&["--disk", &disk.name], || {
+    let (_, lines) = traced(&["--disk", &disk.name], || {
         disks::read(&path, READS as u32)?;
         with_own = reads_with_own_checksums(&path, READS)?;
         Ok(())
     })?;
-    let lines = objects(&output, "bio")?.len() as u64;
+    let lines = lines.len() as u64;
     ensure!(with_own == READS && lines == 2 * READS, "{with_own} reads of {READS}, {lines} lines");
     Ok(())
 }
