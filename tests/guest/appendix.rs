@@ -21,8 +21,7 @@ tests![
 
 const DIRECTORY: &str = "/run/appendix";
 
-/// Checks that the README of a program shows what it prints: every line but those of a single event
-/// or function, with other numbers.
+/// A README shows what the program prints, with other numbers, but for single events and functions.
 fn readme_agrees(name: &str, output: &str) -> Result<()> {
     let printed: Vec<String> = output.lines().map(shape).collect();
     let readme = fs::read_to_string(workspace().join(format!("appendix/{name}/README.md")))?;

@@ -438,8 +438,7 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
     Ok(functions)
 }
 
-/// An address that has a start already, as where a completion was not seen: neither bio is measured, and the end
-/// of the second one finds no start.
+/// An address has a start already, as after a lost completion: neither bio is measured, one is unmatched.
 fn stage03_drops_what_is_submitted_twice() -> Result<()> {
     let (disk, maps) = (NullBlk::timer("test", 20, "")?, Maps::new());
     let load = || mixed::take_an_address(&disk.name, &mixed::bios()?, &maps);

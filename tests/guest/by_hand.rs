@@ -10,8 +10,7 @@ tests![
     by_hand_counts_returns,
 ];
 
-/// Calls fchmodat() or openat() for a file that is not there, in a thread on the given CPU, if one is given;
-/// the thread's number.
+/// Calls fchmodat() or openat() for no file, in a thread, on a CPU if one is given; the thread's number.
 fn call(syscall: libc::c_long, times: usize, cpu: Option<usize>) -> Result<String> {
     let call = move || -> Result<String> {
         cpu.map_or(Ok(()), stay_on)?;
@@ -120,8 +119,7 @@ fn by_hand_counts_returns() -> Result<()> {
     // SAFETY: a signal that is handled.
     let handle = || assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
     let clone = || {
-        // SAFETY: without CLONE_VM, the child has its own memory; it only ends. All other arguments but the
-        // signal for its end are 0.
+        // SAFETY: without CLONE_VM, the child has its own memory; it only ends.
         unsafe {
             match libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) {
                 0 => libc::_exit(0),

@@ -199,8 +199,7 @@ pub fn instances() -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Waits until nothing is loaded but what was before: the kernel frees programs and maps a moment
-/// after their last user has gone.
+/// Waits until only that is loaded: the kernel frees programs and maps a moment after their last user.
 pub fn wait_until_unloaded(before: &HashSet<String>) -> Result<()> {
     wait_until("the end of what was loaded", || Ok(loaded()?.is_subset(before)))
         .with_context(|| shell("bpftool prog list; bpftool map list").unwrap_or_default())

@@ -15,8 +15,7 @@ tests![
 /// The arguments for all files.
 const FILES: [&str; 3] = ["--perfetto=/run/perfetto", "--html=/run/html", "--folded=/run/folded"];
 
-/// No argument, so that all functions are traced; or these, where functions are attached one by one (6.1),
-/// and all of them take too long.
+/// No argument, for all functions; or these, where it takes too long to attach all one by one (6.1).
 pub fn all_or<'a>(few: &'a [&'a str]) -> Result<&'a [&'a str]> {
     Ok(if has_fprobe()? { &[] } else { few })
 }
@@ -325,8 +324,7 @@ fn reports(output: &str) -> Result<()> {
     Ok(())
 }
 
-/// The reader sleeps until the ring buffer is full. What was written before arrives, the rest is
-/// counted.
+/// The reader sleeps until the ring buffer is full: what is in it arrives, the rest is counted.
 fn ctracer_says_what_it_has_lost() -> Result<()> {
     const READS: u64 = 8000;
     let disk = NullBlk::new("test", "")?;

@@ -27,8 +27,7 @@ fn ended(all: &[Value], of: &[u64]) -> usize {
     lines(all, "life").filter(is_own).filter(|life| !life["end"].is_null()).count()
 }
 
-/// A process reads two disks; others, whose bios have the same memory, do the same before, meanwhile
-/// and after.
+/// A process reads two disks; others, whose bios use the same memory, do so before, beside it and after.
 fn ctracer_follows_one_process_on_one_disk() -> Result<()> {
     let (wanted, other) = (disks::virtio()?, disks::nvme()?);
     let read = |ios: u32| {
@@ -63,8 +62,7 @@ fn ctracer_follows_one_process_on_one_disk() -> Result<()> {
     Ok(())
 }
 
-/// One I/O in five, of one thread that uses the same memory for all of them: each with all that
-/// happens to a bio.
+/// One I/O in five, with all that happens to it, of one thread that uses the same memory for all.
 fn ctracer_samples_whole_lives() -> Result<()> {
     // The end of a read comes when the calls of the submission have returned: no probe misses it.
     let delayed = NullBlk::new("test", "irqmode=2 completion_nsec=20000000")?;

@@ -22,9 +22,8 @@ fn thread(tid: u64, cpu: u64) -> (u64, u64) {
     (tid, if tid == 0 { cpu } else { 0 })
 }
 
-/// `  62.440322 |   1)     dd-299     |               |  bio_init() {`, a call without calls
-/// is one line that ends with `;`, and a return is `} /* bio_init */`. Other lines are about a switch to another
-/// thread, or about an interrupt.
+/// `  62.440322 |   1)     dd-299     |               |  bio_init() {`; a call without calls is one
+/// line that ends with `;`, a return is `} /* bio_init */`. Others are about threads and interrupts.
 fn parse(text: &str) -> Result<Threads> {
     let mut threads = Threads::new();
     let line = r"[\d.]+ \| +(\d+)\) .*-(\d+) +\|[^|]*\|( +)((?:\} /\* )?)([\w.]+)[ (](.*)$";
@@ -61,8 +60,7 @@ fn steps<'a>(events: impl Iterator<Item = &'a Value>) -> Result<Threads> {
     Ok(threads)
 }
 
-/// A direct read by one thread, from the call to the completion in an interrupt, beside two tracers of the
-/// kernel.
+/// A direct read by one thread, from the call to the completion, beside two tracers of the kernel.
 fn ctracer_sees_what_ftrace_sees() -> Result<()> {
     // Where functions are attached one by one (6.1), some of the block layer's.
     let mut few =
@@ -190,8 +188,7 @@ fn has_the_values(
     Ok(())
 }
 
-/// A path that does not exist: the system call says ENOENT, and so do the functions below it, one with
-/// a pointer and one with an int.
+/// A path that does not exist: ENOENT, which one function below returns as a pointer, one as an int.
 fn ctracer_names_errors() -> Result<()> {
     let functions = ["--only=do_filp_open", "--only=do_file_open", "--only=filename_lookup"];
     let load = || shell("! cat /no/such/file 2>/dev/null; ! test -e /no/such/file");

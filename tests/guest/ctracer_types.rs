@@ -37,8 +37,7 @@ fn ctracer_gives_each_page_a_life() -> Result<()> {
     Ok(())
 }
 
-/// Programs called `true` and `12345`: the name of a thread is a text, whatever it is. And the number of a
-/// process is in its task_struct.
+/// Programs called `true` and `12345`: a thread's name is a text, and a process's number is a number.
 fn ctracer_has_one_json_type_per_field() -> Result<()> {
     shell("cp $(command -v sleep) /run/12345; cp $(command -v sleep) /run/true")?;
     let mut pid = 0_u64;

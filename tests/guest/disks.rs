@@ -180,8 +180,7 @@ impl NullBlk {
         NullBlk::timer("test", 100, "submit_queues=1 memory_backed=1 size=64")
     }
 
-    /// `settings`: attributes of configfs, as in Documentation/block/null_blk.rst. Each disk has a directory of its
-    /// own there.
+    /// Each has its own `directory` in configfs; `settings` as in Documentation/block/null_blk.rst.
     pub fn new(directory: &str, settings: &str) -> Result<NullBlk> {
         let path = format!("/sys/kernel/config/nullb/{directory}");
         // Of a judge that was killed, in a guest that stays.

@@ -196,8 +196,7 @@ fn exercise_accounts() -> Result<()> {
     Ok(())
 }
 
-/// Beside the disk there is another one of its driver, and its partition, by which a second run filters. A third
-/// run has a disk of device mapper.
+/// Three runs filter by a disk, by its partition, and by one of device mapper, beside another disk.
 fn exercise_disk() -> Result<()> {
     // Its minor number, 0, is that of the first disk of any driver.
     let (data, long) = (disks::data()?, Long::new()?);
@@ -445,8 +444,7 @@ fn exercise_returns() -> Result<()> {
         }
     }
     ensure!(expected.get("submit_bio_wait") == Some(&3), "{expected:?}, {stacks}: {output}");
-    // These call the next one in place of a return, and leave no frame: whoever waits for the tag is
-    // inside of all of them.
+    // These call the next one in place of a return, and leave no frame: both wait for the tag.
     let tail_calls = ["submit_bio", "submit_bio_noacct", "__submit_bio"];
     expected.extend(tail_calls.map(|function| (function, 2)));
     ensure_none(&output, &[])?;
@@ -831,8 +829,7 @@ fn lose_segments() -> Result<Lost> {
     static BURST: [u8; 40 * SEGMENT] = [0; 40 * SEGMENT];
     // SAFETY: the thread gives up its network, and no table of files.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
-    // A window must grow, and stay: on a busy machine, cubic ends its slow start early, and 200 ms pass between
-    // two bursts.
+    // A window must grow, and stay: where the machine is busy, cubic ends its slow start early.
     for (what, value) in [("congestion_control", "reno"), ("slow_start_after_idle", "0")] {
         fs::write(format!("/proc/sys/net/ipv4/tcp_{what}"), value)?;
     }

@@ -341,8 +341,7 @@ pub fn stats() -> Result<HashMap<String, Vec<u64>>> {
 /// One exporter, and loads of which the kernel's counters, fio and timers know. Each disk is the successor of
 /// the one before, and has its name: the series of a disk end with it.
 fn exporter_counts_what_the_disks_count() -> Result<()> {
-    // 8.4 ms is just above the limit of a bucket, 8,388,608 ns: none may be below it. No program sees how the
-    // kernel looks for partitions.
+    // Just above the limit of a bucket, 8,388,608 ns. Made before any program sees its partition scan.
     let late = NullBlk::new("late", "irqmode=2 completion_nsec=8400000")?;
     let silent = NullBlk::new("silent", "")?;
     fs::write(silent.queue("iostats"), "0")?;
@@ -492,9 +491,8 @@ fn fdinfo(process: u32) -> Result<Vec<(PathBuf, String)>> {
     files.collect()
 }
 
-/// Clients that send too little, too much, nothing, or nonsense, and many of them: somebody who asks
-/// properly gets an answer. After SIGTERM, nobody is served, and when the process has ended, nothing of it
-/// is left.
+/// Beside many clients that send too little, too much, nothing, or nonsense, one who asks properly
+/// gets an answer. After SIGTERM, nobody is served, and nothing of the process is left.
 fn exporter_survives_hostile_clients() -> Result<()> {
     let before = loaded()?;
     let running = start(&[])?;
@@ -691,8 +689,7 @@ fn missing_canaries(port: u16) -> String {
     format!("storage_canary_reads_total{of} - storage_canary_reads_seen_total{of}")
 }
 
-/// Each exporter finds its reads again: with the delay in the latency of the bio, and without it in that of the
-/// request, which the disk below has.
+/// Each exporter finds its reads again: the delay is in a bio's latency, not in that of its request.
 fn finds_the_canary() -> Result<()> {
     for (port, is_bio) in [(PORT, false), (BIOS_PORT, true)] {
         let of = format!("{{instance=\"127.0.0.1:{port}\"}}");

@@ -1,5 +1,4 @@
-//! What may happen to a run from outside: I/O that hangs, clocks set, more I/O in flight than a map holds, the
-//! end in the middle of a load.
+//! What may happen to a run: I/O that hangs, clocks that are set, full maps, the end during a load.
 
 use crate::prelude::*;
 
@@ -97,9 +96,8 @@ fn accounted(output: &str, what: &str, done: u64, least: u64, others: u64) -> Re
     ensure_none(output, &["in flight"])
 }
 
-/// After the programs have been detached, none of them is running any more: what started has
-/// completed or is in flight, to the last bio, and each has its lines. With one CPU, too, where
-/// membarrier(2) waits for nothing.
+/// After the programs have been detached, none runs any more: what started has completed or is in
+/// flight, to the last bio, and has its lines. With one CPU, too, where membarrier(2) waits for nothing.
 fn sums_are_exact_when_detached_under_load() -> Result<()> {
     let disk = NullBlk::timer("test", 2, "")?;
     let options = "--iodepth=2 --numjobs=4 --time_based --runtime=600 --rate_iops=40";

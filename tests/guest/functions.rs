@@ -95,9 +95,8 @@ fn counts_skips(output: &str) -> bool {
     !output.contains("not counted on this kernel")
 }
 
-/// Reads, writes and a flush, also of device mapper, whose functions are in a module. The disk completes at once,
-/// in the task: no interrupt comes in the middle of a program. Where the kernel counts what it skips then, a
-/// disk with interrupts, too.
+/// Reads, writes and a flush, also of device mapper, whose functions are in a module. The disk completes in the
+/// task: no interrupt comes in the middle of a program. Where the kernel counts what it skips, another one, too.
 fn stage12_counts_every_call() -> Result<()> {
     if takes_too_long()? {
         return not_judged(TOO_LONG);

@@ -172,8 +172,7 @@ fn judges(tests: &[Test], names: &'static [String]) -> Vec<Trial> {
 /// Exists once the guest is prepared.
 const PREPARED: &str = "/run/guest-tests";
 
-/// Leaves the data disk alone: its journal would submit bios of its own. And configfs and the
-/// modules that the tests need.
+/// Modules, configfs; and the data disk is left alone, whose journal would submit bios of its own.
 fn prepare() {
     assert!(Path::new("/run/bpf-vm").exists(), "the guest tests run in the VM only: cargo vm test");
     assert!(rustix::process::geteuid().is_root(), "the guest tests run as root");

@@ -30,8 +30,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// The entries of all arrays and hash maps that all CPUs share, and that no lock guards; global variables
-/// are one of them.
+/// The entries of all arrays (global variables are one) and hash maps that CPUs share without a lock.
 pub struct Arrays(Vec<(String, Vec<u8>, Vec<u8>)>);
 
 impl Maps {
@@ -259,8 +258,7 @@ fn fault(code: &[Instruction], own: &HashSet<u32>, deletes: (u32, i32)) -> Optio
 }
 
 impl Arrays {
-    /// The places of the address of an I/O, in maps that have one of its times, too. What has it as its key is
-    /// of that I/O alone.
+    /// Where the address of an I/O is, but as a key, in maps that have one of its times, too.
     pub fn records(&self, io: u64, times: RangeInclusive<u64>) -> Vec<Place> {
         let mut records = Vec::new();
         for (map, key, value) in self.0.iter().filter(|(_, key, _)| **key != io.to_ne_bytes()) {

@@ -21,9 +21,8 @@ pub struct Did {
     pub parts: u64,
 }
 
-/// A disk of device mapper that notes on this other one, with each write to a new place, where that is: by a
-/// write that flushes what is before it, and is to stay (REQ_PREFLUSH and REQ_FUA, with data), as file systems
-/// write their journals.
+/// A disk of device mapper that notes on this other one where each write to a new place goes: by a
+/// write with REQ_PREFLUSH and REQ_FUA, as file systems write their journals.
 pub fn noting(name: &str, on: &str) -> Result<Mapped> {
     shell("modprobe dm_snapshot")?;
     Mapped::new(name, &format!("0 8 snapshot /dev/{} /dev/{on} P 8", disks::virtio()?))
@@ -40,8 +39,7 @@ pub fn bios() -> Result<Ftrace> {
 }
 
 impl Mixed {
-    /// Bios of the whole disk, a discard and a read that fails among them, and how many of them the block
-    /// layer splits.
+    /// Bios of the whole disk, with a discard and a read that fails; how many the block layer splits.
     pub const OF_DISK: u64 = 27;
     pub const SPLIT: u64 = 5;
     /// Bios of the partition, with a flush and a note; and of a clone there, how many ends.
@@ -180,9 +178,8 @@ pub fn split_out_of_order(disk: &str, ftrace: &Ftrace) -> Result<Did> {
     Ok(Did { submitted, parts })
 }
 
-/// Takes the addresses, in the map `starts`, that a bio of this thread's next read may have, until one has one of
-/// them. It is on the thread's stack, whose start changes by up to 1 KiB. Returns how many are taken, and the
-/// number of reads.
+/// Takes the addresses, in the map `starts`, that this thread's next bio may have (on its stack, whose start
+/// changes by up to 1 KiB), until one has one of them. Returns how many are taken, and the number of reads.
 pub fn take_an_address(disk: &str, ftrace: &Ftrace, maps: &Maps) -> Result<(u64, u64)> {
     let mut direct = Direct::open(disk)?;
     let mut read = || -> Result<u64> {
@@ -243,8 +240,7 @@ fn without_a_line(printed: &[(String, u64)], events: &[Event], submitted: &[Even
     format!("; no line for {}", names.join(", "))
 }
 
-/// Checks that the lines of a function are the calls that ftrace saw: as many of each bio, at about
-/// the same times.
+/// The lines of a function are the calls that ftrace saw: as many of each bio, at about those times.
 pub fn same_calls(
     output: &str,
     function: &str,
@@ -321,9 +317,8 @@ impl Ram {
     }
 
     /// Reads 512 bytes at a time on both CPUs at once: what is not added atomically gets lost. Where they are
-    /// preempted, another thread takes the CPU from each of them, again and again, to read once: bios complete in
-    /// the call that submits them, so it finds each program of the first one half done. Returns the number of
-    /// reads.
+    /// preempted, another thread takes the CPU from each of them, again and again, to read once: as bios complete
+    /// in the call that submits them, it finds any program half done. Returns the number of reads.
     pub fn race(&self, time: Duration, are_preempted: bool) -> Result<u64> {
         let end = Instant::now() + time;
         let reader = |cpu: usize, takes_the_cpu: bool| -> Result<u64> {

@@ -1,14 +1,18 @@
 //! Stages 08 and 09: every read that they print, judged by mincore() before that read. (Where no page is on
 //! its way from the disk, the pages that a read adds are those that mincore() does not see.)
 
-use std::{io::IoSliceMut, num::NonZeroU64, os::unix::fs::FileTypeExt, ptr};
+use std::{
+    hint::black_box,
+    io::{IoSliceMut, Seek, SeekFrom},
+    num::NonZeroU64,
+};
 
 use io_uring::{IoUring, opcode, squeue, types};
+use memmap2::{Mmap, MmapOptions};
 use regex_lite::Regex;
 use rustix::{
-    fs::fadvise,
+    fs::{fadvise, major, minor},
     io::{ReadWriteFlags, preadv2},
-    mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
 use crate::prelude::*;
@@ -29,8 +33,7 @@ pub fn page_size() -> u64 {
 }
 pub const MIB: u64 = 1 << 20;
 
-/// A read, as it was asked for, its pages that were resident and those that were not, and what it
-/// returned.
+/// A read as it was asked for, its pages that were resident and that were not, and what it returned.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub struct Read {
     offset: u64,
@@ -43,36 +46,26 @@ pub struct Read {
 /// A file whose pages in memory can be counted.
 pub struct Watched {
     file: File,
-    map: *mut libc::c_void,
+    map: Mmap,
     pub size: u64,
     /// Of the disk below: how many requests are on their way.
     inflight: File,
     pub path: String,
-    /// The number of the inode whose pages these are. That of a disk is an inode of the kernel's own, whose
-    /// number is the device's.
+    /// The inode of these pages; a disk's is one of the kernel's own, with the device's number.
     inode: u64,
 }
-
-// SAFETY: the mapping is never read or written, only asked about, from any thread.
-unsafe impl Sync for Watched {}
 
 impl Watched {
     /// Opens `path`, which lies on (or is) the disk `disk`, with the cache empty of it.
     pub fn cold(path: &str, disk: &str) -> Result<Watched> {
-        let file = File::open(path).with_context(|| path.to_owned())?;
-        let metadata = file.metadata()?;
-        let (size, inode) = if metadata.file_type().is_block_device() {
-            let sectors = fs::read_to_string(format!("/sys/class/block/{disk}/size"))?;
-            let device = metadata.rdev();
-            let number = rustix::fs::major(device) << 20 | rustix::fs::minor(device);
-            (sectors.trim().parse::<u64>()? * 512, number.into())
-        } else {
-            (metadata.size(), metadata.ino())
+        let mut file = File::open(path).with_context(|| path.to_owned())?;
+        let (size, metadata) = (file.seek(SeekFrom::End(0))?, file.metadata()?);
+        let inode = match metadata.rdev() {
+            0 => metadata.ino(),
+            device => u64::from(major(device) << 20 | minor(device)),
         };
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let map = unsafe {
-            mmap(ptr::null_mut(), size as usize, ProtFlags::READ, MapFlags::SHARED, &file, 0)?
-        };
+        // SAFETY: the bytes are asked about; they are read only of a file that does not change.
+        let map = unsafe { MmapOptions::new().len(size as usize).map(&file)? };
         let inflight = File::open(format!("/sys/class/block/{disk}/inflight"))?;
         let watched = Watched { file, map, size, inflight, path: path.to_owned(), inode };
         watched.chill()?;
@@ -101,11 +94,10 @@ impl Watched {
             return Ok(0);
         }
         let mut pages = vec![0; all as usize];
+        let start = self.map[(first * page_size()) as usize..].as_ptr().cast_mut().cast();
+        let length = (all * page_size()) as usize;
         // SAFETY: the range lies in the mapping, and `pages` has a byte for each of its pages.
-        let answer = unsafe {
-            let start = self.map.byte_add((first * page_size()) as usize);
-            libc::mincore(start, (all * page_size()) as usize, pages.as_mut_ptr())
-        };
+        let answer = unsafe { libc::mincore(start, length, pages.as_mut_ptr()) };
         ensure!(answer == 0, "mincore: {}", std::io::Error::last_os_error());
         Ok(pages.iter().filter(|page| **page & 1 == 1).count() as u64)
     }
@@ -145,23 +137,13 @@ impl Watched {
     /// Faults so many pages of the mapping in, from the first one.
     pub fn touch(&self, pages: u64) {
         for page in 0..pages.min(self.size / page_size()) {
-            // SAFETY: within the mapping; the file is not shortened meanwhile.
-            unsafe {
-                ptr::read_volatile(self.map.byte_add((page * page_size()) as usize) as *const u8)
-            };
+            black_box(self.map[(page * page_size()) as usize]);
         }
     }
 
     /// Reads the whole file and once more at its end, as `cat` does.
     pub fn read_all(&self, bytes: u64) -> Result<Vec<Read>> {
         (0..=self.size / bytes).map(|n| self.read(n * bytes, bytes)).collect()
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping, of which there are no references.
-        unsafe { munmap(self.map, self.size as usize) }.ok();
     }
 }
 
@@ -250,8 +232,7 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     ];
     let device = Watched::cold(&format!("/dev/{disk}"), &disk)?;
     device.advise(Advice::Random, 0, 0)?;
-    // As long as it is open, blocks of four pages, where a kernel has them: a folio of that size lies half inside
-    // the range that is asked for.
+    // While it is open, blocks of four pages, where a kernel has them: folios lie half inside a range.
     shell(&format!("blockdev --setbsz {} /dev/{disk} || true", 4 * page_size()))?;
     let late = NullBlk::timer("test", 2000, "")?;
     let unread = Watched::cold(&format!("/dev/{}", late.name), &late.name)?;
@@ -407,8 +388,7 @@ fn stage08_judges_no_asynchronous_read() -> Result<()> {
     ensure_none(&output, &["dropped", "in flight"])
 }
 
-/// io_uring asks without waiting, and again for what it did not get: a read counts once, by what was
-/// in memory when it began.
+/// io_uring asks again for what it did not get: a read counts once, by what was there at its begin.
 pub fn exercise_io_uring() -> Result<()> {
     // One that takes its time: else a page is there before the kernel looks, and nothing is refused.
     let slow = NullBlk::timer("slow", 5, "memory_backed=1 size=64")?;
@@ -690,8 +670,7 @@ pub fn exercise_inode() -> Result<()> {
     ensure_none(&output, &["dropped", "in flight", "unmatched"])
 }
 
-/// 1 MiB of a file on the data disk, 64 KiB at a time, by a process that waits for the [`Gate`],
-/// and then becomes dd.
+/// 1 MiB of a file on the data disk, 64 KiB at a time, by dd, which first waits for the [`Gate`].
 pub fn reader(name: &str) -> String {
     after_go(&format!("dd if=/mnt/data/{name} of=/dev/null bs=64k count=16 status=none"))
 }

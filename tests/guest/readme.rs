@@ -1,5 +1,4 @@
-//! What a stage's README shows is what the stage prints, and what it names exists. The root README
-//! shows stage 06.
+//! A README shows what its program prints (the root's: stage 06), and names what exists.
 
 use std::env;
 
@@ -148,8 +147,7 @@ fn readmes_show_real_output() -> Result<()> {
     Ok(())
 }
 
-/// The section of a README about bpftrace, where it has one, is short, and its command, run as it stands there,
-/// counts what the README shows.
+/// The section about bpftrace, where there is one, is short; its command, run, counts what is shown.
 fn bpftrace(readme: &str) -> Result<()> {
     let title = "## The same with bpftrace";
     let Some((_, rest)) = readme.split_once(&format!("\n{title}\n\n")) else { return Ok(()) };
@@ -242,8 +240,7 @@ fn captured_alone(package: &str, disk: &str) -> Result<String> {
     }
 }
 
-/// The first output that a README shows: of a stage in "The answer", of a tool below "What you see", of the root's
-/// below "Start".
+/// The first output that a README shows: in "The answer" (stages), "What you see" (tools), "Start".
 pub fn block(readme: &str) -> Result<&str> {
     let titles = ["\n## The answer", "\n## What you see", "\n## Start"];
     let section = titles.iter().find_map(|title| Some(readme.split_once(title)?.1));

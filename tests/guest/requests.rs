@@ -55,8 +55,7 @@ fn figure(output: &str, name: &str) -> Result<u64> {
     Ok(figure.parse()?)
 }
 
-/// A request, by ftrace: where it is, how long it took, ns, from its first issue to its last end, and how many parts
-/// of it ended before.
+/// A request, by ftrace: its ns from the first issue to the last end, and how many parts ended before.
 struct Request {
     disk: String,
     sector: u64,

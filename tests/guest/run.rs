@@ -12,7 +12,6 @@ use std::{
 
 use host::judging::Judging;
 use rustix::{
-    fs::{CWD, FileType, Mode, mknodat},
     process::kill_process,
     thread::{CpuSet, sched_setaffinity},
     time::{ClockId, clock_gettime},
@@ -62,14 +61,12 @@ pub fn is_judged(program: &str) -> bool {
     subject().is_none_or(|(subject, _)| subject == program)
 }
 
-/// Whether this program is the one that is judged, be it an attempt or a wrong program; all are, where there is
-/// none.
+/// Whether this program is judged: all are, but where there is an attempt or a wrong program.
 pub fn is_subject(program: &str) -> bool {
     judging().subject.as_ref().is_none_or(|subject| subject.name == program)
 }
 
-/// How much of a load to run: all of it, or a third where `cargo lesson` judges an attempt, and a
-/// learner waits.
+/// How much of a load to run: a third where `cargo lesson` judges an attempt, and a learner waits.
 pub fn load(all: u64) -> u64 {
     if subject().is_some() { all.div_ceil(3) } else { all }
 }
@@ -82,16 +79,14 @@ pub fn cases<T>(all: impl IntoIterator<Item = T>, few: usize) -> Vec<T> {
     all
 }
 
-/// Tells a learner what an attempt was compared with, and its own figure. `cargo lesson` shows it
-/// beside the verdict.
+/// What an attempt was compared with, and its figure: `cargo lesson` shows it beside the verdict.
 pub fn compared(figures: &str) {
     if subject().is_some() {
         println!("compared: {figures}");
     }
 }
 
-/// Fails where an attempt's figures are not right, with its output; else tells a learner what they were compared
-/// with.
+/// Fails where an attempt's figures are wrong, with its output; else says what they were compared with.
 pub fn judge(is_right: bool, figures: &str, output: &str) -> Result<()> {
     // On a line of its own: `cargo lesson` looks for known mistakes by the figures.
     ensure!(is_right, "{figures}:\n{output}");
@@ -455,11 +450,9 @@ impl Gate {
     pub const WAIT: &str = "read -r go </run/gate";
 
     pub fn new() -> Result<Gate> {
-        let path = "/run/gate";
-        fs::remove_file(path).ok();
-        mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).context(path)?;
+        shell("rm -f /run/gate; mkfifo /run/gate")?;
         // Open for both, a fifo waits for nobody.
-        Ok(Gate(fs::File::options().read(true).write(true).open(path).context(path)?))
+        Ok(Gate(File::options().read(true).write(true).open("/run/gate").context("/run/gate")?))
     }
 
     /// Lets the one process that waits, or will, continue. The gate must live until it has.
@@ -584,8 +577,7 @@ pub fn preempts() -> Result<bool> {
     Ok(release.starts_with("7.") || release.contains("-rt") || lazily)
 }
 
-/// Whether a program was skipped on a kernel where that may be, and the stage says so: what it has
-/// not seen, it has not counted.
+/// Whether a program was skipped, where that may be, and says so: what it has not seen is not counted.
 pub fn skipped_some(output: &str) -> Result<bool> {
     let skipped = if preempts()? { count(output, "skipped")? } else { 0 };
     if skipped > 0 {
@@ -649,8 +641,7 @@ pub fn stage(name: &str, arguments: &[&str]) -> Result<Ended> {
 /// Whether [`shell`] prints its commands: `cargo truth --reproduce` shows them.
 pub static SHOWN: AtomicBool = AtomicBool::new(false);
 
-/// Runs a command of the shell, sh, which starts in half of bash's time; fails where it fails, with
-/// what it said.
+/// Runs a command of sh, which starts in half of bash's time; fails where it fails, with what it said.
 pub fn shell(command: &str) -> Result<String> {
     if SHOWN.load(Relaxed) {
         println!("$ {command}");

@@ -54,8 +54,7 @@ pub fn objects(output: &str, kind: &str) -> Result<Vec<Value>> {
     Ok(lines.into_iter().filter(|line| line["kind"] == kind).collect())
 }
 
-/// What `slow_io --json --min 0` prints while a load runs, and of it a line for each bio, whose parts are its
-/// latency.
+/// What `slow_io --json --min 0` prints beside a load; and its lines, one a bio, whose parts are its latency.
 pub fn traced<T>(
     options: &[&str],
     load: impl FnOnce() -> Result<T>,
@@ -606,8 +605,7 @@ fn slow_io_knows_whose_cgroup_and_when() -> Result<()> {
     Ok(())
 }
 
-/// One slow read of device mapper, and quick ones before it, of which the flight recorder shows those of
-/// the same disk.
+/// Before one slow read, quick ones, of which the flight recorder shows those of the same disk.
 fn slow_io_records_what_came_before() -> Result<()> {
     let null = NullBlk::new("test", "")?;
     let table = format!("0 8000 linear /dev/{0} 0;8000 8000 delay /dev/{0} 8000 300", null.name);

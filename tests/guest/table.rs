@@ -62,8 +62,7 @@ pub struct Printed {
 }
 
 impl Beside {
-    /// Starts each tool so many times, and returns when all are ready. Those of others need a plan, which says
-    /// where their roots are.
+    /// Starts each tool so many times, until all are ready. The plan says where the roots of others are.
     pub fn start(tools: &[Tool], copies: usize, plan: Option<&Plan>) -> Result<Beside> {
         let pid = std::process::id().to_string();
         let start = |tool: &Tool| {

@@ -151,8 +151,7 @@ impl Did {
 /// one that was submitted; and what the load returns.
 fn counted<T>(disks: &[impl AsRef<str>], load: impl FnOnce() -> Result<T>) -> Result<(Did, T)> {
     let disks: Vec<&str> = disks.iter().map(AsRef::as_ref).collect();
-    // Where an emulated disk loses a command, the driver aborts it after 30 s, and resets the disk, by
-    // commands of its own.
+    // Where an emulated disk loses a command, the driver aborts it by commands of its own, after 30 s.
     let own = disks.iter().any(|disk| disk.starts_with("nvme"));
     let own = own.then(|| Ftrace::new(&[Hook::Tracepoint("nvme/nvme_setup_cmd", "qid == 0")]));
     let (own, before) = (own.transpose()?, now(&disks)?);
@@ -258,8 +257,7 @@ fn slow_sector() -> Result<Ready> {
     })
 }
 
-/// Reads that the block layer splits: each part is a request, and ends as a bio of its own, the last one as
-/// the whole.
+/// Reads that the block layer splits: each part is a request, and ends as a bio, the last as the whole.
 fn splitting(disks: Vec<String>, options: &str, reads: u64) -> Result<Ready> {
     let options = options.to_owned();
     ready(move || {
@@ -487,8 +485,7 @@ fn flush() -> Result<Ready> {
     })
 }
 
-/// A flush of a disk without a write cache ends before it reaches a queue: such a bio passes bio_endio(),
-/// and no tracepoint.
+/// A flush of a disk without a cache reaches no queue: its bio passes bio_endio(), and no tracepoint.
 fn unqueued_flush() -> Result<Ready> {
     let disk = NullBlk::new("uncached", "")?;
     let cache = fs::read_to_string(disk.queue("write_cache"))?;
@@ -583,8 +580,7 @@ fn one_tag() -> Result<Ready> {
     })
 }
 
-/// A disk that is idle most of the time. The kernel samples whether it is busy, in ticks of up to 4 ms: of so
-/// many reads, a fifth less is right.
+/// A disk that is mostly idle. The kernel samples that, in ticks of up to 4 ms: a fifth less is right.
 fn paced() -> Result<Ready> {
     const TIMER: u64 = 2_000_000;
     let disk = NullBlk::timer("paced", 2, "")?;
@@ -783,8 +779,7 @@ fn exits() -> Result<Ready> {
     })
 }
 
-/// Writes that have to be on the disk, which cannot write past its cache: the block layer flushes after each of
-/// them. The request completes twice.
+/// The block layer flushes after each write that has to be on the disk: the request completes twice.
 fn after_flushes() -> Result<Ready> {
     let load = "--rw=write --ioengine=psync --sync=dsync --number_ios=50 --size=16M";
     by_fio(disks::virtio()?, load, |did, _| {
