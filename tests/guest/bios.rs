@@ -23,13 +23,14 @@ fn stage01_has_a_line_for_every_bio() -> Result<()> {
     let mixed = Mixed::new("test")?;
     let start = now();
     let running = Running::stage("stage01", &[])?;
-    let did = mixed.run()?;
+    let did = mixed.run(&mixed::bios()?)?;
     let clocks = shell("cat /sys/kernel/tracing/instances/*/trace_clock")?;
     let output = running.interrupt()?;
     let end = now();
     ensure!(!clocks.contains("[local]"), "not the clock of bpf_ktime_get_ns(): {clocks}");
     same_calls(&output, "submit_bio(", &did.submitted, &did.submitted)?;
-    let strange = times(&output)?.into_iter().find(|time| !(start..=end).contains(time));
+    let mut calls = calls(&output, "submit_bio(")?.into_iter();
+    let strange = calls.find(|(_, time)| !(start..=end).contains(time));
     ensure!(strange.is_none(), "{strange:?} is not from {start} to {end}: {output}");
     let bios = did.submitted.len();
     compared(&format!("ftrace saw {bios} bios, and their addresses; so did you"));
@@ -91,8 +92,8 @@ fn stage02_sees_every_completion() -> Result<()> {
     let load = || fio_direct(&disk, "--iodepth=16 --size=128M --numjobs=16 --number_ios=100");
     let (_, output) = beside("stage02", &[], load)?;
     let reads = disks::bios(&disk)? - before;
-    let ended = output.lines().filter(|line| line.contains("printk: bio_endio (bio=0x")).count();
-    let (submitted, ended) = (submitted(&output), ended as u64);
+    let lines = |function| calls(&output, function).map(|calls| calls.len() as u64);
+    let (submitted, ended) = (lines("submit_bio(")?, lines("bio_endio (")?);
     ensure!(output.contains(" trace lines, 0 lost"), "lines were lost: {}", summary(&output));
     ensure!(reads >= 1600 && submitted >= reads, "{reads} reads, {submitted} lines");
     ensure!(ended == submitted, "{submitted} bios were submitted, {ended} completed");

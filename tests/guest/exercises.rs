@@ -142,7 +142,7 @@ fn exercise_accounts() -> Result<()> {
         ensure!(same.is_none(), "{}{ONE_PLACE}", same.map(Place::to_string).unwrap_or_default());
         places.extend(record);
     }
-    let did = mixed.run_under(&ftrace)?;
+    let did = mixed.run(&ftrace)?;
     let split_up = split_out_of_order(&virtio, &ftrace)?;
     long_write.end_well()?;
     ftrace.events()?;
@@ -182,7 +182,7 @@ fn exercise_accounts() -> Result<()> {
     };
     let least = Long::NS;
     ensure!(longest >= least, "one bio took {least} ns, your longest {longest} ns: {output}");
-    let info = mixed::bio_info(&long.disk()?, Long::SECTOR)?;
+    let info = mixed::bio_info(&long.mapped.disk()?, Long::SECTOR)?;
     let is_there = output.lines().any(|line| line == info);
     ensure!(is_there || ["stage03", "stage04"].contains(&&*subject), "no line {info:?}: {output}");
     let parts = did.parts + split_up.parts;
@@ -201,13 +201,13 @@ fn exercise_disk() -> Result<()> {
     // Its minor number, 0, is that of the first disk of any driver.
     let (data, long) = (disks::data()?, Long::new()?);
     let (this, other) = (Mixed::new("test")?, Mixed::new("other")?);
-    let (disk, partition, upper) = (&this.disk.name, &this.partition, &long.disk()?);
+    let (disk, partition, upper) = (&this.disk.name, &this.partition, &long.mapped.disk()?);
     let maps = Maps::new();
     let running = [disk, partition, upper].map(|disk| (EXERCISE, vec![disk.as_str()]));
     let running = Running::stages(running)?;
     let long_write = long.write()?;
-    let did = this.run()?;
-    other.run()?;
+    let did = this.run(&mixed::bios()?)?;
+    other.run(&mixed::bios()?)?;
     disks::read(&data, 30)?;
     long_write.end_well()?;
     maps.ensure_atomic()?;
@@ -280,7 +280,7 @@ fn exercise_histogram() -> Result<()> {
     let maps = Maps::new();
     let running = Running::stage(EXERCISE, &[])?;
     let long_write = long.write()?;
-    let did = one.run()?;
+    let did = one.run(&mixed::bios()?)?;
     disks::read(&slow.name, 20)?;
     long_write.end_well()?;
     fill(&maps.named("starts")?[0], 0)?;
@@ -306,7 +306,7 @@ fn exercise_histogram() -> Result<()> {
     }
     let right = disks[&slow.name].get(&(1 << 26)).copied().unwrap_or_default();
     ensure!(right >= 15, "20 reads took 100 ms each, {right} are in the slot of that: {output}");
-    let upper = &long.disk()?;
+    let upper = &long.mapped.disk()?;
     let right = disks.get(upper).and_then(|slots| slots.get(&(1 << 32))).copied();
     ensure!(right == Some(1), "{right:?} bios of {upper} in the slot of {} ns: {output}", Long::NS);
     let unmatched = ": parts, the one that found the map full, and clones of device mapper";

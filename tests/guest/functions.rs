@@ -61,18 +61,10 @@ fn beside_ftrace(load: impl FnOnce() -> Result<()>) -> Result<String> {
     ensure!(missed == skipped, "{missed} calls are missing: {output}");
     let (calls, functions) = (theirs.values().sum::<u64>(), theirs.len());
     println!("{calls} calls of {functions} functions, {skipped} skipped");
-    closes_with(&output, [hooked.len(), left_out.len()], &ours)?;
     ensure!(functions >= 10, "only {functions} functions were called: {output}");
-    Ok(output)
-}
-
-/// The lines below the table are sums of its rows and of what `--list` shows.
-fn closes_with(
-    output: &str,
-    [hooked, left_out]: [usize; 2],
-    table: &BTreeMap<String, u64>,
-) -> Result<()> {
-    let (called, calls) = (table.len(), table.values().sum::<u64>());
+    // The lines below the table are sums of its rows and of what `--list` shows.
+    let (hooked, left_out) = (hooked.len(), left_out.len());
+    let (called, calls) = (ours.len(), ours.values().sum::<u64>());
     for expected in [
         format!(" {calls} calls of {called} functions; {} were not called\n", hooked - called),
         format!(" {hooked} functions hooked that take a struct "),
@@ -80,14 +72,17 @@ fn closes_with(
     ] {
         ensure!(output.contains(&expected), "no {expected:?}: {output}");
     }
-    Ok(())
+    Ok(output)
 }
 
-const TOO_LONG: &str = "without fprobe, a real-time kernel takes a minute to remove the probes";
-
-/// A real-time kernel waits for an ordinary grace period for each probe.
-fn takes_too_long() -> Result<bool> {
-    Ok(release()?.contains("-rt") && !has_fprobe()?)
+/// Ends a test on a real-time kernel without fprobe, which waits for an ordinary grace period for each probe.
+fn ends_in_time() -> Result<()> {
+    match release()?.contains("-rt") && !has_fprobe()? {
+        true => {
+            not_judged("without fprobe, a real-time kernel takes a minute to remove the probes")
+        }
+        false => Ok(()),
+    }
 }
 
 /// Whether the kernel counts how often it skips the program: from 6.7 on, or with kprobe.multi.
@@ -98,9 +93,7 @@ fn counts_skips(output: &str) -> bool {
 /// Reads, writes and a flush, also of device mapper, whose functions are in a module. The disk completes in the
 /// task: no interrupt comes in the middle of a program. Where the kernel counts what it skips, another one, too.
 fn stage12_counts_every_call() -> Result<()> {
-    if takes_too_long()? {
-        return not_judged(TOO_LONG);
-    }
+    ends_in_time()?;
     let direct = NullBlk::new("direct", "irqmode=0 submit_queues=2")?;
     let linear = Mapped::new("linear", &format!("0 65536 linear /dev/{} 0", direct.name))?;
     let threads = |disk: &str| {
@@ -120,9 +113,7 @@ fn stage12_counts_every_call() -> Result<()> {
 
 /// `--type`: functions of another struct. Where the kernel hides its addresses, they are counted all the same.
 fn stage12_asks_for_another_struct() -> Result<()> {
-    if takes_too_long()? {
-        return not_judged(TOO_LONG);
-    }
+    ends_in_time()?;
     let _hidden = Setting::new("/proc/sys/kernel/kptr_restrict", "2")?;
     let load = || shell("echo one | dd bs=1 of=/dev/null status=none");
     let called = table(&beside("stage12", &["--type", "kiocb"], load)?.1)?;

@@ -61,12 +61,8 @@ impl Mixed {
     /// Reads of the disk on one CPU, and writes to the partition on the other one; a read that fails, a
     /// discard, and one of another disk by a thread that is not its process's first; reads that the block
     /// layer splits in three; with nothing beside it, a write that is to stay (REQ_FUA), and a flush; a note.
-    pub fn run(&self) -> Result<Did> {
-        self.run_under(&bios()?)
-    }
-
-    /// The same, with a tracer of [`bios`] that other loads use, too.
-    pub fn run_under(&self, ftrace: &Ftrace) -> Result<Did> {
+    /// Under a tracer of [`bios`].
+    pub fn run(&self, ftrace: &Ftrace) -> Result<Did> {
         let before = disks::bios(&self.disk.name)?;
         let (disk, partition) = (&self.disk.name, &self.partition);
         shell(&format!(
@@ -100,7 +96,7 @@ impl Mixed {
 
 /// A disk of 3 TiB, of device mapper, that takes more than 2^32 ns for each bio.
 pub struct Long {
-    mapped: Mapped,
+    pub mapped: Mapped,
     _below: NullBlk,
 }
 
@@ -116,14 +112,9 @@ impl Long {
         Ok(Long { mapped: Mapped::new("long", &table)?, _below: below })
     }
 
-    /// `dm-0`.
-    pub fn disk(&self) -> Result<String> {
-        self.mapped.disk()
-    }
-
     /// Writes once, to stay (REQ_FUA), beside what comes next.
     pub fn write(&self) -> Result<Running> {
-        let disk = self.disk()?;
+        let disk = self.mapped.disk()?;
         let fio = Running::bash(&format!(
             "exec fio --name=t --filename=/dev/{disk} --ioengine=libaio --direct=1 --sync=dsync --thread \
              --rw=write --bs=4k --number_ios=1 --size=1M --offset={} --output-format=terse",

@@ -105,7 +105,7 @@ fn stage07_has_the_time_of_the_disk() -> Result<()> {
     let driver = "/sys/bus/pseudo/drivers/scsi_debug";
     shell(&format!("echo {COMMAND} >{driver}/ndelay; echo 3 >{driver}/every_nth; modprobe loop"))?;
     let long = Long::new()?;
-    let loop_path = shell(&format!("losetup --show --find /dev/{}", long.disk()?))?;
+    let loop_path = shell(&format!("losetup --show --find /dev/{}", long.mapped.disk()?))?;
     let loop_path = loop_path.trim();
     // It goes when nobody has it open any more.
     let _open = fs::File::open(loop_path)?;

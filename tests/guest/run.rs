@@ -709,11 +709,6 @@ pub fn count(output: &str, what: &str) -> Result<u64> {
     number.parse().with_context(|| line.to_owned())
 }
 
-/// How many lines are about a bio that was submitted.
-pub fn submitted(output: &str) -> u64 {
-    output.lines().filter(|line| line.contains("printk: submit_bio(bio=0x")).count() as u64
-}
-
 /// The durations of all event lines, in ns.
 pub fn durations(output: &str) -> Result<Vec<u64>> {
     let lines = output.lines().filter(|line| line.contains("time duration: "));
@@ -724,12 +719,6 @@ pub fn durations(output: &str) -> Result<Vec<u64>> {
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-/// The times of all event lines, in ns.
-pub fn times(output: &str) -> Result<Vec<u64>> {
-    let times = output.lines().filter_map(|line| line.split_once(" called: "));
-    times.map(|(line, time)| time.parse().with_context(|| line.to_owned())).collect()
 }
 
 /// The block of the slowest I/O.
