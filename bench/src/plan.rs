@@ -1,5 +1,7 @@
 //! What `cargo vm bench` asks of the program that measures, and what that answers.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +16,51 @@ pub enum Load {
     Cached4k,
     /// The same, 1 MiB at a time.
     Cached1m,
+    /// As [`Load::Direct`], from 4 disks in turn.
+    Disks4,
+    /// From 16.
+    Disks16,
+    /// By 16 threads at once, of a disk that takes [`Load::DELAY_NS`].
+    Threads16,
+    /// By 64.
+    Threads64,
 }
+
+impl Load {
+    /// How the cost grows.
+    pub const GROWTH: [Load; 5] =
+        [Load::Direct, Load::Disks4, Load::Disks16, Load::Threads16, Load::Threads64];
+    /// What the disk of several threads takes: less than 16 reads take the CPU, which is never idle.
+    pub const DELAY_NS: u32 = 20_000;
+
+    /// How many disks are read.
+    pub fn disks(self) -> usize {
+        match self {
+            Load::Disks4 => 4,
+            Load::Disks16 => 16,
+            _ => 1,
+        }
+    }
+
+    /// By how many threads.
+    pub fn threads(self) -> u32 {
+        match self {
+            Load::Threads16 => 16,
+            Load::Threads64 => 64,
+            _ => 1,
+        }
+    }
+}
+
+/// The rows of which is measured how the cost grows.
+pub const GROWTH: [&str; 6] = [
+    "exporter",
+    "exporter bios",
+    "slow_io min 10s",
+    "stage04",
+    "biolatency of libbpf-tools",
+    "biolatency.bt of bpftrace",
+];
 
 /// The loads of a tracer of the page cache.
 pub const CACHED: &[Load] = &[Load::Cached4k, Load::Cached1m];
@@ -41,33 +87,84 @@ pub struct Row {
     pub argv: Vec<String>,
     /// What reads.
     pub loads: Vec<Load>,
+    /// Whether it prints a line for each read.
+    pub lines: bool,
     /// At most so many reads a run.
     pub most: Option<u32>,
 }
 
-/// A tracer of `peers.toml`.
+/// What several tracers answer: ours, and others.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Peer {
-    name: String,
-    package: String,
-    argv: Vec<String>,
+pub struct Question {
+    /// Names it: `The slowest bio`.
+    pub name: String,
+    /// The row of ours.
+    pub ours: String,
+    /// Why ours is not the cheapest, where another one is.
+    pub why: Option<String>,
+    /// Whether the reads come from the page cache.
     #[serde(default)]
     cached: bool,
+    /// Whether each read is a line.
+    #[serde(default)]
+    lines: bool,
+    /// Those of others.
+    pub peer: Vec<Peer>,
 }
 
-/// Other tracers that do what a stage does.
-pub fn peers() -> Result<Vec<Row>> {
+/// A tracer that is not ours.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// The row's name.
+    pub name: String,
+    package: String,
+    argv: Vec<String>,
+}
+
+/// The questions, in the order of the report.
+pub fn questions() -> Result<Vec<Question>> {
     #[derive(Deserialize)]
-    struct Peers {
-        peer: Vec<Peer>,
+    struct Questions {
+        question: Vec<Question>,
     }
-    let peers: Peers = toml::from_str(include_str!("../peers.toml")).context("peers.toml")?;
-    let row = |Peer { name, package, argv, cached }| {
-        let loads = if cached { CACHED } else { DIRECT }.to_vec();
-        Row { name, package: Some(package), argv, loads, most: None }
-    };
-    Ok(peers.peer.into_iter().map(row).collect())
+    let all: Questions =
+        toml::from_str(include_str!("../questions.toml")).context("questions.toml")?;
+    Ok(all.question)
+}
+
+impl Question {
+    /// What reads while they answer.
+    pub fn load(&self) -> Load {
+        if self.cached { Load::Cached4k } else { Load::Direct }
+    }
+
+    /// The others' rows.
+    pub fn peers(&self) -> impl Iterator<Item = Row> {
+        self.peer.iter().map(|peer| Row {
+            name: peer.name.clone(),
+            package: Some(peer.package.clone()),
+            argv: peer.argv.clone(),
+            loads: vec![self.load()],
+            lines: self.lines,
+            most: None,
+        })
+    }
+
+    /// The names of the rows: ours first.
+    pub fn rows(&self) -> impl Iterator<Item = &str> {
+        let peers = self.peer.iter().map(|peer| peer.name.as_str());
+        std::iter::once(self.ours.as_str()).chain(peers)
+    }
+
+    /// What our row has to be measured with, too.
+    pub fn ask(&self, row: &mut Row) {
+        if !row.loads.contains(&self.load()) {
+            row.loads.push(self.load());
+        }
+        row.lines |= self.lines;
+    }
 }
 
 /// What to measure.
@@ -83,6 +180,10 @@ pub struct Plan {
     pub warm: bool,
     /// Whether fio does the direct reads.
     pub fio: bool,
+    /// The root file system of the tracers that are not ours; none: that of the machine.
+    pub root: Option<PathBuf>,
+    /// The kernel's headers, for those that compile C.
+    pub headers: Option<PathBuf>,
 }
 
 /// A run, in ns for each I/O; where the clock counts instructions, that is instructions.

@@ -1,15 +1,23 @@
 //! Figures, tables, the chart, and the figures that READMEs and the pages of docs/ quote.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 
-use crate::plan::{Load, Measured, Outcome, Run};
+use crate::plan::{GROWTH, Load, Measured, Outcome, Question, Run, questions};
 
 /// The results, for people, relative to the workspace's root.
 pub const RESULTS: &str = "bench/RESULTS.md";
+/// A picture of them.
+pub const CHART: &str = "bench/added.svg";
+/// The same for the next run, which measures another kernel or other rows.
+const STORE: &str = "bench/results.json";
+/// Instructions a second of a CPU: 3 GHz, and one in each cycle.
+const SPEED: f64 = 3e9;
 /// RESULTS.md: the tables stand between these lines, other text around them.
 const MARKS: (&str, &str) =
     ("<!-- written by: cargo vm bench -->\n", "<!-- end of what it wrote -->");
@@ -96,6 +104,12 @@ impl<'a> Results<'a> {
         Some(thread(self.measured(name, load)?, self.native) - base)
     }
 
+    /// The same with the tracer's own process.
+    fn whole(&self, name: &str, load: Load) -> Option<f64> {
+        let base = elapsed(self.measured("nothing", load)?);
+        Some(elapsed(self.measured(name, load)?) - base)
+    }
+
     /// Whether the runs agree so far that their figure can be a budget.
     pub fn repeats(&self, name: &str, load: Load) -> bool {
         self.measured(name, load)
@@ -109,11 +123,12 @@ impl<'a> Results<'a> {
     /// The tables, as Markdown.
     pub fn tables(&self) -> String {
         let mut text = String::new();
-        self.write_tables(&mut text).unwrap_or_default(); // a String takes everything
+        self.write_tables(&mut text, &[]).unwrap_or_default(); // a String takes everything
         text
     }
 
-    fn write_tables(&self, text: &mut String) -> std::fmt::Result {
+    /// `others`: what was measured on other kernels.
+    fn write_tables(&self, text: &mut String, others: &[(&str, Results)]) -> std::fmt::Result {
         let unit = if self.native { "ns (median; spread of the runs)" } else { "instructions" };
         let cell = |name: &str, load| match (self.added(name, load), self.measured(name, load)) {
             (Some(added), Some(measured)) if self.native => {
@@ -123,20 +138,23 @@ impl<'a> Results<'a> {
             _ => "–".into(),
         };
         if let Some(base) = self.base(Load::Direct) {
-            writeln!(text, "A direct read of 4 KiB alone: {} {unit}.\n", grouped(base))?;
-            writeln!(text, "| direct 4 KiB reads | added | with its process |\n|---|---:|---:|")?;
-            let alone = self.measured("nothing", Load::Direct).map_or(0.0, elapsed);
+            write!(text, "A direct read of 4 KiB alone: {} {unit}", grouped(base))?;
+            for (kernel, other) in others {
+                let base = other.base(Load::Direct).map_or("–".into(), grouped);
+                write!(text, ", on {kernel} {base}")?;
+            }
+            let columns: String = others.iter().map(|(kernel, _)| format!(" {kernel} |")).collect();
+            let lines = "---:|".repeat(others.len());
+            writeln!(text, ".\n\n| direct 4 KiB reads | added | with its process |{columns}")?;
+            writeln!(text, "|---|---:|---:|{lines}")?;
             for row in &self.outcomes[1..] {
-                let Some(measured) = row.measured.iter().find(|m| m.load == Load::Direct) else {
-                    continue;
-                };
-                let added = cell(&row.name, Load::Direct);
-                writeln!(
-                    text,
-                    "| {} | {added} | {} |",
-                    row.name,
-                    grouped(elapsed(measured) - alone)
-                )?;
+                let Some(whole) = self.whole(&row.name, Load::Direct) else { continue };
+                let (added, whole) = (cell(&row.name, Load::Direct), grouped(whole));
+                write!(text, "| {} | {added} | {whole} |", row.name)?;
+                for (_, other) in others {
+                    write!(text, " {} |", shown(other.added(&row.name, Load::Direct)))?;
+                }
+                writeln!(text)?;
             }
         }
         if let (Some(small), Some(large)) = (self.base(Load::Cached4k), self.base(Load::Cached1m)) {
@@ -188,6 +206,10 @@ impl<'a> Results<'a> {
                         Load::Direct => "direct reads",
                         Load::Cached4k => "cached reads of 4 KiB",
                         Load::Cached1m => "cached reads of 1 MiB",
+                        Load::Disks4 => "4 disks",
+                        Load::Disks16 => "16 disks",
+                        Load::Threads16 => "16 threads",
+                        Load::Threads64 => "64 threads",
                     };
                     notes.push(format!(
                         "- {}: the runs of {load} differ by {:.1} %",
@@ -203,43 +225,183 @@ impl<'a> Results<'a> {
         Ok(())
     }
 
-    /// A bar for what each row adds to a direct read.
-    pub fn chart(&self) -> String {
-        let added =
-            |row: &'a Outcome| Some((row.name.as_str(), self.added(&row.name, Load::Direct)?));
-        let bars: Vec<(&str, f64)> = self.outcomes[1..].iter().filter_map(added).collect();
-        let most = bars.iter().map(|(_, added)| *added).fold(1.0, f64::max);
+    /// A bar for what each tracer adds to a read, question by question.
+    fn chart(&self, kernel: &str, questions: &[Question]) -> String {
+        let mut bars = Vec::new();
+        for question in questions {
+            bars.push((question.name.as_str(), None));
+            bars.extend(
+                question
+                    .rows()
+                    .filter_map(|name| Some((name, Some(self.whole(name, question.load())?)))),
+            );
+        }
+        let most = bars.iter().filter_map(|(_, added)| *added).fold(1.0, f64::max);
         let height = 24 * bars.len() + 44;
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"860\" height=\"{height}\" font-family=\"sans-serif\" \
              font-size=\"13\">\n<rect width=\"860\" height=\"{height}\" fill=\"#fff\"/>\n\
-             <text x=\"10\" y=\"22\" font-weight=\"bold\">Instructions added to a direct read of 4 KiB</text>\n"
+             <text x=\"10\" y=\"22\" font-weight=\"bold\">Instructions added to a read of 4 KiB on {kernel}, \
+             question by question</text>\n"
         );
         for (n, (name, added)) in bars.iter().enumerate() {
-            let (y, width) = (24 * n + 36, (added.max(0.0) / most * 440.0).round());
-            let color = if name.starts_with("stage") { "#2b6cb0" } else { "#a0aec0" };
-            let row = format!(
-                "<text x=\"290\" y=\"{0}\" text-anchor=\"end\">{name}</text>\
+            let (y, text) = (24 * n + 36, 24 * n + 50);
+            let Some(added) = added else {
+                svg += &format!("<text x=\"10\" y=\"{text}\" font-weight=\"bold\">{name}</text>\n");
+                continue;
+            };
+            let width = (added.max(0.0) / most * 440.0).round();
+            let ours = questions.iter().any(|question| question.ours == *name);
+            let color = if ours { "#2b6cb0" } else { "#a0aec0" };
+            svg += &format!(
+                "<text x=\"290\" y=\"{text}\" text-anchor=\"end\">{name}</text>\
                  <rect x=\"300\" y=\"{y}\" width=\"{width}\" height=\"18\" fill=\"{color}\"/>\
-                 <text x=\"{1}\" y=\"{0}\">{2}</text>\n",
-                y + 14,
+                 <text x=\"{}\" y=\"{text}\">{}</text>\n",
                 width + 306.0,
                 grouped(*added)
             );
-            svg += &row;
         }
         svg + "</svg>\n"
     }
 }
 
-/// Replaces the tables in RESULTS.md; the text around them stays.
-pub fn write(file: &Path, tables: &str) -> Result<()> {
-    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    let (before, rest) =
-        text.split_once(MARKS.0).context("RESULTS.md has no place for the tables")?;
-    let (_, after) = rest.split_once(MARKS.1).context("RESULTS.md has no end of the tables")?;
-    fs::write(file, [before, MARKS.0, "\n", tables, "\n", MARKS.1, after].concat())?;
-    Ok(())
+fn shown(figure: Option<f64>) -> String {
+    figure.map_or("–".into(), grouped)
+}
+
+/// What was measured on a kernel.
+#[derive(Serialize, Deserialize)]
+pub struct Measurement {
+    /// The kernel's release.
+    pub release: String,
+    /// Reads in a run.
+    pub ios: u32,
+    /// The packages of the tracers that are not ours, and their versions.
+    pub versions: BTreeMap<String, String>,
+    /// The rows.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// What was measured on all kernels, by kernel line.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Store(BTreeMap<String, Measurement>);
+
+impl Store {
+    /// As the last run has left it.
+    pub fn read(root: &Path) -> Result<Store> {
+        let text = fs::read_to_string(root.join(STORE)).context(STORE)?;
+        serde_json::from_str(&text).context(STORE)
+    }
+
+    /// Takes what a run has measured; `all`: rows that it has not measured are gone.
+    pub fn add(&mut self, kernel: &str, mut new: Measurement, all: bool) {
+        let Some(old) = self.0.remove(kernel) else {
+            self.0.insert(kernel.to_owned(), new);
+            return;
+        };
+        let mut left = Vec::new();
+        for row in old.outcomes {
+            match new.outcomes.iter_mut().find(|outcome| outcome.name == row.name) {
+                Some(outcome) => {
+                    let is_new = |m: &Measured| outcome.measured.iter().any(|n| n.load == m.load);
+                    let (_, kept): (Vec<_>, Vec<_>) = row.measured.into_iter().partition(is_new);
+                    outcome.measured.extend(kept);
+                    outcome.started = outcome.started.take().or(row.started);
+                }
+                None if all => {}
+                None => left.push(row),
+            }
+        }
+        new.outcomes.extend(left);
+        new.versions = old.versions.into_iter().chain(new.versions).collect();
+        self.0.insert(kernel.to_owned(), new);
+    }
+
+    /// Writes it, the report and the picture. `default`: the kernel whose programs have budgets.
+    pub fn write(&self, root: &Path, default: &str) -> Result<()> {
+        let file = root.join(RESULTS);
+        let text = fs::read_to_string(&file).context(RESULTS)?;
+        let (before, rest) =
+            text.split_once(MARKS.0).context("RESULTS.md has no place for the tables")?;
+        let (_, after) = rest.split_once(MARKS.1).context("RESULTS.md has no end of the tables")?;
+        fs::write(root.join(STORE), serde_json::to_string_pretty(self)? + "\n").context(STORE)?;
+        let (tables, chart) = self.report(default)?;
+        fs::write(&file, [before, MARKS.0, "\n", &tables, "\n", MARKS.1, after].concat())?;
+        fs::write(root.join(CHART), chart).context(CHART)
+    }
+
+    /// The tables and the picture.
+    fn report(&self, default: &str) -> Result<(String, String)> {
+        let questions = questions()?;
+        let kernels = self.0.iter().map(|(name, measurement)| {
+            Ok((name.as_str(), Results::new(&measurement.outcomes, false)?))
+        });
+        let kernels: Vec<(&str, Results)> = kernels.collect::<Result<_>>()?;
+        let (newest, last) = kernels.last().context("nothing was measured")?;
+        let mut text = String::new();
+        for (kernel, measurement) in &self.0 {
+            let of = |(package, version)| format!(", {package} {version}");
+            let versions: String = measurement.versions.iter().map(of).collect();
+            let Measurement { release, ios, .. } = measurement;
+            writeln!(text, "- {kernel}: {release}, {ios} reads a run{versions}")?;
+        }
+        let head: String = kernels.iter().map(|(kernel, _)| format!(" {kernel} |")).collect();
+        let line = "---:|".repeat(kernels.len());
+        writeln!(text, "\n### Question by question")?;
+        for question in &questions {
+            writeln!(text, "\n| {} |{head}\n|---|{line}", question.name)?;
+            for name in question.rows() {
+                write!(text, "| {name} |")?;
+                for (_, results) in &kernels {
+                    write!(text, " {} |", shown(results.whole(name, question.load())))?;
+                }
+                writeln!(text)?;
+            }
+            let ours = |results: &Results| results.whole(&question.ours, question.load());
+            let is_dearer = kernels.iter().any(|(_, results)| {
+                let others = question.rows().filter_map(|n| results.whole(n, question.load()));
+                ours(results) > others.reduce(f64::min)
+            });
+            if let Some(why) = question.why.as_ref().filter(|_| is_dearer) {
+                writeln!(text, "\nWhy ours is not the cheapest: {why}")?;
+            }
+        }
+        writeln!(text, "\n### How the cost grows, on {newest}\n")?;
+        writeln!(text, "| disks and threads | 1 | 4 disks | 16 disks | 16 threads | 64 threads |")?;
+        writeln!(text, "|---|---:|---:|---:|---:|---:|")?;
+        for name in GROWTH {
+            let cells = Load::GROWTH.map(|load| shown(last.whole(name, load)));
+            writeln!(text, "| {name} | {} |", cells.join(" | "))?;
+        }
+        writeln!(text, "\n### At a million reads a second, on {newest}\n")?;
+        writeln!(text, "| by arithmetic | % of a read | CPUs at 1 million | CPUs at 5 million |")?;
+        writeln!(text, "|---|---:|---:|---:|")?;
+        for name in GROWTH {
+            if let (Some(whole), Some(base)) =
+                (last.whole(name, Load::Direct), last.base(Load::Direct))
+            {
+                let cpus = [1e6, 5e6].map(|reads| format!("{:.2}", whole * reads / SPEED));
+                writeln!(text, "| {name} | {:.0} | {} |", 100.0 * whole / base, cpus.join(" | "))?;
+            }
+        }
+        writeln!(text, "\n### All programs\n")?;
+        let (of_default, others): (Vec<_>, Vec<_>) =
+            kernels.into_iter().partition(|(kernel, _)| *kernel == default);
+        let (_, results) = of_default.first().context("the default kernel was not measured")?;
+        results.write_tables(&mut text, &others)?;
+        for (kernel, other) in &others {
+            let mut notes = String::new();
+            other.write_notes(&mut notes)?;
+            text += &notes.replace("Notes:", &format!("Notes of {kernel}:"));
+        }
+        let (kernel, last) = of_default
+            .iter()
+            .chain(&others)
+            .max_by_key(|(name, _)| *name)
+            .context("nothing was measured")?;
+        Ok((text, last.chart(kernel, &questions)))
+    }
 }
 
 /// A figure of the tables: row and column.
@@ -308,7 +470,8 @@ mod tests {
         let wrong = wrong_figures(&readme.replace("1,704", "–1,604"), &text);
         assert_eq!(wrong, ["stage04 quiet, added: 1,604, measured: 1,704"]);
         assert_eq!(wrong_figures("5<!-- bench: stage99 -->", &text).len(), 1);
-        assert!(results.chart().contains(">1,704</text>"));
+        let questions = questions().unwrap();
+        assert!(results.chart("6.1", &questions).contains(&questions[0].name));
     }
 
     #[test]

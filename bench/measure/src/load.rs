@@ -11,31 +11,60 @@ use rustix::time::{ClockId, clock_gettime};
 
 use bench::plan::{Load, Run};
 
-/// A disk that completes every request at once, on the CPU that submitted it.
-const DISK: &str = "/dev/nullb0";
-/// The part of the disk that is read: it fits into the page cache.
+/// The number of the disk that takes its time: the one after those of the growth's loads.
+const SLOW: usize = 16;
+/// Where null_blk's disks are made one by one.
+const CONFIGFS: &str = "/sys/kernel/config";
+/// The part of a disk that is read: it fits into the page cache.
 const SPAN: usize = 16 << 20;
 
-/// Creates the disk.
-pub fn create_disk() -> Result<()> {
-    ensure!(!fs::exists(DISK)?, "{DISK} is there already: run modprobe -r null_blk first");
-    let options =
-        ["irqmode=0", "queue_mode=2", "submit_queues=1", "nr_devices=1", "gb=1", "bs=512"];
+/// A disk that completes every request at once, on the CPU that submitted it.
+fn disk(number: usize) -> String {
+    format!("/dev/nullb{number}")
+}
+
+/// Creates so many of these disks, and one more that takes its time where `threads` will read.
+pub fn create_disks(count: usize, threads: bool) -> Result<()> {
+    let first = disk(0);
+    ensure!(!fs::exists(&first)?, "{first} is there already: run modprobe -r null_blk first");
+    let count = format!("nr_devices={count}");
+    let options = ["irqmode=0", "queue_mode=2", "submit_queues=1", &count, "gb=1", "bs=512"];
     let status = Command::new("modprobe").arg("null_blk").args(options).status();
     let status = status.context("cannot start modprobe")?;
     ensure!(status.success(), "modprobe null_blk ended with {status}");
+    if threads {
+        if !fs::exists(format!("{CONFIGFS}/nullb"))? {
+            let status =
+                Command::new("mount").args(["-t", "configfs", "configfs", CONFIGFS]).status();
+            ensure!(status?.success(), "cannot mount {CONFIGFS}");
+        }
+        let dir = format!("{CONFIGFS}/nullb/nullb{SLOW}");
+        fs::create_dir(&dir).with_context(|| dir.clone())?;
+        let delay = Load::DELAY_NS.to_string();
+        for (name, value) in [
+            ("irqmode", "2"),
+            ("completion_nsec", &delay),
+            ("submit_queues", "1"),
+            ("size", "1024"),
+            ("blocksize", "512"),
+            ("power", "1"),
+        ] {
+            fs::write(format!("{dir}/{name}"), value).with_context(|| format!("{dir}/{name}"))?;
+        }
+    }
     for _ in 0..200 {
-        if fs::exists(DISK)? {
+        if fs::exists(&first)? && (!threads || fs::exists(disk(SLOW))?) {
             return Ok(());
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    bail!("{DISK} does not appear after modprobe null_blk");
+    bail!("the disks do not appear after modprobe null_blk");
 }
 
-/// Removes it.
-pub fn remove_disk() {
+/// Removes them.
+pub fn remove_disks() {
     // The figures are there already; a disk that is left over does no harm.
+    let _ = fs::remove_dir(format!("{CONFIGFS}/nullb/nullb{SLOW}"));
     let _ = Command::new("modprobe").args(["-r", "null_blk"]).status();
 }
 
@@ -45,7 +74,7 @@ struct Buffer([u8; 1 << 20]);
 
 /// Reads from the disk as `load` says.
 pub struct Reader {
-    file: std::os::fd::OwnedFd,
+    files: Vec<std::os::fd::OwnedFd>,
     buffer: Box<Buffer>,
     size: usize,
     load: Load,
@@ -57,16 +86,20 @@ impl Reader {
     /// Opens the disk. Where the reads come from the page cache, reads all once.
     pub fn open(load: Load, fio: bool) -> Result<Reader> {
         let (flags, size) = match load {
-            Load::Direct => (OFlags::DIRECT, 4096),
             Load::Cached4k => (OFlags::empty(), 4096),
             Load::Cached1m => (OFlags::empty(), 1 << 20),
+            _ => (OFlags::DIRECT, 4096),
         };
-        let file = rustix::fs::open(DISK, OFlags::RDONLY | OFlags::CLOEXEC | flags, Mode::empty())
-            .with_context(|| format!("cannot open {DISK}"))?;
+        let disks = if load.threads() > 1 { SLOW..SLOW + 1 } else { 0..load.disks() };
+        let open = |path: String| {
+            rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC | flags, Mode::empty())
+                .with_context(|| format!("cannot open {path}"))
+        };
+        let files = disks.map(|number| open(disk(number))).collect::<Result<_>>()?;
         let fio = fio && load == Load::Direct;
         let mut reader =
-            Reader { file, buffer: Box::new(Buffer([0; 1 << 20])), size, load, random: 1, fio };
-        if load != Load::Direct {
+            Reader { files, buffer: Box::new(Buffer([0; 1 << 20])), size, load, random: 1, fio };
+        if matches!(load, Load::Cached4k | Load::Cached1m) {
             // After a few times, the kernel has each page in its list of active pages.
             for place in (0..4).flat_map(|_| 0..SPAN / size) {
                 reader.read(place)?;
@@ -82,7 +115,8 @@ impl Reader {
 
     fn read(&mut self, place: usize) -> io::Result<()> {
         let buffer = &mut self.buffer.0[..self.size];
-        let bytes = rustix::io::pread(&self.file, buffer, (place * self.size) as u64)?;
+        let file = &self.files[place % self.files.len()];
+        let bytes = rustix::io::pread(file, buffer, (place * self.size) as u64)?;
         if bytes == self.size { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
@@ -95,12 +129,30 @@ impl Reader {
         for _ in 0..ios {
             self.random = self.random.wrapping_mul(1_103_515_245).wrapping_add(12_345);
             let place = (self.random >> 8) as usize % (SPAN / self.size);
-            self.read(place).with_context(|| format!("cannot read from {DISK}"))?;
+            self.read(place).context("cannot read from the disk")?;
         }
         let (cpu, elapsed) = (thread_ns() - cpu, start.elapsed());
         let each = |ns: f64| ns / f64::from(ios);
         Ok(Run { elapsed: each(elapsed.as_nanos() as f64), thread: Some(each(cpu)) })
     }
+}
+
+/// Reads `ios` times by all of a load's threads at once.
+pub fn by_threads(load: Load, ios: u32) -> Result<Run> {
+    let reader = |random| Ok(Reader { random, ..Reader::open(load, false)? });
+    let readers = (1..=load.threads()).map(reader);
+    let readers = readers.collect::<Result<Vec<_>>>()?;
+    let each = ios / load.threads();
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let run = |mut reader: Reader| scope.spawn(move || reader.run(each).map(|_| ()));
+        let threads: Vec<_> = readers.into_iter().map(run).collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().map_err(|_| anyhow::anyhow!("a thread that reads panicked"))?
+        })
+    })?;
+    let elapsed = start.elapsed().as_nanos() as f64 / f64::from(each * load.threads());
+    Ok(Run { elapsed, thread: None })
 }
 
 fn thread_ns() -> f64 {

@@ -76,7 +76,12 @@ fn empty_programs(kind: &str) -> Result<()> {
 }
 
 fn measure(plan: &Plan) -> Result<()> {
-    load::create_disk()?;
+    let loads = || plan.rows.iter().flat_map(|row| &row.loads);
+    let disks = loads().map(|load| load.disks()).max().unwrap_or(1);
+    load::create_disks(disks, loads().any(|load| load.threads() > 1))?;
+    if let Some(root) = &plan.root {
+        prepare(root, plan.headers.as_deref())?;
+    }
     let dir = PathBuf::from(MEMORY).join(format!("bench-{}", std::process::id()));
     fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
     let done = plan.rows.iter().try_for_each(|row| {
@@ -90,8 +95,21 @@ fn measure(plan: &Plan) -> Result<()> {
         Ok(())
     });
     let _ = fs::remove_dir_all(&dir);
-    load::remove_disk();
+    load::remove_disks();
     done
+}
+
+/// Prepares a root file system for what is started in it.
+fn prepare(root: &Path, headers: Option<&Path>) -> Result<()> {
+    let script = "set -e; cd \"$0\"; mkdir -p proc sys dev run tmp usr/src usr/lib/modules
+        for dir in proc sys dev; do mount --rbind /$dir $dir; done
+        for dir in ${1:+src lib/modules}; do
+            from=\"$1/usr/$dir\"; [ -d \"$from\" ] || from=\"$1/$dir\"
+            mount --bind \"$from\" usr/$dir
+        done";
+    let done = Command::new("sh").args(["-c", script]).arg(root).args(headers).status()?;
+    ensure!(done.success(), "{} could not be prepared: {done}", root.display());
+    Ok(())
 }
 
 fn measure_row(plan: &Plan, row: &Row, dir: &Path) -> Result<Outcome> {
@@ -130,12 +148,15 @@ fn beside_tracer(
             fs::copy(file, &copy).with_context(|| format!("cannot copy {}", file.display()))?;
         }
         argv[0] = copy.to_string_lossy().into_owned();
+    } else if let Some(root) = &plan.root {
+        argv.splice(..0, ["chroot".into(), root.display().to_string()]);
     } else if !installed(&argv[0]) {
         let package = row.package.as_deref().unwrap_or_default();
         outcome.note = Some(format!("not installed (package {package})"));
         return Ok(());
     }
-    if plan.warm {
+    // What compiles C takes a minute to start.
+    if plan.warm && row.package.as_deref() != Some("bpfcc-tools") {
         Tracer::start(&argv, dir)?.end()?;
     }
     let tracer = Tracer::start(&argv, dir)?;
@@ -147,9 +168,11 @@ fn beside_tracer(
             * u64::from(load != Load::Cached1m);
         outcome.measured.push(measured);
     }
-    let (started, text) = tracer.end()?;
+    let (started, text, lines) = tracer.end()?;
     outcome.started = Some(started);
-    if row.package.is_none()
+    if row.lines && lines < done {
+        outcome.note = Some(format!("printed {lines} lines for {done} reads"));
+    } else if row.package.is_none()
         && let Some(seen) = seen(&text)
         && seen < done
         && !text.contains("Filtered")
@@ -165,6 +188,11 @@ fn ios(plan: &Plan, row: &Row) -> u32 {
 }
 
 fn runs(plan: &Plan, row: &Row, load: Load) -> Result<Measured> {
+    if load.threads() > 1 {
+        load::by_threads(load, WARM_UP)?;
+        let runs = (0..plan.runs).map(|_| load::by_threads(load, ios(plan, row)));
+        return Ok(Measured { load, runs: runs.collect::<Result<_>>()? });
+    }
     let mut reader = load::Reader::open(load, plan.fio)?;
     let ios = reader.ios(ios(plan, row));
     reader.run(reader.ios(WARM_UP).min(ios))?;

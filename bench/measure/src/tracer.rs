@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -109,8 +109,9 @@ impl Tracer {
         }
     }
 
-    /// Ends it as Ctrl-C does. Returns how it started and ended, and what it printed last.
-    pub fn end(mut self) -> Result<(Started, String)> {
+    /// Ends it as Ctrl-C does. Returns how it started and ended, and what it printed last and
+    /// how many lines.
+    pub fn end(mut self) -> Result<(Started, String, u64)> {
         let start = Instant::now();
         kill_process(Pid::from_child(&self.child), Signal::INT)?;
         while self.child.try_wait()?.is_none() {
@@ -123,7 +124,8 @@ impl Tracer {
         self.started.exit_ms = start.elapsed().as_secs_f64() * 1e3;
         // Reading 8 KiB suffices, however much was printed.
         let text = tail(&self.out)?;
-        Ok((self.started.clone(), text))
+        let lines = BufReader::new(File::open(&self.out)?).split(b'\n').count() as u64;
+        Ok((self.started.clone(), text, lines))
     }
 
     fn kill(&mut self) {

@@ -12,19 +12,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bench::budgets::{self, BUDGETS};
-use bench::plan::{CACHED, DIRECT, EMPTY, Load, Outcome, Plan, Row};
-use bench::report::{self, RESULTS, Results};
+use bench::plan::{CACHED, DIRECT, EMPTY, GROWTH, Load, Outcome, Plan, Row, questions};
+use bench::report::{CHART, Measurement, RESULTS, Results, Store};
 use clap::Args;
 use host::fail::{MACHINE, fail};
 use host::say;
 
 use crate::cargo::artifacts;
 use crate::cargo::follow::follow;
+use crate::fetch::rootfs::{self, Rootfs};
 use crate::run::{For, Run, named};
 use crate::session::cleanup::OWN_FILE;
 
-/// A picture of them.
-const CHART: &str = "bench/added.svg";
 /// How long a row may take.
 const ROW_LIMIT: Duration = Duration::from_secs(1800);
 
@@ -46,14 +45,20 @@ pub struct Options {
     /// Write bench/budgets.toml: what was measured becomes the budget
     #[arg(long)]
     bless: bool,
+    /// Measure how the cost grows with disks and threads
+    #[arg(long, conflicts_with_all = ["bless", "check", "native", "fio"])]
+    growth: bool,
+    /// Write bench/RESULTS.md, though there is a filter
+    #[arg(long, conflicts_with_all = ["check", "native", "fio"])]
+    write: bool,
     /// Measure wall time on this machine's own kernel (as root)
     #[arg(long, requires = "loads_here", conflicts_with_all = ["bless", "kernel"])]
     native: bool,
     /// Confirm that --native may load BPF programs into this machine's kernel
     #[arg(long = "yes-load-bpf-here", requires = "native")]
     loads_here: bool,
-    /// Measure only the rows whose names contain this (and `nothing`)
-    filter: Option<String>,
+    /// Measure only the rows whose names contain one of these (and `nothing`)
+    filter: Vec<String>,
 }
 
 /// Runs the command. Returns the exit code: 1 where a budget is exceeded.
@@ -79,13 +84,35 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
         exceeded.iter().for_each(|line| say!("{line}"));
         return Ok(i32::from(!exceeded.is_empty()));
     }
-    let (rows, bench) = rows(run)?;
+    let (mut rows, bench) = rows(run)?;
+    for question in questions()? {
+        rows.iter_mut().filter(|row| row.name == question.ours).for_each(|row| question.ask(row));
+        rows.extend(question.peers());
+    }
     let wanted = |row: &Row| {
-        options.filter.as_ref().is_none_or(|part| row.name.contains(part)) || row.argv.is_empty()
+        let names = &options.filter;
+        names.is_empty() || names.iter().any(|n| row.name.contains(n)) || row.argv.is_empty()
     };
-    let rows = rows.into_iter().filter(wanted).collect();
+    rows.retain(wanted);
+    if options.growth {
+        rows.retain(|row| row.argv.is_empty() || GROWTH.contains(&row.name.as_str()));
+        rows.iter_mut().for_each(|row| row.loads = Load::GROWTH.into());
+    }
+    let (mut root, mut headers, mut versions) = (None, None, BTreeMap::new());
+    if rows.iter().any(|row| row.package.is_some()) && run.arch.has_peers() && !options.native {
+        let sid = Rootfs::sid()?.get(&run.source, &run.cache)?;
+        for package in rows.iter().filter_map(|row| row.package.clone()) {
+            let version = rootfs::version(&sid, &package).unwrap_or_default();
+            versions.insert(package, version);
+        }
+        root = Some(sid);
+        if let Ok(line) = run.table.line(kernel) {
+            let release = run.table.kernel(kernel)?.release;
+            headers = rootfs::headers(line, &release, &run.source, &run.cache)?;
+        }
+    }
     let runs = if options.native { 11 } else { 2 };
-    let plan = Plan { rows, ios: options.ios, runs, warm: true, fio: options.fio };
+    let plan = Plan { rows, ios: options.ios, runs, warm: true, fio: options.fio, root, headers };
     let place = if options.native { Place::Here } else { Place::Guest(kernel) };
     let outcomes = measure(run, &bench, &plan, &place, |outcome| say!("{}", outcome.name))?;
     let results = Results::new(&outcomes, options.native)?;
@@ -93,15 +120,19 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     if options.native || options.fio {
         return Ok(0);
     }
-    let all = options.filter.is_none() && kernel == default && has_budgets;
-    if all {
-        report::write(&workspace.join(RESULTS), &results.tables())?;
-        fs::write(workspace.join(CHART), results.chart()).context(CHART)?;
+    let all = options.filter.is_empty() && !options.growth;
+    let comparable = has_budgets && run.table.line(kernel).is_ok();
+    if comparable && (all || options.growth || options.write) {
+        let release = run.table.kernel(kernel)?.release;
+        let outcomes = outcomes.clone();
+        let mut store = Store::read(workspace)?;
+        store.add(kernel, Measurement { release, ios: options.ios, versions, outcomes }, all);
+        store.write(workspace, &default)?;
         say!("{RESULTS} and {CHART} are written");
     }
     if options.bless {
         ensure!(
-            all,
+            all && kernel == default && has_budgets,
             "--bless needs all rows, on the default kernel of x86-64: leave out the filter and --kernel"
         );
         let programs = run.programs()?;
@@ -110,7 +141,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
         say!("{BUDGETS} is written");
         return Ok(0);
     }
-    if kernel != default || !has_budgets {
+    if kernel != default || !has_budgets || options.growth {
         return Ok(0);
     }
     let exceeded = budgets::exceeded(&results, &budgets::read(workspace)?);
@@ -132,7 +163,8 @@ pub fn short(run: &Run, kernel: &str) -> Result<Vec<String>> {
         first
     });
     rows.iter_mut().for_each(|row| row.loads.retain(|&load| load != Load::Cached1m));
-    let plan = Plan { rows, ios: 4000, runs: 2, warm: false, fio: false };
+    let plan =
+        Plan { rows, ios: 4000, runs: 2, warm: false, fio: false, root: None, headers: None };
     let outcomes = measure(run, &bench, &plan, &Place::Guest(kernel), |_| ())?;
     ensure!(
         outcomes.len() == plan.rows.len(),
@@ -218,7 +250,6 @@ fn rows(run: &Run) -> Result<(Vec<Row>, PathBuf)> {
             });
         }
     }
-    rows.extend(bench::plan::peers()?);
     Ok((rows, measure))
 }
 

@@ -58,6 +58,12 @@ impl Rootfs {
         Rootfs::parse(include_str!("../../rootfs-arm64.toml")).context("vm/rootfs-arm64.toml")
     }
 
+    /// That of the newest tracers, which `cargo truth` and `cargo vm bench` run.
+    pub fn sid() -> Result<Rootfs> {
+        Rootfs::parse(include_str!("../../../truth/rootfs-sid.toml"))
+            .context("truth/rootfs-sid.toml")
+    }
+
     /// Where it lies in the cache. One of other packages is another directory.
     pub fn place(&self, cache: &Cache) -> PathBuf {
         let hash = Sha256::new_with_prefix(format!(
