@@ -134,10 +134,11 @@ impl Tracer {
         let _ = self.child.wait();
     }
 
-    /// The last line that it printed: there is the error.
+    /// The last line that it printed with words: there is the error.
     fn said(&self) -> String {
         let text = tail(&self.out).unwrap_or_default();
-        let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
+        let is_text = |line: &&str| line.contains(char::is_alphanumeric);
+        let last = text.lines().rev().map(str::trim).find(is_text);
         last.unwrap_or("it says nothing").to_owned()
     }
 
