@@ -103,10 +103,7 @@ fn measure(plan: &Plan) -> Result<()> {
 fn prepare(root: &Path, headers: Option<&Path>) -> Result<()> {
     let script = "set -e; cd \"$0\"; mkdir -p proc sys dev run tmp usr/src usr/lib/modules
         for dir in proc sys dev; do mount --rbind /$dir $dir; done
-        for dir in ${1:+src lib/modules}; do
-            from=\"$1/usr/$dir\"; [ -d \"$from\" ] || from=\"$1/$dir\"
-            mount --bind \"$from\" usr/$dir
-        done";
+        for dir in ${1:+src lib/modules}; do mount --bind \"$1/usr/$dir\" usr/$dir; done";
     let done = Command::new("sh").args(["-c", script]).arg(root).args(headers).status()?;
     ensure!(done.success(), "{} could not be prepared: {done}", root.display());
     Ok(())

@@ -91,11 +91,7 @@ impl Rootfs {
             let packages = index.with_dependencies(&self.wanted)?;
             let names: Vec<String> = packages.iter().map(|(name, _)| name.clone()).collect();
             index.download(&names, temp)?;
-            let root = temp.join("root");
-            for dir in MERGED {
-                fs::create_dir_all(root.join("usr").join(dir))?;
-                symlink(Path::new("usr").join(dir), root.join(dir))?;
-            }
+            let root = merged(temp)?;
             let list = packages.iter().map(|(name, version)| format!("{name} {version}\n"));
             cache::write(&root.join(PACKAGES), list.collect::<String>().as_bytes())?;
             finish(temp, &place)
@@ -120,7 +116,7 @@ pub fn headers(
 ) -> Result<Option<PathBuf>> {
     let place = cache.path(format!("roots/headers-{release}"));
     let what = format!("the headers of {release}");
-    let here = || place.is_dir().then(|| Some(place.clone()));
+    let here = || place.join("usr/lib/modules").is_dir().then(|| Some(place.clone()));
     cache.once((&what, ROOTFS_MB), here, |temp| {
         let index = line.index(source, temp)?;
         let Some(names) = line.headers(release, &index)? else {
@@ -129,8 +125,19 @@ pub fn headers(
         };
         say!("making {what}");
         index.download(&names, temp)?;
+        merged(temp)?;
         finish(temp, &place).map(Some)
     })
+}
+
+/// Makes `root` there, in which /lib is /usr/lib, as all that use it expect; older suites have both.
+fn merged(temp: &Path) -> Result<PathBuf> {
+    let root = temp.join("root");
+    for dir in MERGED {
+        fs::create_dir_all(root.join("usr").join(dir))?;
+        symlink(Path::new("usr").join(dir), root.join(dir))?;
+    }
+    Ok(root)
 }
 
 /// Unpacks the packages in a temporary directory to `root` there, and puts that into its place.
