@@ -470,6 +470,7 @@ pub fn repin(workspace: &Path, names: &[String], source: &Source, cache: &Cache)
 mod tests {
     use super::*;
     use crate::fetch::index::tests::{Archive, SUITE};
+    use crate::fetch::rootfs;
 
     #[test]
     fn the_table_is_complete() {
@@ -591,6 +592,25 @@ mod tests {
         };
         assert_eq!(pin.path, "pool/linux-image-1.0.0-10-amd64.deb");
         assert_eq!(pin.sha256, sha256(&archive.deb("1.0.0-10")).unwrap());
+    }
+
+    #[test]
+    fn headers_of_a_suite_without_merged_usr_are_in_usr() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&temp.path().join("cache")).unwrap();
+        let archive = Archive::new();
+        let modules = "lib/modules/1.0.0-9-amd64/build";
+        archive.pack("linux-headers-1.0.0-9-amd64", &[(modules, "headers")]);
+        archive.pack("linux-headers-1.0.0-9-common", &[("usr/src/common", "headers")]);
+        archive.carries(&["1.0.0-9"]);
+        let get = |source: &Source| {
+            rootfs::headers(&following(None), "1.0.0-9-amd64", source, &cache).map(Option::unwrap)
+        };
+        let place = get(&archive.source()).unwrap();
+        assert_eq!(get(&no_network()).unwrap(), place);
+        for file in [&format!("usr/{modules}"), "usr/src/common"] {
+            assert_eq!(fs::read_to_string(place.join(file)).unwrap(), "headers");
+        }
     }
 
     #[test]
