@@ -470,7 +470,7 @@ fn queued(events: &[Event], batch: &str) -> Result<BTreeMap<String, Vec<RangeInc
     let (mut starts, mut queued) = (BTreeMap::new(), BTreeMap::<String, Vec<_>>::new());
     for event in events {
         if event.name == "blk_mq_start_request" {
-            starts.insert(event.cpu, event);
+            starts.insert(event.place(), event);
             continue;
         }
         let disk = event.text.trim_start().split(' ').next().unwrap_or_default();
@@ -480,7 +480,8 @@ fn queued(events: &[Event], batch: &str) -> Result<BTreeMap<String, Vec<RangeInc
             "block_bio_queue" => *bios.entry(io).or_insert(event.time),
             "block_getrq" => *allocated.entry(io).or_insert(event.time),
             _ => {
-                let (Some(latest), Some(start)) = (allocated.remove(&io), starts.get(&event.cpu))
+                let (Some(latest), Some(start)) =
+                    (allocated.remove(&io), starts.get(&event.place()))
                 else {
                     continue; // started again
                 };

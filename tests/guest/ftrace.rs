@@ -29,8 +29,9 @@ pub enum Hook {
 pub struct Event {
     /// The function or the tracepoint.
     pub name: String,
-    /// The name of the task.
+    /// The name of the task, and its number: 0 for the idle task of each CPU.
     pub task: String,
+    pub tid: u32,
     pub cpu: u32,
     /// `.` in a task, `s` in a softirq, `h` in a hardirq, `H` in one that interrupts a softirq.
     pub interrupt: char,
@@ -45,6 +46,13 @@ pub struct Event {
 }
 
 impl Event {
+    /// Where it runs: what comes next there follows from it, also where a task is preempted, and goes to another
+    /// CPU.
+    pub fn place(&self) -> (u32, char, Option<u32>) {
+        let stays = self.interrupt != '.' || self.tid == 0;
+        (self.tid, self.interrupt, stays.then_some(self.cpu))
+    }
+
     /// The first argument, as a number.
     pub fn address(&self) -> Result<u64> {
         Ok(u64::from_str_radix(self.argument.trim_start_matches("0x"), 16)?)
@@ -178,9 +186,11 @@ fn parse(text: &str) -> Result<Vec<Event>> {
         let time = time.parse::<u64>().with_context(|| format!("odd: {line}"))? * 1000;
         let argument = text.split_once(" argument=").map_or("", |(_, argument)| argument);
         of_task.insert(task.trim().to_owned(), events.len());
+        let (task, tid) = task.rsplit_once('-').with_context(|| format!("odd: {line}"))?;
         events.push(Event {
             name: name.trim().to_owned(),
-            task: task.rsplit_once('-').map_or(task, |(task, _)| task).trim().to_owned(),
+            task: task.trim().to_owned(),
+            tid: tid.trim().parse().with_context(|| format!("odd: {line}"))?,
             cpu: cpu.parse().with_context(|| format!("odd: {line}"))?,
             // `000] d.h1. 39.948507`
             interrupt: head
