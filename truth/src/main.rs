@@ -136,6 +136,12 @@ fn compare(options: &Options) -> Result<i32> {
         (true, None) => vec![run.table.newest()?.name.clone()],
         (_, kernel) => run.table.names(kernel)?,
     };
+    if options.next && kernels.len() > 1 {
+        return Err(fail(
+            USAGE,
+            "--next compares one kernel with the page's newest: name one line",
+        ));
+    }
     if options.reproduce.is_none() {
         // The page has a place for these lines only.
         kernels.iter().try_for_each(|kernel| run.table.line(kernel).map(|_| ()))?;

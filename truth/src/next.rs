@@ -54,7 +54,7 @@ fn functions_of(btf: &Btf) -> Result<Functions> {
     Ok(found)
 }
 
-/// `void (struct bio *)`; with a name of `*` that of a pointer to such a function.
+/// `void (struct bio *)`; with the name `(*)`, that of a pointer to such a function.
 fn arguments(btf: &Btf, prototype: &FuncProto, name: &str) -> String {
     let of = |kind: BtfType| self::kind(btf, Some(kind));
     let parameters =
@@ -74,9 +74,6 @@ fn kind(btf: &Btf, of: Option<BtfType>) -> String {
             Some(Ok(prototype)) => arguments(btf, &prototype, "(*)"),
             _ => format!("{} *", next()),
         },
-        BtfKind::FuncProto => {
-            FuncProto::try_from(of).map_or_else(|_| String::new(), |of| arguments(btf, &of, ""))
-        }
         BtfKind::Const => format!("const {}", next()),
         BtfKind::Volatile | BtfKind::Restrict | BtfKind::TypeTag => next(),
         BtfKind::Array => match Array::try_from(of) {
@@ -269,6 +266,29 @@ mod tests {
         has(others, "| threads_1 | bitesize | right | **wrong**");
         has(others, "| threads_1 | biosnoop | right | refuses");
         assert!(!others.contains("| biolatency |") && !others.contains("submit_bio"), "{others}");
+    }
+
+    /// What a compiler has made of declarations in C, whose arguments are known.
+    #[test]
+    fn functions_are_those_of_the_source() {
+        let source = "struct bio { int a; }; typedef unsigned long long u64;
+            typedef void (*btf_trace_done)(void *, struct bio *); btf_trace_done *keep;
+            u64 first(const struct bio *of, void (*end)(struct bio *, int), char *name[3]) { return 1; }
+            void second(void) {}";
+        let directory = tempfile::tempdir().unwrap();
+        let [file, object] = ["x.c", "x.o"].map(|name| directory.path().join(name));
+        fs::write(&file, source).unwrap();
+        let mut clang = Command::new("clang");
+        clang.args(["-O2", "-g", "-target", "bpf", "-c"]).arg(&file).arg("-o").arg(&object);
+        assert!(clang.status().unwrap().success());
+        let found = functions_of(&Btf::from_path(&object).unwrap()).unwrap();
+        let expected = [
+            ("btf_trace_done", "void (void *, struct bio *)"),
+            ("first", "u64 (const struct bio *, void (*)(struct bio *, int), char * *)"),
+            ("second", "void ()"),
+        ];
+        let expected = expected.map(|(name, of)| (name.to_owned(), of.to_owned()));
+        assert_eq!(found, Functions::from(expected));
     }
 
     #[test]
