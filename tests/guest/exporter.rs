@@ -564,8 +564,8 @@ const BIOS_PORT: u16 = 9436;
 
 /// The values that a query finds.
 fn query(promql: &str) -> Result<Vec<f64>> {
-    let url = format!("http://127.0.0.1:{PROMETHEUS}/api/v1/query");
-    let answer = shell(&format!("curl -sG --data-urlencode 'query={promql}' {url}"))?;
+    let query: String = promql.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    let answer = get(PROMETHEUS, &format!("/api/v1/query?query={query}"))?;
     let answer: Value = serde_json::from_str(&answer)?;
     let found =
         answer["data"]["result"].as_array().with_context(|| format!("{promql}: {answer}"))?;
