@@ -290,14 +290,27 @@ pub struct Measurement {
 pub struct Store(BTreeMap<String, Measurement>);
 
 impl Store {
+    /// Takes what a run has measured so far into the files: one that breaks off keeps its rows. `default`:
+    /// the kernel whose programs have budgets; `all`: rows that the run has not measured are gone.
+    pub fn keep(
+        root: &Path,
+        default: &str,
+        kernel: &str,
+        new: Measurement,
+        all: bool,
+    ) -> Result<()> {
+        let mut store = Store::read(root)?;
+        store.add(kernel, new, all);
+        store.write(root, default)
+    }
+
     /// As the last run has left it.
-    pub fn read(root: &Path) -> Result<Store> {
+    fn read(root: &Path) -> Result<Store> {
         let text = fs::read_to_string(root.join(STORE)).context(STORE)?;
         serde_json::from_str(&text).context(STORE)
     }
 
-    /// Takes what a run has measured; `all`: rows that it has not measured are gone.
-    pub fn add(&mut self, kernel: &str, mut new: Measurement, all: bool) {
+    fn add(&mut self, kernel: &str, mut new: Measurement, all: bool) {
         let Some(old) = self.0.remove(kernel) else {
             self.0.insert(kernel.to_owned(), new);
             return;
@@ -320,8 +333,8 @@ impl Store {
         self.0.insert(kernel.to_owned(), new);
     }
 
-    /// Writes it, the report and the picture. `default`: the kernel whose programs have budgets.
-    pub fn write(&self, root: &Path, default: &str) -> Result<()> {
+    /// Writes it, the report and the picture.
+    fn write(&self, root: &Path, default: &str) -> Result<()> {
         let file = root.join(RESULTS);
         let text = fs::read_to_string(&file).context(RESULTS)?;
         let (before, rest) =

@@ -114,20 +114,27 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     let runs = if options.native { 11 } else { 2 };
     let plan = Plan { rows, ios: options.ios, runs, warm: true, fio: options.fio, root, headers };
     let place = if options.native { Place::Here } else { Place::Guest(kernel) };
-    let outcomes = measure(run, &bench, &plan, &place, |outcome| say!("{}", outcome.name))?;
+    let all = options.filter.is_empty() && !options.growth;
+    let comparable = has_budgets && run.table.line(kernel).is_ok();
+    let writes =
+        comparable && !options.native && !options.fio && (all || options.growth || options.write);
+    let keep = |outcomes: &[Outcome], all| {
+        let (versions, outcomes) = (versions.clone(), outcomes.to_vec());
+        let release = run.table.kernel(kernel)?.release;
+        let new = Measurement { release, ios: options.ios, versions, outcomes };
+        Store::keep(workspace, &default, kernel, new, all)
+    };
+    let outcomes = measure(command(run, &bench, &plan, &place)?, |outcomes| {
+        outcomes.last().iter().for_each(|outcome| say!("{}", outcome.name));
+        if writes { keep(outcomes, false) } else { Ok(()) }
+    })?;
     let results = Results::new(&outcomes, options.native)?;
     println!("{}", results.tables());
     if options.native || options.fio {
         return Ok(0);
     }
-    let all = options.filter.is_empty() && !options.growth;
-    let comparable = has_budgets && run.table.line(kernel).is_ok();
-    if comparable && (all || options.growth || options.write) {
-        let release = run.table.kernel(kernel)?.release;
-        let outcomes = outcomes.clone();
-        let mut store = Store::read(workspace)?;
-        store.add(kernel, Measurement { release, ios: options.ios, versions, outcomes }, all);
-        store.write(workspace, &default)?;
+    if writes {
+        keep(&outcomes, all)?;
         say!("{RESULTS} and {CHART} are written");
     }
     if options.bless {
@@ -165,7 +172,7 @@ pub fn short(run: &Run, kernel: &str) -> Result<Vec<String>> {
     rows.iter_mut().for_each(|row| row.loads.retain(|&load| load != Load::Cached1m));
     let plan =
         Plan { rows, ios: 4000, runs: 2, warm: false, fio: false, root: None, headers: None };
-    let outcomes = measure(run, &bench, &plan, &Place::Guest(kernel), |_| ())?;
+    let outcomes = measure(command(run, &bench, &plan, &Place::Guest(kernel))?, |_| Ok(()))?;
     ensure!(
         outcomes.len() == plan.rows.len(),
         "only {} of {} rows were measured",
@@ -185,14 +192,8 @@ enum Place<'a> {
     Here,
 }
 
-/// Measures, and hands over each row as soon as it is there.
-fn measure(
-    run: &Run,
-    bench: &Path,
-    plan: &Plan,
-    place: &Place<'_>,
-    mut on_row: impl FnMut(&Outcome),
-) -> Result<Vec<Outcome>> {
+/// What measures there.
+fn command(run: &Run, bench: &Path, plan: &Plan, place: &Place<'_>) -> Result<Command> {
     let json = serde_json::to_string(plan)?;
     let mut command = match place {
         Place::Here => Command::new(bench),
@@ -206,14 +207,25 @@ fn measure(
         }
     };
     command.arg(json).current_dir(run.workspace());
-    let mut outcomes = Vec::new();
+    Ok(command)
+}
+
+/// Measures, and hands over all rows as soon as there is another one.
+fn measure(
+    command: Command,
+    mut on_row: impl FnMut(&[Outcome]) -> Result<()>,
+) -> Result<Vec<Outcome>> {
+    let (mut outcomes, mut kept) = (Vec::new(), Ok(()));
     let (success, how) = follow(command, ROW_LIMIT, |line| {
-        if let Ok(outcome) = serde_json::from_str::<Outcome>(line) {
-            on_row(&outcome);
+        if let Ok(outcome) = serde_json::from_str(line) {
             outcomes.push(outcome);
+            if kept.is_ok() {
+                kept = on_row(&outcomes);
+            }
         }
         ROW_LIMIT
     })?;
+    kept?;
     ensure!(success, "the measurement ended with {how}, after {} rows", outcomes.len());
     Ok(outcomes)
 }
@@ -258,4 +270,40 @@ fn row_name(program: &str, form: &str) -> String {
     let words =
         form.split_whitespace().map(|word| word.trim_start_matches('-').trim_matches(['{', '}']));
     std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use bench::plan::Measured;
+
+    use super::*;
+
+    #[test]
+    fn a_run_that_breaks_off_keeps_its_rows() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("bench")).unwrap();
+        let workspace = ::host::workspace();
+        for file in [RESULTS, "bench/results.json"] {
+            fs::copy(workspace.join(file), dir.path().join(file)).unwrap();
+        }
+        let row = |name: &str, ns: f64| {
+            let run = bench::plan::Run { elapsed: ns, thread: Some(ns) };
+            let measured = vec![Measured { load: Load::Direct, runs: vec![run] }];
+            let outcome = Outcome { name: name.into(), measured, started: None, note: None };
+            serde_json::to_string(&outcome).unwrap()
+        };
+        let rows = [row("nothing", 1000.0), row("stage04", 4321.0)];
+        let mut command = Command::new("sh");
+        command.args(["-c", "printf '%s\\n' \"$@\"; exit 1", "sh"]).args(rows);
+        let ended = measure(command, |outcomes| {
+            let (release, versions) = ("6.1.0".to_owned(), BTreeMap::new());
+            let new = Measurement { release, ios: 1, versions, outcomes: outcomes.to_vec() };
+            Store::keep(dir.path(), "6.1", "6.1", new, false)
+        });
+        let error = ended.unwrap_err().to_string();
+        assert_eq!(error, "the measurement ended with exit status: 1, after 2 rows");
+        let text = fs::read_to_string(dir.path().join(RESULTS)).unwrap();
+        let has = |row: &str| text.lines().any(|line| line.starts_with(row));
+        assert!(has("| stage04 | 3,321 | 3,321 |") && has("| stage05 | "), "{text}");
+    }
 }
