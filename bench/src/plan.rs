@@ -167,6 +167,12 @@ impl Question {
     }
 }
 
+/// A script that prepares a root file system, its first argument, for what is started in it; the second one,
+/// if any, has the kernel's headers.
+pub const MOUNTS: &str = "cd \"$1\"; mkdir -p proc sys dev run tmp usr/src usr/lib/modules
+    for dir in proc sys dev; do mount --rbind /$dir $dir; done
+    for dir in ${2:+src lib/modules}; do mount --bind \"$2/usr/$dir\" usr/$dir; done\n";
+
 /// What to measure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {

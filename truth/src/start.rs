@@ -3,6 +3,8 @@
 
 use std::{fmt, time::Duration};
 
+use bench::plan::MOUNTS;
+
 use crate::{Family, Plan, Tool, Verdict};
 
 /// How long its start may take: bcc's tools compile, for a minute in an emulated machine that is busy.
@@ -71,15 +73,8 @@ impl Tool {
         let is_mounted = |dir: &str| to.is_empty() || mounted.contains(&format!(" {to}{dir} "));
         let mut script = String::new();
         if !is_mounted("/proc") {
-            script = format!(
-                "cd {to}; mkdir -p proc sys dev run tmp usr/src usr/lib/modules
-                 for dir in proc sys dev; do mount --rbind /$dir $dir; done\n"
-            );
-            if let Some(from) = plan.headers.as_ref().map(|headers| headers.display()) {
-                script += &format!(
-                    "for dir in src lib/modules; do mount --bind {from}/usr/$dir usr/$dir; done\n"
-                );
-            }
+            let headers = plan.headers.as_deref().unwrap_or("".as_ref()).display();
+            script = format!("set -- '{to}' '{headers}'; {MOUNTS}");
         }
         if let Some(dir) = self.dir.as_ref().map(|dir| dir.display().to_string())
             && !is_mounted(&dir)
@@ -121,8 +116,7 @@ mod tests {
         tool.rootfs = Some("sid".into());
         assert!(tool.command(&plan).contains(&"/roots/sid".to_owned()));
         let all = tool.mounts(&plan, "");
-        assert!(all.starts_with("cd /roots/sid; mkdir -p proc "), "{all}");
-        assert!(all.contains("mount --bind /roots/headers/usr/$dir usr/$dir"), "{all}");
+        assert!(all.starts_with("set -- '/roots/sid' '/roots/headers'; cd "), "{all}");
         let own = "mkdir -p '/roots/sid/home/me/a b'; mount --bind '/home/me/a b' '/roots/sid/home/me/a b'\n";
         assert_eq!(tool.mounts(&plan, "proc /roots/sid/proc proc rw"), own);
         assert!(

@@ -18,7 +18,7 @@ use std::sync::mpsc::channel;
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
-use bench::plan::{Load, Measured, Outcome, Plan, Row};
+use bench::plan::{Load, MOUNTS, Measured, Outcome, Plan, Row};
 use tracer::Tracer;
 
 /// In memory: a tracer's output, and its executable, which the guest would read over 9p.
@@ -80,7 +80,9 @@ fn measure(plan: &Plan) -> Result<()> {
     let disks = loads().map(|load| load.disks()).max().unwrap_or(1);
     load::create_disks(disks, loads().any(|load| load.threads() > 1))?;
     if let Some(root) = &plan.root {
-        prepare(root, plan.headers.as_deref())?;
+        let mut sh = Command::new("sh");
+        let done = sh.args(["-ec", MOUNTS, "sh"]).arg(root).args(&plan.headers).status()?;
+        ensure!(done.success(), "{} could not be prepared: {done}", root.display());
     }
     let dir = PathBuf::from(MEMORY).join(format!("bench-{}", std::process::id()));
     fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
@@ -97,16 +99,6 @@ fn measure(plan: &Plan) -> Result<()> {
     let _ = fs::remove_dir_all(&dir);
     load::remove_disks();
     done
-}
-
-/// Prepares a root file system for what is started in it.
-fn prepare(root: &Path, headers: Option<&Path>) -> Result<()> {
-    let script = "set -e; cd \"$0\"; mkdir -p proc sys dev run tmp usr/src usr/lib/modules
-        for dir in proc sys dev; do mount --rbind /$dir $dir; done
-        for dir in ${1:+src lib/modules}; do mount --bind \"$1/usr/$dir\" usr/$dir; done";
-    let done = Command::new("sh").args(["-c", script]).arg(root).args(headers).status()?;
-    ensure!(done.success(), "{} could not be prepared: {done}", root.display());
-    Ok(())
 }
 
 fn measure_row(plan: &Plan, row: &Row, dir: &Path) -> Result<Outcome> {
