@@ -26,8 +26,8 @@ pub fn show(plan: &Plan, level: u8, rate: u64) -> Result<()> {
          Nobody has changed anything. Please find out what it is.\n\n  \
          {process} has its files in {directory}, and writes to /var/log/{process}.log what took long;\n  \
          /run/{process}.status counts its requests. Last week there were {rate} a second, and hardly\n  \
-         one was slow. By its data sheet, the disk of maild takes {tags} I/Os at once, and needs {ms} ms\n  \
-         for each; those of the others are quicker. shopd, webd, maild, backupd, reportd, tidyd,\n  \
+         one was slow. By its data sheet, the disk of maild takes {tags} at once, and needs {ms} ms for\n  \
+         each I/O; those of the others are quicker. shopd, webd, maild, backupd, reportd, tidyd,\n  \
          sensord and indexd run on this machine, and have always done so.\n{hint}"
     );
     println!(

@@ -40,7 +40,13 @@ mod strangers;
 mod table;
 mod truth;
 
-use std::{fs, path::Path, process::Command, sync::atomic::Ordering, time::Instant};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::Ordering,
+    time::Instant,
+};
 
 use anyhow::Result;
 use host::{
@@ -194,7 +200,7 @@ fn prepare() {
     let commands = commands.into_iter().filter(|_| !prepared);
     for command in mounted.into_iter().chain(commands) {
         // Some are done already on some kernels; what is really missing, the tests will tell.
-        Command::new("sh").args(["-c", &format!("{command} 2>/dev/null")]).status().ok();
+        Command::new("sh").args(["-c", command]).stderr(Stdio::null()).status().ok();
     }
     fs::write(PREPARED, "").ok();
 }
