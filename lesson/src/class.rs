@@ -166,13 +166,12 @@ impl Class<'_> {
         Class { exercises, known, learners: BTreeMap::new() }
     }
 
-    /// Serves its page, and takes reports, as long as `is_on`.
-    pub fn serve(mut self, listener: TcpListener, is_on: impl Fn() -> bool) -> Result<()> {
+    /// Serves its page, and takes reports, until this process ends.
+    pub fn serve(mut self, listener: TcpListener) -> Result<()> {
         let mut server = Server::new(listener, "GET, POST")?;
-        while is_on() {
+        loop {
             server.serve(Duration::from_millis(500), |request| Ok(self.answer(request)))?;
         }
-        Ok(())
     }
 
     fn answer(&mut self, request: &Request) -> Answer {
@@ -310,10 +309,7 @@ pub fn check_name(name: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::atomic::{AtomicBool, Ordering::Relaxed},
-        thread,
-    };
+    use std::thread;
 
     use super::*;
     use host::workspace;
@@ -337,109 +333,92 @@ mod tests {
         String::from_utf8(answer).unwrap()
     }
 
-    /// Runs a class meanwhile.
-    fn with_class(then: impl FnOnce(&str, &[Exercise])) {
-        let exercises = Exercise::all(&workspace()).unwrap();
+    /// A class that lasts as long as the tests: its address, and its exercises.
+    fn class() -> (&'static str, &'static [Exercise]) {
+        let exercises: &[Exercise] = Exercise::all(&workspace()).unwrap().leak();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let is_on = AtomicBool::new(true);
-        thread::scope(|scope| {
-            let class = Class::new(&exercises, Mistakes::read(&workspace()).unwrap());
-            let served = scope.spawn(|| class.serve(listener, || is_on.load(Relaxed)));
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                then(&address, &exercises)
-            }));
-            is_on.store(false, Relaxed);
-            served.join().unwrap().unwrap();
-            result.unwrap();
-        });
-        TcpStream::connect(&address).unwrap_err();
+        let address = listener.local_addr().unwrap().to_string().leak();
+        let class = Class::new(exercises, Mistakes::read(&workspace()).unwrap());
+        thread::spawn(|| class.serve(listener));
+        (address, exercises)
     }
 
     #[test]
     fn thirty_learners_are_shown_beside_clients_that_misbehave() {
-        with_class(|address, exercises| {
-            let mut slow: Vec<TcpStream> =
-                (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
-            slow.iter_mut().for_each(|stream| stream.write_all(b"POST / HT").unwrap());
-            let judge = &exercises[3].judges[1];
-            thread::scope(|scope| {
-                for number in 0..30 {
-                    scope.spawn(move || {
-                        let name = format!("<b>learner</b> & {number}");
-                        let say = |outcome| {
-                            send(address, &learner(&name, number, "04", outcome)).unwrap()
-                        };
-                        send(address, &learner(&name, number, "", Outcome::Here)).unwrap();
-                        say(Outcome::Broken);
-                        say(says_no(&judge.test, ""));
-                        match number % 3 {
-                            0 => say(Outcome::Passed),
-                            1 => say(says_no(&judge.test, "reads only")),
-                            _ => send(address, &learner(&name, number, "", Outcome::Left)).unwrap(),
-                        }
-                    });
-                }
-            });
-            let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
-            assert!(page.contains("<h1>20 here</h1>") && !page.contains("<b>"), "{page}");
-            assert_eq!(page.matches("<td>04<td>✓ passed<td>3<td>7<td>1<td>").count(), 10);
-            let stopped = format!("<td>10<td>04<td>✗ {}<td>10 × reads only<td>", judge.title);
-            assert!(page.contains(&stopped), "{page}");
-            assert!(page.contains("&lt;b>learner&lt;/b> &amp; 0<td>"), "{page}");
+        let (address, exercises) = class();
+        let mut slow: Vec<TcpStream> =
+            (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+        slow.iter_mut().for_each(|stream| stream.write_all(b"POST / HT").unwrap());
+        let judge = &exercises[3].judges[1];
+        thread::scope(|scope| {
+            for number in 0..30 {
+                scope.spawn(move || {
+                    let name = format!("<b>learner</b> & {number}");
+                    let say =
+                        |outcome| send(address, &learner(&name, number, "04", outcome)).unwrap();
+                    send(address, &learner(&name, number, "", Outcome::Here)).unwrap();
+                    say(Outcome::Broken);
+                    say(says_no(&judge.test, ""));
+                    match number % 3 {
+                        0 => say(Outcome::Passed),
+                        1 => say(says_no(&judge.test, "reads only")),
+                        _ => send(address, &learner(&name, number, "", Outcome::Left)).unwrap(),
+                    }
+                });
+            }
         });
+        let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
+        assert!(page.contains("<h1>20 here</h1>") && !page.contains("<b>"), "{page}");
+        assert_eq!(page.matches("<td>04<td>✓ passed<td>3<td>7<td>1<td>").count(), 10);
+        let stopped = format!("<td>10<td>04<td>✗ {}<td>10 × reads only<td>", judge.title);
+        assert!(page.contains(&stopped), "{page}");
+        assert!(page.contains("&lt;b>learner&lt;/b> &amp; 0<td>"), "{page}");
     }
 
     #[test]
     fn answers_to_incidents_are_shown() {
-        with_class(|address, _| {
-            for (name, (answers, right)) in [("a", (0, 0)), ("b", (2, 3)), ("c", (4, 5))] {
-                let outcome = Outcome::Incident { seed: 4711, level: 2, answers, right };
-                send(address, &learner(name, name.as_bytes()[0].into(), "", outcome)).unwrap();
-            }
-            let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
-            for how in ["begun", "✗ 3 of 5 parts right, in answer 2", "✓ solved with answer 4"]
-            {
-                assert!(page.contains(&format!("<td>incident 4711, level 2: {how}<td>")), "{page}");
-            }
-        });
+        let (address, _) = class();
+        for (name, (answers, right)) in [("a", (0, 0)), ("b", (2, 3)), ("c", (4, 5))] {
+            let outcome = Outcome::Incident { seed: 4711, level: 2, answers, right };
+            send(address, &learner(name, name.as_bytes()[0].into(), "", outcome)).unwrap();
+        }
+        let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
+        for how in ["begun", "✗ 3 of 5 parts right, in answer 2", "✓ solved with answer 4"] {
+            assert!(page.contains(&format!("<td>incident 4711, level 2: {how}<td>")), "{page}");
+        }
     }
 
     #[test]
     fn nobody_can_fill_or_confuse_a_class() {
-        with_class(|address, _| {
-            let refused = |report: Report| send(address, &report).unwrap_err().to_string();
-            let joined = |name: &str, key| learner(name, key, "", Outcome::Here);
-            for name in ["", " a", "a\nb", "\u{1b}[2J", &"a".repeat(NAME + 1)] {
-                assert!(refused(joined(name, 1)).contains("400"), "{name:?}");
-            }
-            assert!(refused(learner("a", 1, "no", Outcome::Passed)).contains("400"));
-            for (judge, mistake) in [("no", ""), ("exercise_accounts", "a&b")] {
-                assert!(refused(learner("a", 1, "04", says_no(judge, mistake))).contains("400"));
-            }
-            for key in 0..MOST as u32 {
-                send(address, &joined(&format!("a{key}"), key)).unwrap();
-            }
-            assert!(refused(joined("b", 1000)).contains("503"));
-            assert!(refused(joined("a1", 2)).contains("somebody else"));
-            // A desk that takes another name has one afterwards.
-            send(address, &learner("a3", 3, "", Outcome::Left)).unwrap();
-            send(address, &joined("b", 4)).unwrap();
-            let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
-            assert!(
-                page.contains(&format!("<h1>{} here</h1>", MOST - 1)) && !page.contains(">a4<")
-            );
-            // A browser's form, garbage, and more than a request may have.
-            assert!(
-                raw(address, b"POST / HTTP/1.1\r\nContent-Type: text/plain\r\n\r\n")
-                    .contains(" 415 ")
-            );
-            assert!(raw(address, b"\0\x01\r\n\r\n").contains(" 400 "));
-            assert!(
-                raw(address, b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
-                    .contains(" 413 ")
-            );
-            assert!(raw(address, b"GET /etc/passwd HTTP/1.1\r\n\r\n").contains(" 404 "));
-        });
+        let (address, _) = class();
+        let refused = |report: Report| send(address, &report).unwrap_err().to_string();
+        let joined = |name: &str, key| learner(name, key, "", Outcome::Here);
+        for name in ["", " a", "a\nb", "\u{1b}[2J", &"a".repeat(NAME + 1)] {
+            assert!(refused(joined(name, 1)).contains("400"), "{name:?}");
+        }
+        assert!(refused(learner("a", 1, "no", Outcome::Passed)).contains("400"));
+        for (judge, mistake) in [("no", ""), ("exercise_accounts", "a&b")] {
+            assert!(refused(learner("a", 1, "04", says_no(judge, mistake))).contains("400"));
+        }
+        for key in 0..MOST as u32 {
+            send(address, &joined(&format!("a{key}"), key)).unwrap();
+        }
+        assert!(refused(joined("b", 1000)).contains("503"));
+        assert!(refused(joined("a1", 2)).contains("somebody else"));
+        // A desk that takes another name has one afterwards.
+        send(address, &learner("a3", 3, "", Outcome::Left)).unwrap();
+        send(address, &joined("b", 4)).unwrap();
+        let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
+        assert!(page.contains(&format!("<h1>{} here</h1>", MOST - 1)) && !page.contains(">a4<"));
+        // A browser's form, garbage, and more than a request may have.
+        assert!(
+            raw(address, b"POST / HTTP/1.1\r\nContent-Type: text/plain\r\n\r\n").contains(" 415 ")
+        );
+        assert!(raw(address, b"\0\x01\r\n\r\n").contains(" 400 "));
+        assert!(
+            raw(address, b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
+                .contains(" 413 ")
+        );
+        assert!(raw(address, b"GET /etc/passwd HTTP/1.1\r\n\r\n").contains(" 404 "));
     }
 }

@@ -236,7 +236,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             let message = format!("cannot listen on {listen}: choose another one with --listen");
             let listener = TcpListener::bind(listen).context(message)?;
             println!("http://{} shows who has joined. Ctrl-C ends it.", listener.local_addr()?);
-            Class::new(&exercises, Mistakes::read(&workspace)?).serve(listener, || true)?;
+            Class::new(&exercises, Mistakes::read(&workspace)?).serve(listener)?;
         }
         Some(Cmd::Join { address, name }) => {
             class::check_name(&name).map_err(|error| fail(USAGE, error.to_string()))?;
