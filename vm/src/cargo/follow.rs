@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
@@ -11,6 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::session::processes::end_with_us;
 
 /// How long a launcher may take to end after a signal, before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -23,11 +24,7 @@ pub fn follow(
     mut limit: Duration,
     mut on_line: impl FnMut(&str) -> Duration,
 ) -> Result<(bool, String)> {
-    // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
-    unsafe {
-        command
-            .pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?));
-    }
+    end_with_us(&mut command, Signal::TERM);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start the tests")?;
     let output = child.stdout.take().context("the tests have no output")?;

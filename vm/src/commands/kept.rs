@@ -14,13 +14,14 @@ use clap::{Subcommand, ValueEnum};
 use host::fail::{Fail, GUEST_DIED, fail};
 use host::say;
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::commands::launch::{self, Program};
 use crate::commands::setup;
 use crate::commands::test::DISKS;
 use crate::machine::qemu::Guest;
 use crate::run::{For, GuestOptions, Run, duration, named};
+use crate::session::processes::end_with_us;
 use crate::session::wire::{Exit, Request, Stream};
 use crate::session::{cleanup, guest, host as session, rundir};
 
@@ -175,10 +176,7 @@ impl<'r> Kept<'r> {
             boot.process_group(0);
         } else {
             eprintln!("booting {}", self.kernel());
-            // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
-            unsafe {
-                boot.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
-            }
+            end_with_us(&mut boot, Signal::TERM);
         }
         fs::create_dir_all(run.workspace().join(".lesson"))?;
         boot.current_dir(run.workspace()).stdin(Stdio::null());

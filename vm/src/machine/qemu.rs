@@ -21,6 +21,7 @@ use crate::machine::initramfs::Initramfs;
 use crate::machine::virtiofs::{self, Share};
 use crate::session::cleanup;
 use crate::session::death::{death, tail};
+use crate::session::processes::end_with_us;
 use crate::session::rundir::{PORTS, read_shared, shared, socket};
 
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -174,7 +175,7 @@ impl Machine<'_> {
         fs::write(shared.join("conf"), conf).context("cannot write to the run directory")
     }
 
-    /// Starts QEMU. It has no terminal, and dies with this thread, which is the main one.
+    /// Starts QEMU. The terminal's signals do not reach it, and it dies with this thread, which is the main one.
     pub fn start(&self, accel: Accel, cache: &Cache, dir: &Path) -> Result<()> {
         let log =
             File::create(dir.join("qemu.log")).context("cannot write to the run directory")?;
@@ -188,18 +189,7 @@ impl Machine<'_> {
         if !self.initramfs.has_9p {
             command.args(virtiofs::serve(&self.guest.memory, dir, &self.all_shares(dir))?);
         }
-        let parent = rustix::process::getpid();
-        // SAFETY: three system calls, all async-signal-safe, no memory of the parent touched.
-        unsafe {
-            command.pre_exec(move || {
-                rustix::process::setsid()?;
-                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-                if rustix::process::getppid() != Some(parent) {
-                    return Err(std::io::ErrorKind::Interrupted.into());
-                }
-                Ok(())
-            });
-        }
+        end_with_us(command.process_group(0), Signal::KILL);
         cleanup::own_qemu(command.spawn().context("cannot start QEMU")?);
         Ok(())
     }

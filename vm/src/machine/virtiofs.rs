@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -14,6 +13,7 @@ use host::fail::{MACHINE, fail};
 use rustix::process::Signal;
 
 use crate::fetch::cache::find_tool;
+use crate::session::processes::end_with_us;
 
 /// Where distributions keep virtiofsd: it is no program that a user starts.
 const PLACES: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"];
@@ -55,12 +55,7 @@ pub fn serve(memory: &str, dir: &Path, shares: &[Share]) -> Result<Vec<OsString>
         command.args(["--fd=0", "--sandbox=none", "--no-announce-submounts", "--shared-dir"]);
         command.arg(path).args(read_only.then_some("--readonly"));
         command.stdin(Stdio::from(OwnedFd::from(listener))).stdout(log.try_clone()?).stderr(log);
-        // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
-        unsafe {
-            command.pre_exec(|| {
-                Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
-            });
-        }
+        end_with_us(&mut command, Signal::KILL);
         // It ends when QEMU does, whose connection it serves.
         command.spawn().context("cannot start virtiofsd")?;
         let mut chardev = OsString::from(format!("socket,id={tag},path="));

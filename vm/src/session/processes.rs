@@ -5,11 +5,17 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use host::say;
-use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, set_child_subreaper,
+    set_parent_process_death_signal,
+};
 
 /// How long a process may take to end after SIGTERM, before it gets SIGKILL; and after that.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -20,6 +26,19 @@ const WAITED_FOR: &str = "apt-get";
 /// Children that this process has not started itself: where a shell becomes the launcher by exec,
 /// its children, like the `tee` of `cargo vm run stage06 > >(tee log)`, become the launcher's.
 static INHERITED: OnceLock<Vec<Pid>> = OnceLock::new();
+
+/// Lets a command's process get this signal when the thread that starts it ends: also where that is killed.
+pub fn end_with_us(command: &mut Command, signal: Signal) {
+    let parent = getpid();
+    // SAFETY: two system calls, async-signal-safe, no memory of the parent touched.
+    unsafe {
+        command.pre_exec(move || {
+            set_parent_process_death_signal(Some(signal))?;
+            // It may have ended just now.
+            if getppid() == Some(parent) { Ok(()) } else { Err(ErrorKind::Interrupted.into()) }
+        });
+    }
+}
 
 /// Notes the children that there are before this process starts any.
 pub fn note_inherited() {
