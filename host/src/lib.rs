@@ -10,6 +10,7 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::UNIX_EPOCH,
 };
 
@@ -19,6 +20,11 @@ use anyhow::{Context, Result};
 pub fn workspace() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     workspace.canonicalize().unwrap_or(workspace)
+}
+
+/// What a mutex guards, also where a thread that held it has panicked: that one has said so.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The number of this day: what takes turns by the day counts on it.

@@ -6,14 +6,14 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Mutex, OnceLock, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use host::{events::Verdict, judging::Subject};
+use host::{events::Verdict, judging::Subject, lock};
 use serde::Deserialize;
 
 use vm::{
@@ -247,10 +247,6 @@ struct Sum {
     mistakes: Mistakes,
     /// Whether it is noted.
     record: bool,
-}
-
-fn lock(sum: &Mutex<Sum>) -> MutexGuard<'_, Sum> {
-    sum.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn is_over(deadline: Option<Instant>) -> bool {

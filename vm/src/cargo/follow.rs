@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::panic::resume_unwind;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use host::lock;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::session::processes::end_with_us;
@@ -63,21 +65,19 @@ pub fn at_once<J: Sync>(
     jobs: &[J],
     work: impl Fn(&J) -> Result<()> + Sync,
 ) -> Vec<anyhow::Error> {
-    let (left, failed) = (Mutex::new(jobs.iter()), Mutex::new(Vec::new()));
-    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
-    thread::scope(|scope| {
-        for _ in 0..workers.min(jobs.len()) {
-            scope.spawn(|| {
-                while let Some(job) = next() {
-                    if let Err(error) = work(job) {
-                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(error);
-                        left.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
-                    }
-                }
-            });
+    let left = Mutex::new(jobs.iter());
+    let next = || lock(&left).next();
+    let worker = || -> Result<()> {
+        while let Some(job) = next() {
+            work(job).inspect_err(|_| lock(&left).by_ref().for_each(drop))?;
         }
-    });
-    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers.min(jobs.len())).map(|_| scope.spawn(worker)).collect();
+        let ended = workers.into_iter().map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
+        ended.filter_map(Result::err).collect()
+    })
 }
 
 /// How many guests to run at once: an emulated one keeps a CPU busy.

@@ -19,7 +19,7 @@ use clap::{Args, ValueEnum};
 use host::events::Verdict;
 use host::fail::{Fail, MACHINE, USAGE, fail};
 use host::judging::{Judging, Partition};
-use host::say;
+use host::{lock, say};
 
 use crate::cargo::follow::{at_once, follow, workers};
 use crate::cargo::{GUEST, artifacts, build_all, build_guest_tests};
@@ -299,7 +299,7 @@ fn run_all(
         if let Err(error) = done {
             report.broken(format!("{what}: {error:#}"));
         }
-        place.lock().unwrap_or_else(PoisonError::into_inner).add(&report);
+        lock(place).add(&report);
         Ok(())
     });
 

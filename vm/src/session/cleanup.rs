@@ -7,11 +7,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use host::lock;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
 use crate::session::processes;
@@ -27,10 +28,6 @@ struct State {
 }
 
 static STATE: Mutex<State> = Mutex::new(State { qemu: None, run_dir: None, terminal: None });
-
-fn state() -> MutexGuard<'static, State> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// How long nothing new may start before the launcher exits from a thread that is not the main one.
 const QUIET: Duration = Duration::from_millis(500);
@@ -78,7 +75,7 @@ pub fn exit(code: i32, message: Option<&str>) -> ! {
 pub fn clean_up() {
     restore_terminal();
     kill_qemu();
-    if let Some(dir) = state().run_dir.take() {
+    if let Some(dir) = lock(&STATE).run_dir.take() {
         let _ = fs::remove_dir_all(dir);
     }
 }
@@ -101,7 +98,7 @@ pub fn in_foreground() -> bool {
 /// Sets the terminal on standard input to raw mode until the end.
 pub fn raw_terminal() -> Result<()> {
     let saved = tcgetattr(std::io::stdin()).context("cannot read the terminal's settings")?;
-    state().terminal = Some(saved);
+    lock(&STATE).terminal = Some(saved);
     set_raw().context("cannot change the terminal's settings")
 }
 
@@ -114,7 +111,7 @@ pub fn raw_terminal_again() {
 }
 
 fn set_raw() -> rustix::io::Result<()> {
-    let Some(mut raw) = state().terminal.clone() else {
+    let Some(mut raw) = lock(&STATE).terminal.clone() else {
         return Ok(());
     };
     raw.make_raw();
@@ -124,7 +121,7 @@ fn set_raw() -> rustix::io::Result<()> {
 /// Restores the terminal's settings. From the background nothing has to be restored: there the
 /// terminal is the shell's.
 pub fn restore_terminal() {
-    if let Some(saved) = state().terminal.take()
+    if let Some(saved) = lock(&STATE).terminal.take()
         && in_foreground()
     {
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &saved);
@@ -133,20 +130,20 @@ pub fn restore_terminal() {
 
 /// Takes over the run directory, to remove it at the end.
 pub fn own_run_dir(dir: &Path) {
-    state().run_dir = Some(dir.to_owned());
+    lock(&STATE).run_dir = Some(dir.to_owned());
 }
 
 /// Takes over the running QEMU, to kill it at the end.
 pub fn own_qemu(child: Child) {
-    state().qemu = Some(child);
+    lock(&STATE).qemu = Some(child);
 }
 
 pub fn qemu_ended() -> Option<std::process::ExitStatus> {
-    state().qemu.as_mut().and_then(|child| child.try_wait().ok().flatten())
+    lock(&STATE).qemu.as_mut().and_then(|child| child.try_wait().ok().flatten())
 }
 
 pub fn kill_qemu() {
-    if let Some(mut child) = state().qemu.take() {
+    if let Some(mut child) = lock(&STATE).qemu.take() {
         let _ = child.kill();
         let _ = child.wait();
     }

@@ -9,11 +9,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use host::fail::{GUEST_DIED, fail};
+use host::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::termios::{isatty, tcgetwinsize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
@@ -49,10 +50,6 @@ struct Link {
 
 /// The session that signals go to, once there is one.
 static LINK: Mutex<Option<Arc<Link>>> = Mutex::new(None);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Link {
     fn new(writer: UnixStream) -> Link {
