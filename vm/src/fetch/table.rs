@@ -360,11 +360,20 @@ impl Line {
         let star = self.newest(&index)?;
         let pin = |pattern: &String| {
             let name = pattern.replace('*', &star);
-            let fields = ["Version", "Filename", "SHA256", "Size"];
-            let [version, path, sha256, size] = index.package(&name, fields)?;
-            let size = size.parse().with_context(|| format!("the size of {name}"))?;
-            let (line, arch) = (self.name.clone(), self.arch.to_owned());
-            Ok(Pin { line, arch, name, version, path, size, sha256 })
+            let fields = index.package(&name)?;
+            let field = |field: &str| {
+                let mut values = fields.lines().filter_map(|line| line.strip_prefix(field));
+                values.next().with_context(|| format!("the index has {name} without {field}"))
+            };
+            Ok(Pin {
+                line: self.name.clone(),
+                arch: self.arch.to_owned(),
+                version: field("Version: ")?.to_owned(),
+                path: field("Filename: ")?.to_owned(),
+                size: field("Size: ")?.parse()?,
+                sha256: field("SHA256: ")?.to_owned(),
+                name,
+            })
         };
         self.packages.iter().map(pin).collect()
     }
@@ -387,7 +396,17 @@ impl Pin {
         for archive in archives {
             let url = format!("{}/{}", archive.trim_end_matches('/'), self.path);
             match apt::download(&url, &deb)? {
-                Ok(()) => return self.check(&deb),
+                Ok(()) => {
+                    let got = sha256(&deb)?;
+                    ensure!(
+                        got == self.sha256,
+                        "wrong checksum: {name} is not the file that is pinned\n  expected {}\n  got      {got}\n\
+                         Nothing of it was kept. A proxy may have answered in the archive's place: try again, \
+                         or set VM_MIRROR to another archive.",
+                        self.sha256
+                    );
+                    return Ok(());
+                }
                 Err(why) => tried.push(format!("{url}\n      {why}")),
             }
         }
@@ -401,19 +420,6 @@ impl Pin {
             line.suite,
             line.name
         )
-    }
-
-    fn check(&self, deb: &Path) -> Result<()> {
-        let got = sha256(deb)?;
-        ensure!(
-            got == self.sha256,
-            "wrong checksum: {} is not the file that is pinned\n  expected {}\n  got      {got}\n\
-             Nothing of it was kept. A proxy may have answered in the archive's place: try again, or \
-             set VM_MIRROR to another archive.",
-            self.name,
-            self.sha256
-        );
-        Ok(())
     }
 }
 
@@ -523,25 +529,6 @@ mod tests {
         }
     }
 
-    /// The same, with the kernel pinned that the archive has built.
-    fn pinned(archive: &Archive, release: &str) -> Line {
-        let deb = archive.deb(release);
-        let pin = Pin {
-            line: "1.0".into(),
-            arch: "amd64".into(),
-            name: format!("linux-image-{release}-amd64"),
-            version: release.into(),
-            path: format!("pool/linux-image-{release}-amd64.deb"),
-            size: deb.metadata().unwrap().len(),
-            sha256: sha256(&deb).unwrap(),
-        };
-        Line { pins: Some(vec![pin]), ..following(None) }
-    }
-
-    fn no_network() -> Source {
-        Source { mirror: Some("http://127.0.0.1:9".into()), keyring: "/dev/null".into() }
-    }
-
     #[test]
     fn a_pinned_line_is_these_files_and_no_others() {
         let temp = tempfile::tempdir().unwrap();
@@ -549,7 +536,8 @@ mod tests {
         let archive = Archive::new();
         archive.build("1.0.0-9");
         archive.carries(&["1.0.0-9"]);
-        let line = pinned(&archive, "1.0.0-9");
+        let newest = || following(None).newest_pins(&archive.source(), temp.path()).unwrap();
+        let line = Line { pins: Some(newest()), ..following(None) };
         assert!(line.describe(&cache).starts_with("not fetched"));
         let whole = fs::read(archive.deb("1.0.0-9")).unwrap();
         fs::write(archive.deb("1.0.0-9"), &whole[..whole.len() - 1]).unwrap();
@@ -561,7 +549,7 @@ mod tests {
         fs::write(archive.deb("1.0.0-9"), &whole).unwrap();
         let kernel = line.get(&archive.source(), &cache).unwrap();
         assert_eq!(kernel.release, "1.0.0-9-amd64");
-        assert_eq!(line.get(&no_network(), &cache).unwrap(), kernel);
+        assert_eq!(line.get(&archive.none(), &cache).unwrap(), kernel);
         assert_eq!(line.describe(&cache), "1.0.0-9-amd64 here, intact");
 
         // Damage is noticed, and fetching it again repairs it.
@@ -575,7 +563,7 @@ mod tests {
                 fs::write(&file, "another kernel").unwrap();
             }
             assert!(line.describe(&cache).contains(expected), "{}", line.describe(&cache));
-            assert!(line.get(&no_network(), &cache).is_err());
+            assert!(line.get(&archive.none(), &cache).is_err());
             assert_eq!(line.get(&archive.source(), &cache).unwrap(), kernel);
         }
 
@@ -587,11 +575,7 @@ mod tests {
         let error = line.get(&archive.source(), &cache).unwrap_err().to_string();
         assert!(error.contains("`cargo vm repin 1.0` pins that"), "{error}");
         assert!(line.places(&cache).is_empty());
-        let [pin] = &line.newest_pins(&archive.source(), temp.path()).unwrap()[..] else {
-            panic!()
-        };
-        assert_eq!(pin.path, "pool/linux-image-1.0.0-10-amd64.deb");
-        assert_eq!(pin.sha256, sha256(&archive.deb("1.0.0-10")).unwrap());
+        assert_eq!(newest()[0].path, "pool/linux-image-1.0.0-10-amd64.deb");
     }
 
     #[test]
@@ -607,7 +591,7 @@ mod tests {
             rootfs::headers(&following(None), "1.0.0-9-amd64", source, &cache).map(Option::unwrap)
         };
         let place = get(&archive.source()).unwrap();
-        assert_eq!(get(&no_network()).unwrap(), place);
+        assert_eq!(get(&archive.none()).unwrap(), place);
         for file in [&format!("usr/{modules}"), "usr/src/common"] {
             assert_eq!(fs::read_to_string(place.join(file)).unwrap(), "headers");
         }
@@ -622,7 +606,7 @@ mod tests {
         archive.carries(&["1.0.0-9", "1.0.0-10"]);
         let line = following(Some("0-9"));
         // A failure that may pass changes nothing.
-        let error = line.get(&no_network(), &cache).unwrap_err();
+        let error = line.get(&archive.none(), &cache).unwrap_err();
         assert!(!error.is::<host::fail::Fail>() && line.places(&cache).is_empty(), "{error}");
         let release =
             |line: &Line, source| Ok::<_, anyhow::Error>(line.get(&source, &cache)?.release);
@@ -638,15 +622,15 @@ mod tests {
 
         // From now on without the network, also where the suite has a newer one.
         archive.carries(&["1.0.0-11"]);
-        assert_eq!(release(&line, no_network()).unwrap(), "1.0.0-10-amd64");
+        assert_eq!(release(&line, archive.none()).unwrap(), "1.0.0-10-amd64");
         // The tests have passed on a newer one: that is fetched, and is not forgotten.
         let later = following(Some("0-11"));
-        assert!(release(&later, no_network()).is_err());
+        assert!(release(&later, archive.none()).is_err());
         assert_eq!(release(&later, archive.source()).unwrap(), "1.0.0-11-amd64");
-        assert_eq!(release(&line, no_network()).unwrap(), "1.0.0-11-amd64");
+        assert_eq!(release(&line, archive.none()).unwrap(), "1.0.0-11-amd64");
         // Where the newest is damaged, the one before stands for the line.
         fs::remove_file(cache.path("kernels/linux-image-1.0.0-11-amd64").join(MARK)).unwrap();
-        assert_eq!(release(&line, no_network()).unwrap(), "1.0.0-10-amd64");
+        assert_eq!(release(&line, archive.none()).unwrap(), "1.0.0-10-amd64");
         fs::remove_dir_all(cache.path("kernels")).unwrap();
         assert_eq!(table.default_where(|| false), HOST);
 
