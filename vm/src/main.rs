@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use vm::arch::Arch;
 use vm::commands::{self, LINES, bench, bundle, doctor, kept, setup, shell, test};
 use vm::run::{GuestOptions, Run, named};
@@ -41,27 +41,21 @@ enum Cmd {
         lines: Vec<String>,
     },
     /// Write one file with the kernels, the crates and the web book, for machines without a network
-    Bundle(Bundle),
+    Bundle {
+        /// Kernel line, or `all` [default: 6.1; arm64: 6.12]
+        #[arg(long, env = "VM_KERNEL", value_name = "LINE|all")]
+        kernel: Option<String>,
+        /// The file to write: workshop.tar.zst
+        file: PathBuf,
+    },
     /// Started by `cargo run` and `cargo test` for a program of the workspace
     #[command(hide = true)]
-    Runner(Arguments),
+    Runner {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        all: Vec<OsString>,
+    },
     #[command(flatten)]
     Hidden(kept::Hidden),
-}
-
-#[derive(Args)]
-struct Bundle {
-    /// Kernel line, or `all` [default: 6.1; arm64: 6.12]
-    #[arg(long, env = "VM_KERNEL", value_name = "LINE|all")]
-    kernel: Option<String>,
-    /// The file to write: workshop.tar.zst
-    file: PathBuf,
-}
-
-#[derive(Args)]
-struct Arguments {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    all: Vec<OsString>,
 }
 
 fn main() {
@@ -80,10 +74,10 @@ fn dispatch(Cli { arch, command }: Cli) -> Result<i32> {
         Cmd::Doctor(options) => doctor::main(&run()?, &options),
         Cmd::Setup(options) => setup::main(&run()?, &options).map(|()| 0),
         Cmd::Repin { lines } => setup::repin(&run()?, &lines).map(|()| 0),
-        Cmd::Bundle(Bundle { kernel, file }) => {
+        Cmd::Bundle { kernel, file } => {
             bundle::write(&run()?, &file, named(kernel.as_deref())).map(|()| 0)
         }
-        Cmd::Runner(arguments) => commands::run::runner(&run()?, &arguments.all),
+        Cmd::Runner { all } => commands::run::runner(&run()?, &all),
         Cmd::Hidden(hidden) => hidden.main(run),
     }
 }

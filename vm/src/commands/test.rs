@@ -271,22 +271,21 @@ fn run_all(
     let host = Mutex::new(Report::default());
     let guests: Vec<_> = names.iter().map(|_| Mutex::new(Report::default())).collect();
     at_once(workers(), &jobs, |job| {
-        let report = |place: &str, part: &str| Report::new(place, part, alone, &programs.known);
-        let (mut report, place, what) = match *job {
-            Job::Host => (report("host", ""), &host, "the host's tests"),
-            Job::Bench(kernel) => (report(kernel, " (bench)"), &host, "the bench"),
-            Job::Guest { number, partition, .. } => {
-                let shown = match partition.of {
-                    1 => String::new(),
-                    of => format!(" ({}/{of})", partition.number + 1),
-                };
-                (report(&names[number], &shown), &guests[number], "the guest tests")
-            }
-        };
+        let new = |place: &str, part: &str| Report::new(place, part, alone, &programs.known);
+        let (mut report, place, what);
         let done = match *job {
-            Job::Host => programs.host.iter().try_for_each(|p| p.run(filter, alone, &mut report)),
-            Job::Bench(kernel) => run_bench(run, kernel, &mut report),
+            Job::Host => {
+                (report, place, what) = (new("host", ""), &host, "the host's tests");
+                programs.host.iter().try_for_each(|it| it.run(filter, alone, &mut report))
+            }
+            Job::Bench(kernel) => {
+                (report, place, what) = (new(kernel, " (bench)"), &host, "the bench");
+                run_bench(run, kernel, &mut report)
+            }
             Job::Guest { guest, number, partition } => {
+                let part = format!(" ({}/{of})", partition.number + 1);
+                report = new(&names[number], if of == 1 { "" } else { &part });
+                (place, what) = (&guests[number], "the guest tests");
                 let mut judging = Judging::by(guest, run.workspace());
                 judging.without_once = filter.is_none() && Some(number) != judge;
                 judging.partition = partition;
