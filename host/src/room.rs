@@ -241,13 +241,11 @@ impl Prepared {
         }
         files.sort_unstable();
         files.dedup();
-        files.iter().fold(text, |text, file| from_root(&text, file))
+        // `04/src/main.rs:3` is `mine/04/src/main.rs:3`.
+        let from_root =
+            |text: String, file| text.replace(&format!("{file}:"), &format!("{MINE}/{file}:"));
+        files.into_iter().fold(text, from_root)
     }
-}
-
-/// Replaces `04/src/main.rs:3` by `mine/04/src/main.rs:3`.
-fn from_root(text: &str, file: &str) -> String {
-    text.replace(&format!("{file}:"), &format!("{MINE}/{file}:"))
 }
 
 fn attempt(directory: String, manifest: &toml::Table) -> Attempt {

@@ -36,11 +36,6 @@ pub enum Arch {
     Arm64,
 }
 
-/// Rust's name of the machines like this one: what cargo builds for unless it is told otherwise.
-pub fn host_target() -> String {
-    own().map_or(format!("{}-unknown-linux-gnu", consts::ARCH), |own| own.rust_target().to_owned())
-}
-
 /// The architecture of this program, and so of this machine; none where no guest can have it.
 fn own() -> Option<Arch> {
     match consts::ARCH {

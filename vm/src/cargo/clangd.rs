@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use cargo_metadata::MetadataCommand;
 
-use crate::arch::{self, Arch};
+use crate::arch::Arch;
 
 /// The first line of `.clangd`.
 const WRITTEN: &str = "# Written by `cargo vm setup`.";
@@ -18,8 +18,7 @@ const WRITTEN: &str = "# Written by `cargo vm setup`.";
 pub fn prepare(workspace: &Path, arch: Arch) -> Result<()> {
     let mut command = MetadataCommand::new();
     // Of the other platforms' crates, a build has fetched none.
-    let platform = arch::host_target();
-    let options = ["--offline".to_owned(), "--filter-platform".to_owned(), platform];
+    let options = ["--offline", "--filter-platform", arch.rust_target()].map(str::to_owned);
     command.current_dir(workspace).other_options(options);
     let metadata = command.exec().context("cargo metadata failed")?;
     let sys = metadata.packages.iter().find(|package| package.name == "libbpf-sys");
@@ -31,24 +30,19 @@ pub fn prepare(workspace: &Path, arch: Arch) -> Result<()> {
     // Of another version; once, it was a directory with copies.
     fs::remove_file(&headers).or_else(|_| fs::remove_dir_all(&headers)).ok();
     symlink(&source, &headers).with_context(|| headers.display().to_string())?;
+    // Those that the BPF programs are compiled with.
+    let mut flags: Vec<String> =
+        ["-xc", "-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall"].map(str::to_owned).into();
+    flags.push(format!("-D__TARGET_ARCH_{}", arch.bpf()));
+    let places = [&workspace.join("common/bpf"), &workspace.join("tools/bpf"), &include];
+    flags.extend(places.map(|place| format!("-I{}", place.display())));
     // A list of texts in JSON is one in YAML.
-    let flags = serde_json::to_string(&clang_flags(workspace, &include, arch))?;
+    let flags = serde_json::to_string(&flags)?;
     let file = workspace.join(".clangd");
     if fs::read_to_string(&file).is_ok_and(|old| !old.starts_with(WRITTEN)) {
         return Ok(()); // the user's own
     }
     fs::write(file, format!("{WRITTEN}\nCompileFlags:\n  Add: {flags}\n")).context(".clangd")
-}
-
-/// The flags that the BPF programs are compiled with, where libbpf's headers are in `include`.
-fn clang_flags(workspace: &Path, include: &Path, arch: Arch) -> Vec<String> {
-    let arch = arch.bpf();
-    let mut flags: Vec<String> =
-        ["-xc", "-g", "-O2", "-target", "bpf", "-mcpu=v2", "-Wall"].map(str::to_owned).into();
-    flags.push(format!("-D__TARGET_ARCH_{arch}"));
-    let places = [&workspace.join("common/bpf"), &workspace.join("tools/bpf"), include];
-    flags.extend(places.map(|place| format!("-I{}", place.display())));
-    flags
 }
 
 #[cfg(test)]

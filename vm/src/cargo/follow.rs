@@ -82,15 +82,11 @@ pub fn at_once<J: Sync>(
 
 /// How many guests to run at once: an emulated one keeps a CPU busy.
 pub fn workers() -> usize {
-    thread::available_parallelism().map_or(1, usize::from).min(in_memory())
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    thread::available_parallelism().map_or(1, usize::from).min(guests_in(&meminfo))
 }
 
-/// How many guests of 2 GiB this machine has the memory for.
-fn in_memory() -> usize {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    guests_in(&text)
-}
-
+/// How many guests of 2 GiB there is the memory for.
 fn guests_in(meminfo: &str) -> usize {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kb = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok());

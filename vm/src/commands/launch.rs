@@ -85,7 +85,10 @@ impl Program {
 /// Where the program is not one for this machine, it checks that in the guest.
 pub fn check_usage(program: &Program, arch: Arch) -> Result<Option<i32>> {
     let (file, args) = program.argv.split_first().context("no program")?;
-    if arch.is_foreign() || !knows_parse_only(Path::new(file))? {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    // One without the variable's name would start its work here.
+    let knows_it = bytes.windows(PARSE_ONLY.len()).any(|window| window == PARSE_ONLY.as_bytes());
+    if arch.is_foreign() || !knows_it {
         return Ok(None);
     }
     let status = Command::new(file)
@@ -99,23 +102,14 @@ pub fn check_usage(program: &Program, arch: Arch) -> Result<Option<i32>> {
     Ok((code != 0).then_some(code))
 }
 
-/// Whether a program contains the variable's name. One that does not would start its work here.
-fn knows_parse_only(file: &Path) -> Result<bool> {
-    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    Ok(bytes.windows(PARSE_ONLY.len()).any(|window| window == PARSE_ONLY.as_bytes()))
-}
-
 /// Whether the arguments only ask for help or the version.
 pub fn asks_for_help(args: &[OsString]) -> bool {
     args.iter().any(|arg| ["--help", "-h", "--version", "-V"].iter().any(|help| arg == help))
 }
 
 fn says_how_long(args: &[OsString]) -> bool {
-    asks_for_help(args)
-        || args.iter().any(|arg| {
-            let arg = arg.to_string_lossy();
-            arg == "--duration" || arg.starts_with("--duration=")
-        })
+    let says = |arg: &OsString| arg.to_string_lossy().split('=').next() == Some("--duration");
+    asks_for_help(args) || args.iter().any(says)
 }
 
 /// How a launch went.

@@ -256,9 +256,12 @@ fn run_all(
         // The longest first.
         let others = (0..*whole).filter(|number| Some(*number) != judge);
         for kernel in judge.into_iter().chain(others).chain(*whole..names.len()) {
-            let partition = |number| Partition { number, of };
-            let job = |n| Job::Guest { guest, number: kernel, partition: partition(n) };
-            jobs.extend((0..of).map(job));
+            let partitions = (0..of).map(|number| Partition { number, of });
+            jobs.extend(partitions.map(|partition| Job::Guest {
+                guest,
+                number: kernel,
+                partition,
+            }));
         }
     }
     // The short ones last: no worker then waits for long while another one ends.
@@ -290,7 +293,9 @@ fn run_all(
                 judging.without_once = filter.is_none() && Some(number) != judge;
                 judging.partition = partition;
                 if let Some(number) = number.checked_sub(*whole) {
-                    judging.share = share_of_today(number, *shares);
+                    // Each share's turn comes on another day.
+                    let number = (number + host::today() as usize) % shares;
+                    judging.share = Partition { number, of: *shares };
                 }
                 run_guest(run, guest, &names[number], &judging, filter, &mut report)
             }
@@ -352,12 +357,6 @@ pub fn in_guest(run: &Run, launcher: &Path, program: &Path, kernel: &str) -> Com
     command.args(["run", "--arch", run.arch.name(), "--kernel", kernel]);
     command.args(["--idle", "--cpus", "2"]).args(disks).arg(program);
     command
-}
-
-/// Which share of the tests a kernel runs today, the first of those that divide them or a later one: each one's
-/// turn comes on another day.
-fn share_of_today(number: usize, of: usize) -> Partition {
-    Partition { number: (number + host::today() as usize) % of, of }
 }
 
 /// Boots a guest that runs some of the guest tests.
