@@ -13,7 +13,11 @@ use common_http::{Answer, Request, Server};
 use host::say;
 use serde::{Deserialize, Serialize};
 
-use crate::{desk::Desk, exercise::Exercise, mistakes::Mistakes};
+use crate::{
+    desk::{Desk, now},
+    exercise::Exercise,
+    mistakes::Mistakes,
+};
 
 /// How long a learner waits for the class.
 const TIME: Duration = Duration::from_secs(2);
@@ -82,10 +86,10 @@ impl Joined {
         exercise: Option<&Exercise>,
     ) -> Result<()> {
         let before = desk.progress.class.take().filter(|it| it.address == address);
-        let key = before.map_or_else(|| std::process::id() ^ desk.now() as u32, |class| class.key);
+        let key = before.map_or_else(|| std::process::id() ^ now() as u32, |class| class.key);
         let joined = Joined { address, name, key };
         joined.report(desk, exercise, Outcome::Here)?;
-        desk.join(Some(joined))
+        desk.change(|progress| progress.class = Some(joined))
     }
 
     fn report(&self, desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) -> Result<()> {
@@ -94,7 +98,7 @@ impl Joined {
             key: self.key,
             name: self.name.clone(),
             exercise: exercise.map(|exercise| exercise.id.clone()),
-            minutes: desk.now().saturating_sub(known.started.unwrap_or(u64::MAX)) / 60,
+            minutes: now().saturating_sub(known.started.unwrap_or(u64::MAX)) / 60,
             hints: known.hints,
             outcome,
         };
@@ -116,7 +120,7 @@ pub fn report(desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) {
 pub fn leave(desk: &mut Desk) -> Result<bool> {
     let Some(joined) = desk.progress.class.take() else { return Ok(false) };
     joined.report(desk, None, Outcome::Left).ok();
-    desk.join(None)?;
+    desk.change(|progress| progress.class = None)?;
     Ok(true)
 }
 

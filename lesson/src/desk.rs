@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
+    time::UNIX_EPOCH,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -77,7 +77,7 @@ impl Desk {
 
     /// Changes the progress as it is now: a check takes a while, and meanwhile another terminal may have
     /// started something.
-    fn change(&mut self, change: impl FnOnce(&mut Progress)) -> Result<()> {
+    pub fn change(&mut self, change: impl FnOnce(&mut Progress)) -> Result<()> {
         self.progress = Desk::read(&self.workspace)?;
         change(&mut self.progress);
         let state = self.workspace.join(STATE);
@@ -91,7 +91,7 @@ impl Desk {
     }
 
     /// Changes what is known of an exercise.
-    fn note(&mut self, exercise: &Exercise, change: impl FnOnce(&mut Known)) -> Result<()> {
+    pub fn note(&mut self, exercise: &Exercise, change: impl FnOnce(&mut Known)) -> Result<()> {
         self.change(|progress| change(progress.exercises.entry(exercise.id.clone()).or_default()))
     }
 
@@ -120,8 +120,7 @@ impl Desk {
         // Also where the attempt is there: the workshop may have changed since.
         Room::mine(&Cargo::new(&self.workspace, true)).prepare(&exercise.package())?;
         self.change(|progress| progress.current = Some(exercise.id.clone()))?;
-        let now = self.now();
-        self.note(exercise, |known| known.started = known.started.or(Some(now)))?;
+        self.note(exercise, |known| known.started = known.started.or(Some(now())))?;
         Ok(is_new)
     }
 
@@ -165,26 +164,11 @@ impl Desk {
         self.note(exercise, |known| known.hints += 1)?;
         Ok(exercise.hints.get(given).map(|hint| (given + 1, hint.as_str())))
     }
+}
 
-    /// Reports to this class from now on, or to none.
-    pub fn join(&mut self, class: Option<Joined>) -> Result<()> {
-        self.change(|progress| progress.class = class)
-    }
-
-    /// Notes the incident that runs now, or that none does.
-    pub fn made(&mut self, incident: Option<Made>) -> Result<()> {
-        self.change(|progress| progress.incident = incident)
-    }
-
-    /// Seconds since 1970.
-    pub fn now(&self) -> u64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-    }
-
-    /// Notes that an attempt has passed.
-    pub fn done(&mut self, exercise: &Exercise) -> Result<()> {
-        self.note(exercise, |known| known.done = true)
-    }
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
 }
 
 /// The build.rs of an attempt.
@@ -283,7 +267,7 @@ mod tests {
         let mut other = Desk::open(dir.path()).unwrap();
         other.start(five).unwrap();
         other.hint(five).unwrap();
-        checks.done(two).unwrap();
+        checks.note(two, |known| known.done = true).unwrap();
         let desk = Desk::open(dir.path()).unwrap();
         assert_eq!(desk.progress.current.as_ref(), Some(&five.id));
         assert!(desk.known(five).hints == 1 && desk.known(two).done);
@@ -305,7 +289,7 @@ mod tests {
         let mut desk = Desk::open(dir.path()).unwrap();
         assert_eq!(desk.hint(exercise).unwrap(), None);
         // What is done stays done.
-        desk.done(exercise).unwrap();
+        desk.note(exercise, |known| known.done = true).unwrap();
         desk.reset(exercise).unwrap();
         let known = Desk::open(dir.path()).unwrap().known(exercise);
         assert!(known.done && known.hints == 0 && known.started.is_some());

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use host::{stages, tools};
 use regex_lite::Regex;
 
@@ -16,13 +16,6 @@ pub struct Experiment {
     pub edits: String,
     /// The block that comes next: what the README says that there is to see.
     pub promised: String,
-}
-
-impl Experiment {
-    /// The package of the stage or tool.
-    pub fn package(&self) -> Result<String> {
-        host::package_in(&self.stage).map(str::to_owned).context("odd stage")
-    }
 }
 
 /// Whether a program's message has these lines of a README.

@@ -19,7 +19,11 @@ use vm::{
     run::{GuestOptions, Run},
 };
 
-use crate::{NOT_YET, class, class::Outcome, desk::Desk};
+use crate::{
+    NOT_YET, class,
+    class::Outcome,
+    desk::{Desk, now},
+};
 
 /// How to make one.
 #[derive(Args)]
@@ -73,21 +77,21 @@ pub fn begin(run: &Run, desk: &mut Desk, options: &Options) -> Result<ExitCode> 
     if shell::is_running(run, None)? {
         return Err(fail(USAGE, "another guest runs: leave its shell first (`exit`)"));
     }
-    let seed = options.seed.unwrap_or_else(|| desk.now() % 100_000);
+    let seed = options.seed.unwrap_or_else(|| now() % 100_000);
     let made = Made { seed, level: options.level, answers: 0 };
     build_all(run.guests()?)?;
     let mut argv = vec![program(run)?.into_os_string(), "begin".into()];
     argv.extend(made.arguments());
     let mut guest = GuestOptions::with_kernel(options.kernel.clone());
     guest.disks = DISKS.to_vec();
-    desk.made(Some(made))?;
+    desk.change(|progress| progress.incident = Some(made))?;
     class::report(desk, None, Outcome::Incident { seed, level: made.level, answers: 0, right: 0 });
     println!(
         "Incident {seed}, level {}. Its disks are made, twice: with what is wrong, and without.",
         made.level
     );
     let status = shell::begin(run, &guest, &Program::other(argv));
-    desk.made(None)?;
+    desk.change(|progress| progress.incident = None)?;
     let status = status?;
     Ok(ExitCode::from(status as u8))
 }
@@ -101,7 +105,7 @@ pub fn answer(run: &Run, desk: &mut Desk, said: &Said) -> Result<ExitCode> {
         return Err(fail(USAGE, "the incident is still being made: wait for its ticket"));
     }
     made.answers += 1;
-    desk.made(Some(made))?;
+    desk.change(|progress| progress.incident = Some(made))?;
     let Made { seed, level, answers } = made;
     let parts = said.answer.judged(&Plan::of(seed, level).answer());
     for (what, said, is_right) in &parts {

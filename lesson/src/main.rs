@@ -33,7 +33,7 @@ use host::{
     printable, say, workspace,
 };
 
-use textwrap::{Options, WordSplitter};
+use textwrap::{Options, WordSplitter, indent};
 use vm::{
     arch::Arch,
     commands::kept::{Hidden, Kept},
@@ -184,7 +184,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                     // Prose is one line, code several.
                     let hint =
                         if hint.contains('\n') { hint.to_owned() } else { wrapped(hint, 90) };
-                    println!("Hint {number} of {HINTS}:\n\n{}", indented(&hint, "  "));
+                    println!("Hint {number} of {HINTS}:\n\n{}", indent(hint.trim_end(), "  "));
                 }
                 None => {
                     let anyhow = if desk.known(&exercise).done { "" } else { " --anyhow" };
@@ -269,11 +269,6 @@ fn confirmed(question: &str) -> Result<bool> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-fn indented(text: &str, by: &str) -> String {
-    let lines = text.trim_end().lines().map(|line| format!("{by}{line}").trim_end().to_owned());
-    lines.collect::<Vec<_>>().join("\n")
-}
-
 /// A paragraph in lines of at most so many columns.
 fn wrapped(text: &str, columns: usize) -> String {
     let options = Options::new(columns).word_splitter(WordSplitter::NoHyphenation);
@@ -344,7 +339,7 @@ fn start(desk: &mut Desk, exercises: &[Exercise], id: Option<String>) -> Result<
         ),
     }
     println!("\nRead: {}", exercise.read);
-    println!("\nExercise {id}: {}\n\n{}\n", exercise.title, indented(&exercise.task, "  "));
+    println!("\nExercise {id}: {}\n\n{}\n", exercise.title, indent(exercise.task.trim_end(), "  "));
     let kernel = exercise.kernel.as_ref().map(|kernel| format!("--kernel {kernel} "));
     let run = format!("cargo vm run {}{}", kernel.unwrap_or_default(), exercise.package());
     println!("Edit {mine}/src. `{run}` runs your program,");
@@ -428,7 +423,7 @@ impl Check {
     ) -> Result<bool> {
         let good = said.values().filter(|verdict| **verdict == Verdict::Passed).count();
         if good == exercise.judges.len() {
-            desk.done(exercise)?;
+            desk.note(exercise, |known| known.done = true)?;
             class::report(desk, Some(exercise), Outcome::Passed);
             return Ok(true);
         }
@@ -505,13 +500,13 @@ fn failure(expected: &str, why: &str) -> String {
     }
     let mut text = format!(
         "      expected:\n{}\n      yours:\n{}",
-        indented(expected, "        "),
-        indented(&shown, "        ")
+        indent(expected.trim_end(), "        "),
+        indent(&shown, "        ")
     );
     if explain::is_refused(why)
         && let Some(meaning) = explain::refusal(why)
     {
-        let meaning = indented(&wrapped(meaning, 80), "        ");
+        let meaning = indent(&wrapped(meaning, 80), "        ");
         text += &format!("\n      what this means:\n{meaning}");
     }
     text

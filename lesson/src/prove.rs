@@ -363,7 +363,7 @@ fn claims(
             // A README cuts a long line, and ends it with `…`.
             lines.map(|line| line.trim().trim_end_matches('…').trim_end().to_owned()).collect()
         };
-        let stage = experiment.package()?;
+        let stage = host::package_in(&experiment.stage).context("odd stage")?.to_owned();
         let original = programs.iter().find(|it| it.directory == Path::new(&experiment.stage));
         let original = original.cloned().with_context(|| format!("{stage} is no program"))?;
         let mut refused = lines(&format!("{stage}: "));
