@@ -122,12 +122,7 @@ pub fn programs_of_guests(arch: Arch) -> Option<PathBuf> {
 
 /// Builds every program of the workspace.
 pub fn build_all(cargo: &Cargo) -> Result<()> {
-    let mut command = cargo.command();
-    command.args(["build", "--workspace"]).args(cargo.quiet.then_some("--quiet"));
-    let built = announced(cargo, "building all programs".to_owned(), || command.status());
-    let built = built.context("cannot start cargo")?;
-    ensure!(built.success(), "cargo could not build the programs of the workspace, see above");
-    Ok(())
+    artifacts(cargo, &["build", "--workspace"]).map(drop)
 }
 
 /// Builds the guest tests. Returns the executable.
