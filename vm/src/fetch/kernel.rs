@@ -199,39 +199,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn image_and_modules_are_found_in_both_layouts() {
-        for (modules, image) in [
-            ("lib/modules/6.1", "boot/vmlinuz-6.1"),
-            ("usr/lib/modules/6.1", "boot/vmlinuz-6.1"),
-            ("usr/lib/modules/6.1", "usr/lib/modules/6.1/vmlinuz"),
-        ] {
-            let dir = tempfile::tempdir().unwrap();
-            fs::create_dir_all(dir.path().join(modules).join("kernel")).unwrap();
-            fs::create_dir_all(dir.path().join("boot")).unwrap();
-            assert!(Kernel::at(dir.path()).unwrap_err().to_string().contains("vmlinuz"));
-            fs::write(dir.path().join(image), "").unwrap();
-            let kernel = Kernel::at(dir.path()).unwrap();
-            assert_eq!(kernel.release, "6.1");
-            assert!(kernel.image.ends_with(image) && kernel.modules.ends_with(modules));
-        }
-        let empty = tempfile::tempdir().unwrap();
-        assert!(Kernel::at(empty.path()).unwrap_err().to_string().contains("has no modules"));
-    }
-
-    #[test]
-    fn the_newest_installed_kernel_is_taken() {
+    fn the_newest_kernel_is_taken_in_any_layout() {
         let dir = tempfile::tempdir().unwrap();
-        // Fedora's and Arch's layout, and one whose modules are there without an image.
-        for release in ["6.9.4-200.fc40.x86_64", "6.12.1-arch1-1", "7.0.0"] {
-            let modules = dir.path().join("usr/lib/modules").join(release);
-            fs::create_dir_all(modules.join("kernel")).unwrap();
-            fs::write(modules.join("modules.dep"), "").unwrap();
-            if release != "7.0.0" {
-                fs::write(modules.join("vmlinuz"), "").unwrap();
+        let error = |text: &str| Kernel::at(dir.path()).unwrap_err().to_string().contains(text);
+        assert!(error("has no modules") && Kernel::installed(dir.path()).is_none());
+        // Debian's layouts, Fedora's and Arch's; and modules without an image.
+        for (modules, release, image) in [
+            ("lib/modules", "6.1", "boot/vmlinuz-6.1"),
+            ("usr/lib/modules", "6.9.4-200.fc40.x86_64", "boot/vmlinuz-6.9.4-200.fc40.x86_64"),
+            ("usr/lib/modules", "6.12.1-arch1-1", "usr/lib/modules/6.12.1-arch1-1/vmlinuz"),
+            ("usr/lib/modules", "7.0.0", ""),
+        ] {
+            let modules = Path::new(modules).join(release);
+            fs::create_dir_all(dir.path().join(&modules).join("kernel")).unwrap();
+            fs::create_dir_all(dir.path().join("boot")).unwrap();
+            fs::write(dir.path().join(&modules).join("modules.dep"), "").unwrap();
+            if release == "6.1" {
+                assert!(error("has no boot/vmlinuz-6.1"));
+            }
+            if !image.is_empty() {
+                fs::write(dir.path().join(image), "").unwrap();
+                let kernel = Kernel::at(dir.path()).unwrap();
+                assert_eq!(kernel.release, release);
+                assert!(kernel.image.ends_with(image) && kernel.modules.ends_with(modules));
             }
         }
         assert_eq!(Kernel::installed(dir.path()).unwrap().release, "6.12.1-arch1-1");
         assert_eq!(Kernel::at(dir.path()).unwrap().release, "6.12.1-arch1-1");
-        assert!(Kernel::installed(&dir.path().join("nowhere")).is_none());
     }
 }
