@@ -299,41 +299,33 @@ fn claims(
     let mut claims = Vec::new();
     let (mutants, exercises) = (mutants(workspace)?, Exercise::all(workspace)?);
     for exercise in &exercises {
-        let judged_as = exercise.judged_as();
-        let tests: Vec<String> =
+        let mut tests: Vec<String> =
             exercise.judges.iter().map(|Judge { test, .. }| test.clone()).collect();
         let start = match stage_of(&exercise.start) {
             Some(stage) => Made::Already(judges.program(&stage)),
             None => Made::Edited(Program::start(exercise), Edit::Texts(Vec::new())),
         };
-        claims.push(Claim {
-            what: format!("exercise {}: the start fails", exercise.id),
+        let claim = |what: &str, program, tests, expected, mistake| Claim {
+            what: format!("exercise {}: {what}", exercise.id),
             about: About::Exercise,
             kernel: exercise.kernel.clone(),
-            program: start,
-            judged_as: judged_as.clone(),
-            tests: tests.clone(),
-            expected: Expected::Fail,
-            mistake: Some((exercise.id.clone(), START.to_owned())),
-        });
+            program,
+            judged_as: exercise.judged_as(),
+            tests,
+            expected,
+            mistake,
+        };
+        let none = Some((exercise.id.clone(), START.to_owned()));
+        claims.push(claim("the start fails", start, tests.clone(), Expected::Fail, none));
         let answer = stage_of(&exercise.solution);
         let package = format!("solution-{}", exercise.id);
         let program = judges.program(answer.as_ref().unwrap_or(&package));
         // `cargo vm test` runs a stage's own judges, but not those of attempts.
         let of_attempts = |test: &String| test.starts_with("exercise_") && test != STARTS;
-        let mut tests = tests;
         tests.retain(|test| all || answer.is_none() || of_attempts(test));
         if !tests.is_empty() {
-            claims.push(Claim {
-                what: format!("exercise {}: the answer passes", exercise.id),
-                about: About::Exercise,
-                kernel: exercise.kernel.clone(),
-                program: Made::Already(program),
-                judged_as,
-                tests,
-                expected: Expected::Pass,
-                mistake: None,
-            });
+            let program = Made::Already(program);
+            claims.push(claim("the answer passes", program, tests, Expected::Pass, None));
         }
     }
     for wrong in mutants.wrong {
