@@ -3,12 +3,14 @@
 use std::{
     env,
     ffi::OsStr,
+    io::{BufReader, Read},
     path::PathBuf,
     process::{Command, Stdio},
+    thread,
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use cargo_metadata::{Artifact, Message, Metadata, MetadataCommand};
+use cargo_metadata::{Artifact, CompilerMessage, Message, Metadata, MetadataCommand};
 
 /// Cargo, in the workshop's workspace.
 #[derive(Clone, Debug)]
@@ -85,17 +87,36 @@ impl Cargo {
     ) -> Result<Result<Vec<Artifact>, String>> {
         let mut command = self.command();
         command.args(args).args(self.quiet.then_some("--quiet"));
-        command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stderr(stderr);
-        let output = command.output().context("cannot start cargo")?;
-        if !output.status.success() {
-            return Ok(Err(String::from_utf8_lossy(&output.stderr).into_owned()));
-        }
-        let messages = Message::parse_stream(&*output.stdout).filter_map(|message| match message {
-            Ok(Message::CompilerArtifact(artifact)) => Some(artifact),
-            _ => None,
-        });
-        Ok(Ok(messages.collect()))
+        built(command.arg("--message-format=json-render-diagnostics").stderr(stderr), |_| {})
     }
+}
+
+/// What a cargo command that builds has made, as its messages say, those of the compiler handed over as they
+/// come; where cargo fails, what it said if standard error is a pipe.
+pub fn built(
+    command: &mut Command,
+    mut on_message: impl FnMut(CompilerMessage),
+) -> Result<Result<Vec<Artifact>, String>> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().context("cannot start cargo")?;
+    let errors = child.stderr.take();
+    let errors = thread::spawn(move || {
+        let mut said = Vec::new();
+        errors.map(|mut errors| errors.read_to_end(&mut said));
+        String::from_utf8_lossy(&said).into_owned()
+    });
+    let mut made = Vec::new();
+    let messages = child.stdout.take().context("no pipe from cargo")?;
+    for message in Message::parse_stream(BufReader::new(messages)) {
+        match message? {
+            Message::CompilerArtifact(artifact) => made.push(artifact),
+            Message::CompilerMessage(message) => on_message(message),
+            _ => {}
+        }
+    }
+    let status = child.wait().context("cargo")?;
+    let said = errors.join().unwrap_or_default();
+    Ok(if status.success() { Ok(made) } else { Err(said) })
 }
 
 /// Whether `cargo run` set this variable to describe the package that it runs.

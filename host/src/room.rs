@@ -8,15 +8,18 @@
 
 use std::{
     fs,
-    io::{BufReader, IsTerminal, Read, Write},
+    io::{IsTerminal, Write},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result};
-use cargo_metadata::{CompilerMessage, Message};
+use cargo_metadata::CompilerMessage;
 
-use crate::{cargo::Cargo, write};
+use crate::{
+    cargo::{Cargo, built},
+    write,
+};
 
 /// The directory of the learner's attempts, relative to the workspace.
 pub const MINE: &str = "mine";
@@ -51,15 +54,6 @@ pub struct Prepared {
     target: PathBuf,
     /// Why only one attempt is in there: what cargo says of all of them together.
     pub alone: Option<String>,
-}
-
-/// How building an attempt went.
-#[derive(Debug)]
-pub enum Built {
-    /// The program's file.
-    Program(PathBuf),
-    /// Cargo failed. What it and the compiler said, unless that was shown.
-    Failed(String),
 }
 
 impl Room {
@@ -178,53 +172,28 @@ impl Room {
 }
 
 impl Prepared {
-    /// Builds an attempt. `shown`: what cargo and the compiler say goes to stderr as it comes.
-    pub fn build(&self, package: &str, shown: bool) -> Result<Built> {
+    /// Builds an attempt: its program, or what cargo and the compiler said. `shown`: that goes to stderr as it
+    /// comes.
+    pub fn build(&self, package: &str, shown: bool) -> Result<Result<PathBuf, String>> {
         let mut command = self.room.command("build");
         command.arg("--target-dir").arg(&self.target).args(["--package", package]);
         let ansi = shown && std::io::stderr().is_terminal();
         let format = if ansi { "json-diagnostic-rendered-ansi" } else { "json" };
-        command
-            .arg(format!("--message-format={format}"))
-            .args(self.room.cargo.quiet.then_some("--quiet"));
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.arg(format!("--message-format={format}"));
+        command.args(self.room.cargo.quiet.then_some("--quiet"));
         command.stderr(if shown { Stdio::inherit() } else { Stdio::piped() });
-        let mut child = command.spawn().context("cannot start cargo")?;
-        let errors = child.stderr.take().map(|mut errors| {
-            std::thread::spawn(move || {
-                let mut said = Vec::new();
-                errors.read_to_end(&mut said).ok();
-                String::from_utf8_lossy(&said).into_owned()
-            })
-        });
-        let (mut program, mut said) = (None, String::new());
-        let messages = child.stdout.take().context("no pipe from cargo")?;
-        for message in Message::parse_stream(BufReader::new(messages)) {
-            match message? {
-                Message::CompilerArtifact(artifact) => {
-                    program = artifact.executable.map(PathBuf::from).or(program);
-                }
-                Message::CompilerMessage(message) => {
-                    let text = self.rendered(&message);
-                    if shown {
-                        // Where nobody reads it any more, there is the exit code.
-                        std::io::stderr().write_all(text.as_bytes()).ok();
-                    } else {
-                        said += &text;
-                    }
-                }
-                _ => {}
-            }
-        }
-        let status = child.wait().context("cargo")?;
-        if let Some(errors) = errors {
-            said += &errors.join().unwrap_or_default();
-        }
-        if !status.success() {
-            return Ok(Built::Failed(said));
-        }
-        let program = program.with_context(|| format!("{package} has no program"))?;
-        Ok(Built::Program(program))
+        let mut said = String::new();
+        let built = built(&mut command, |message| match self.rendered(&message) {
+            // Where nobody reads it any more, there is the exit code.
+            text if shown => drop(std::io::stderr().write_all(text.as_bytes())),
+            text => said += &text,
+        })?;
+        let made = match built {
+            Ok(made) => made,
+            Err(errors) => return Ok(Err(said + &errors)),
+        };
+        let program = made.into_iter().filter_map(|artifact| artifact.executable).next_back();
+        Ok(Ok(program.with_context(|| format!("{package} has no program"))?.into()))
     }
 
     /// What the compiler said. It names files from the room: here they are named from the
@@ -336,23 +305,19 @@ opt-level = 1
         let prepared = room.prepare("mine-07").unwrap();
         let why = prepared.alone.as_deref().unwrap();
         assert!(why.starts_with("error: ") && why.contains("mine/03"), "{why}");
-        let built = prepared.build("mine-07", false).unwrap();
-        let Built::Program(file) = built else { panic!("{built:?}") };
+        let file = prepared.build("mine-07", false).unwrap().unwrap();
         assert!(file.ends_with("debug/mine-07") && file.is_file(), "{}", file.display());
         // Of the damaged one itself, cargo says what is wrong.
         let built = room.prepare("mine-03").unwrap().build("mine-03", false).unwrap();
-        assert!(
-            matches!(&built, Built::Failed(said) if said.contains("mine/03/Cargo.toml")),
-            "{built:?}"
-        );
+        let said = built.unwrap_err();
+        assert!(said.contains("mine/03/Cargo.toml"), "{said}");
     }
 
     #[test]
     fn an_error_names_the_file_from_the_workshops_root() {
         let (dir, room) = workshop(&[("04", &package("mine-04"))]);
         fs::write(dir.path().join("mine/04/src/main.rs"), "fn main() { no_such(); }\n").unwrap();
-        let built = room.prepare("mine-04").unwrap().build("mine-04", false).unwrap();
-        let Built::Failed(said) = built else { panic!("{built:?}") };
+        let said = room.prepare("mine-04").unwrap().build("mine-04", false).unwrap().unwrap_err();
         assert!(said.contains("--> mine/04/src/main.rs:1:13"), "{said}");
     }
 

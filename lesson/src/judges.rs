@@ -7,7 +7,7 @@ use host::{
     cargo::{Cargo, executable},
     events::{Ended, Reader, Said, Verdict},
     judging::{Judging, Subject},
-    room::{Built, Room},
+    room::Room,
     say,
 };
 
@@ -105,10 +105,7 @@ pub fn build_attempt(cargo: &Cargo, package: &str) -> Result<Result<PathBuf, Str
     if let Some(why) = &room.alone {
         say!("cargo cannot read all attempts, so only {} is built:\n{why}", package);
     }
-    Ok(match room.build(package, false)? {
-        Built::Program(file) => Ok(file),
-        Built::Failed(said) => Err(explain::compiler(&said).to_owned()),
-    })
+    Ok(room.build(package, false)?.map_err(|said| explain::compiler(&said).to_owned()))
 }
 
 #[cfg(test)]

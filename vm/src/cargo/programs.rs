@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use cargo_metadata::Metadata;
 use host::cargo::Cargo;
-use host::room::{Built, Room};
+use host::room::Room;
 use host::say;
 use serde::Deserialize;
 
@@ -47,10 +47,8 @@ impl Program {
             say!("cargo cannot read all attempts, so only {} is built:\n{why}", self.package);
         }
         let what = format!("building: cargo build --package {}", self.package);
-        match announced(cargo, what, || room.build(&self.package, true))? {
-            Built::Program(file) => Ok(file),
-            Built::Failed(_) => bail!("cargo build --package {} failed, see above", self.package),
-        }
+        let built = announced(cargo, what, || room.build(&self.package, true))?;
+        built.map_err(|_| anyhow!("cargo build --package {} failed, see above", self.package))
     }
 }
 
