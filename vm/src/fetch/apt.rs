@@ -1,6 +1,7 @@
 //! This machine's apt: installing through it, the Debian archives that its settings name, and fetching
 //! from them.
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -185,26 +186,20 @@ fn archives() -> Result<Vec<String>> {
 /// The archive roots in what `apt-get indextargets` printed, Debian's own first; none where
 /// none is Debian's: no other has its kernels.
 fn archives_of(text: &str) -> Vec<String> {
-    let mut found: Vec<(bool, String)> = Vec::new();
-    for line in text.lines() {
-        let mut fields = line.splitn(4, '|');
-        let mut next = || fields.next().unwrap_or("");
-        let (made_by, origin, release, uri) = (next(), next(), next(), next());
-        let security = release.contains("-security") || uri.contains("-security");
-        if made_by == "Packages" && !security && !uri.is_empty() {
-            for uri in roots(uri) {
-                let entry = (origin != "Debian", uri);
-                if !found.contains(&entry) {
-                    found.push(entry);
-                }
-            }
-        }
-    }
-    if found.iter().all(|(other, _)| *other) {
+    let fields = text.lines().map(|line| line.splitn(4, '|').collect::<Vec<_>>());
+    let is_security = |text: &str| text.contains("-security");
+    let packages = fields.filter_map(|fields| match fields[..] {
+        [_, _, release, uri] if uri.is_empty() || is_security(release) || is_security(uri) => None,
+        ["Packages", origin, _, uri] => Some((origin, uri)),
+        _ => None,
+    });
+    let (debian, others): (Vec<_>, Vec<_>) = packages.partition(|(origin, _)| *origin == "Debian");
+    if debian.is_empty() {
         return Vec::new();
     }
-    found.sort_by_key(|(other, _)| *other);
-    found.into_iter().map(|(_, uri)| uri).collect()
+    let mut known = HashSet::new();
+    let found = debian.into_iter().chain(others).flat_map(|(_, uri)| roots(uri));
+    found.filter(|uri| known.insert(uri.clone())).collect()
 }
 
 /// What apt's address of an archive stands for: itself, or those in a file of mirrors.

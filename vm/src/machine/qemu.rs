@@ -139,15 +139,12 @@ impl Machine<'_> {
         let agent = shared.join("agent");
         fs::copy(&self.agent, &agent)
             .with_context(|| format!("cannot write {}", agent.display()))?;
-        let mut conf: Vec<u8> = Vec::new();
+        let mut conf = OsString::new();
         let mut line = |key: &str, value: &OsStr| -> Result<()> {
             if value.as_bytes().contains(&b'\n') {
                 bail!("the path {value:?} contains a line break, which the guest cannot handle");
             }
-            conf.extend_from_slice(key.as_bytes());
-            conf.push(b' ');
-            conf.extend_from_slice(value.as_bytes());
-            conf.push(b'\n');
+            conf.extend([key.as_ref(), " ".as_ref(), value, "\n".as_ref()]);
             Ok(())
         };
         // Where the guest sees this machine's files, they are there.
@@ -172,7 +169,7 @@ impl Machine<'_> {
         for (_, driver) in drivers.into_iter().filter(|(kind, _)| count(*kind) > 0) {
             line("modprobe", driver.as_ref())?;
         }
-        fs::write(shared.join("conf"), conf).context("cannot write to the run directory")
+        fs::write(shared.join("conf"), conf.as_bytes()).context("cannot write to the run directory")
     }
 
     /// Starts QEMU. The terminal's signals do not reach it, and it dies with this thread, which is the main one.
@@ -278,15 +275,8 @@ fn letter(n: usize) -> char {
 
 /// An option of QEMU with a path in it, where each comma has to be doubled.
 fn with_path(head: &str, path: &Path, rest: &str) -> OsString {
-    let mut option = head.as_bytes().to_vec();
-    for &byte in path.as_os_str().as_bytes() {
-        option.push(byte);
-        if byte == b',' {
-            option.push(byte);
-        }
-    }
-    option.extend_from_slice(rest.as_bytes());
-    OsString::from_vec(option)
+    let path = path.as_os_str().as_bytes().split(|&byte| byte == b',').collect::<Vec<_>>();
+    OsString::from_vec([head.as_bytes(), &path.join(&b",,"[..]), rest.as_bytes()].concat())
 }
 
 #[cfg(test)]
