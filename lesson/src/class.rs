@@ -64,7 +64,6 @@ pub enum Outcome {
     },
 }
 
-/// What a class is told.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Report {
@@ -157,7 +156,6 @@ struct Learner {
     seen: Instant,
 }
 
-/// All who have joined.
 pub struct Class<'e> {
     exercises: &'e [Exercise],
     known: Mistakes,
@@ -165,7 +163,6 @@ pub struct Class<'e> {
 }
 
 impl Class<'_> {
-    /// A class that nobody has joined.
     pub fn new(exercises: &[Exercise], known: Mistakes) -> Class<'_> {
         Class { exercises, known, learners: BTreeMap::new() }
     }

@@ -21,15 +21,13 @@ use crate::{
 /// The directory of everything but the attempts, relative to the workspace.
 pub const STATE: &str = ".lesson";
 
-/// What is known of an exercise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Known {
     /// An attempt has passed all judges.
     pub done: bool,
-    /// How many hints were given.
     pub hints: usize,
-    /// When it was started first, in seconds since 1970.
+    /// When it was started first.
     pub started: Option<u64>,
 }
 
@@ -41,15 +39,12 @@ pub struct Progress {
     pub current: Option<String>,
     /// The class that gets the verdicts.
     pub class: Option<Joined>,
-    /// The incident that runs.
     pub incident: Option<Made>,
-    /// By exercise.
     pub exercises: BTreeMap<String, Known>,
 }
 
 /// A workspace with its attempts.
 pub struct Desk {
-    /// The workspace.
     pub workspace: PathBuf,
     /// The progress as it was read and changed.
     pub progress: Progress,
@@ -85,17 +80,14 @@ impl Desk {
         host::write(&state.join("progress.toml"), &toml::to_string(&self.progress)?)
     }
 
-    /// What is known of an exercise.
     pub fn known(&self, exercise: &Exercise) -> Known {
         self.progress.exercises.get(&exercise.id).cloned().unwrap_or_default()
     }
 
-    /// Changes what is known of an exercise.
     pub fn note(&mut self, exercise: &Exercise, change: impl FnOnce(&mut Known)) -> Result<()> {
         self.change(|progress| change(progress.exercises.entry(exercise.id.clone()).or_default()))
     }
 
-    /// Whether there is an attempt.
     pub fn has_attempt(&self, exercise: &Exercise) -> bool {
         self.workspace.join(exercise.directory()).exists()
     }
@@ -171,7 +163,6 @@ pub fn now() -> u64 {
     UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
 }
 
-/// The build.rs of an attempt.
 pub const BUILD: &str = "\
 //! Compiles `src/trace.bpf.c` and writes its Rust skeleton.
 

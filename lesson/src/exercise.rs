@@ -24,9 +24,7 @@ pub struct Exercise {
     pub start: PathBuf,
     /// The directory with the answer: `stage04_max_latency`.
     pub solution: PathBuf,
-    /// What to build.
     pub task: String,
-    /// What to read.
     pub read: String,
     /// The numbers of the stages that teach what it needs, in their order. One with a number needs those
     /// before it.
@@ -45,7 +43,6 @@ pub struct Exercise {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Judge {
-    /// The test's name.
     pub test: String,
     /// What a good attempt does, to be read behind a check mark.
     pub title: String,
@@ -99,7 +96,6 @@ impl Exercise {
         !self.has_number() && begins_and_ends_here.iter().all(|it| it.starts_with("exercises"))
     }
 
-    /// The package of an attempt.
     pub fn package(&self) -> String {
         format!("mine-{}", self.id)
     }

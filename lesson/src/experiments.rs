@@ -7,7 +7,6 @@ use anyhow::{Result, ensure};
 use host::{stages, tools};
 use regex_lite::Regex;
 
-/// An experiment of a README.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Experiment {
     /// The directory of the stage or tool.
@@ -31,7 +30,6 @@ pub fn is_shown(said: &str, lines: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The experiments of all READMEs, in order.
 pub fn experiments(workspace: &Path) -> Result<Vec<Experiment>> {
     let mut experiments = Vec::new();
     for stage in stages(workspace)?.into_iter().chain(tools(workspace)?) {

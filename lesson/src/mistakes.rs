@@ -88,13 +88,11 @@ fn range(shapes: &[Shape], figure: &str) -> Option<(f64, f64)> {
 }
 
 impl Mistakes {
-    /// Reads what was noted.
     pub fn read(workspace: &Path) -> Result<Mistakes> {
         let text = fs::read_to_string(workspace.join(FILE)).context(FILE)?;
         toml::from_str(&text).context(FILE)
     }
 
-    /// Writes it.
     pub fn write(&self, workspace: &Path) -> Result<()> {
         host::write(&workspace.join(FILE), &toml::to_string_pretty(self)?)?;
         Ok(())
@@ -140,7 +138,6 @@ impl Mistakes {
         if alike.len() > 2 || alike.contains(&START) { Vec::new() } else { alike }
     }
 
-    /// Whether it has this mistake's name.
     pub fn has(&self, exercise: &str, what: &str) -> bool {
         what != START && self.said.get(exercise).is_some_and(|all| all.contains_key(what))
     }

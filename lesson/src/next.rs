@@ -8,14 +8,11 @@ use crate::{desk::Desk, exercise::Exercise};
 /// Which stages are read, as far as the exercises that are done can say.
 pub struct Progress<'e> {
     exercises: &'e [Exercise],
-    /// The directories of all stages, in order.
     stages: Vec<String>,
-    /// The ids of the exercises that are done.
     done: Vec<String>,
 }
 
 impl<'e> Progress<'e> {
-    /// As it is known at this desk.
     pub fn at(desk: &Desk, exercises: &'e [Exercise]) -> Result<Progress<'e>> {
         let done = exercises.iter().filter(|exercise| desk.known(exercise).done);
         let done = done.map(|exercise| exercise.id.clone()).collect();

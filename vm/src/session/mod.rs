@@ -3,7 +3,7 @@
 pub(crate) mod cleanup;
 pub(crate) mod death;
 pub mod guest;
-pub mod host;
+pub(crate) mod host;
 pub mod processes;
 pub(crate) mod rundir;
-pub mod wire;
+pub(crate) mod wire;

@@ -16,7 +16,6 @@ pub const CHUNK: usize = 32 * 1024;
 /// environment to 6 MiB, whatever `ulimit -s` is: a [`Request`] with all of them fits.
 const MAX_MESSAGE: usize = 8 * 1024 * 1024;
 
-/// A message.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
     /// Guest: the agent serves this port.
@@ -33,22 +32,17 @@ pub enum Message {
     Output(Stream, Vec<u8>),
     /// Host: the stream has been closed.
     Closed(Stream),
-    /// Host: the terminal's size.
     Size(Size),
     /// Host: a signal for the program.
     Signal(i32),
-    /// Guest: the signal was delivered.
     SignalTaken,
     /// Guest: the program has ended.
     Exit(Exit),
 }
 
-/// An output of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stream {
-    /// Standard output.
     Stdout,
-    /// Standard error.
     Stderr,
 }
 
@@ -64,20 +58,16 @@ pub struct Exit {
 /// A terminal's size in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Size {
-    /// Lines.
     pub rows: u16,
-    /// Columns.
     pub cols: u16,
 }
 
 /// What the agent is asked to run.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
-    /// Program and arguments.
     pub argv: Vec<OsString>,
     /// The whole environment.
     pub env: Vec<(OsString, OsString)>,
-    /// Working directory.
     pub cwd: OsString,
     /// Standard input comes from a terminal in raw mode.
     pub stdin_tty: bool,
