@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use host::cargo::{Cargo, executable};
 use serde::Deserialize;
+use walkdir::WalkDir;
 
 use crate::{
     desk::{BUILD, manifest},
@@ -26,7 +27,6 @@ pub struct Wrong {
     pub exercise: Option<String>,
     /// Or the program of the workshop that it is made from.
     pub program: Option<String>,
-    /// What is wrong.
     pub what: String,
     /// The guest test that refuses it; of an exercise, one of its judges.
     pub judge: String,
@@ -72,7 +72,6 @@ fn replace(edits: &[[String; 2]], groups: &mut [Vec<Source>]) -> Result<()> {
 /// A program of the workshop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Its name.
     pub name: String,
     /// The package that builds it.
     pub package: String,
@@ -121,7 +120,6 @@ pub fn original(wrong: &Wrong, programs: &[Program], exercises: &[Exercise]) -> 
     found.cloned().with_context(missing)
 }
 
-/// A source file.
 struct Source {
     /// Relative to the workspace.
     file: PathBuf,
@@ -131,16 +129,12 @@ struct Source {
 /// The files below this directory.
 fn sources(workspace: &Path, directory: &Path) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
-    for entry in
-        fs::read_dir(workspace.join(directory)).with_context(|| directory.display().to_string())?
-    {
+    for entry in WalkDir::new(workspace.join(directory)) {
         let entry = entry?;
-        let file = directory.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            sources.extend(self::sources(workspace, &file)?);
-        } else {
-            let text =
-                fs::read_to_string(entry.path()).with_context(|| file.display().to_string())?;
+        if !entry.file_type().is_dir() {
+            let file = entry.path().strip_prefix(workspace)?.to_owned();
+            let text = fs::read_to_string(entry.path());
+            let text = text.with_context(|| file.display().to_string())?;
             sources.push(Source { file, text });
         }
     }
