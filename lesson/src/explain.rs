@@ -1,18 +1,11 @@
 //! What the verifier means: the refusals that a beginner meets most.
 
-use std::sync::LazyLock;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 
 /// How a refusal ends that is libbpf's: it has not found a type or a member.
 const MISSING: &str = "which this kernel's BTF does not have";
-
-/// `refusals.toml`.
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Refusals {
-    refusal: Vec<Refusal>,
-}
 
 /// Texts in a message, and what each of them means.
 #[derive(Deserialize)]
@@ -23,7 +16,7 @@ struct Refusal {
 }
 
 /// Built in, and read in a test: it can be read.
-static REFUSALS: LazyLock<Refusals> =
+static REFUSALS: LazyLock<BTreeMap<String, Vec<Refusal>>> =
     LazyLock::new(|| toml::from_str(include_str!("../refusals.toml")).unwrap_or_default());
 
 /// Whether a program was refused before it ran, by the verifier or by libbpf.
@@ -34,7 +27,7 @@ pub fn is_refused(message: &str) -> bool {
 /// What a refusal means, where it is one of those that beginners meet.
 pub fn refusal(message: &str) -> Option<&'static str> {
     let meant = |refusal: &&Refusal| refusal.says.iter().any(|text| message.contains(text));
-    REFUSALS.refusal.iter().find(meant).map(|refusal| &*refusal.means)
+    REFUSALS.values().flatten().find(meant).map(|refusal| &*refusal.means)
 }
 
 /// What rustc means where main.rs names what trace.bpf.c does not have.

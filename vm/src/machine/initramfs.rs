@@ -92,16 +92,12 @@ fn build(modules: &[PathBuf], busybox: &Path) -> Result<Vec<u8>> {
     add("bin/busybox", 0o100_755, program);
     add("init", 0o100_755, INIT.into());
     for (n, file) in modules.iter().enumerate() {
-        let name = module_name(&file.to_string_lossy());
+        // Its name there is the kernel's: of `virtio-pci.ko.xz`, `virtio_pci`.
+        let name = file.file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
+        let name = name.split(".ko").next().unwrap_or_default();
         add(&format!("mods/{n:03}_{name}.ko"), 0o100_644, module_content(file)?);
     }
     Ok(cpio::write_cpio(entries.into_iter(), Vec::new())?)
-}
-
-/// A module's name from its file: `a/virtio-pci.ko.xz` is `virtio_pci`.
-fn module_name(file: &str) -> String {
-    let name = file.rsplit('/').next().unwrap_or(file);
-    name.split(".ko").next().unwrap_or(name).replace('-', "_")
 }
 
 /// A module's object code, decompressed.
