@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::{Subcommand, ValueEnum};
+use clap::Subcommand;
 use host::fail::{Fail, GUEST_DIED, fail};
 use host::say;
 use rustix::fs::{FlockOperation, flock};
@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::commands::launch::{self, Program};
 use crate::commands::setup;
-use crate::commands::test::DISKS;
+use crate::commands::test::DISK_OPTIONS;
 use crate::machine::qemu::Guest;
 use crate::run::{For, GuestOptions, Run, duration, named};
 use crate::session::processes::end_with_us;
@@ -161,9 +161,7 @@ impl<'r> Kept<'r> {
         setup::prepare(run, std::slice::from_ref(&kernel))?;
         let mut boot = Command::new(cleanup::OWN_FILE);
         boot.args(["--arch", run.arch.name(), "kept", &self.name, "boot", "--kernel", &kernel]);
-        for disk in DISKS.iter().filter_map(ValueEnum::to_possible_value) {
-            boot.args(["--disk", disk.get_name()]);
-        }
+        boot.args(DISK_OPTIONS);
         if self.stays {
             let foreign = run.arch.is_foreign().then(|| format!(" --arch {}", run.arch.name()));
             eprintln!(

@@ -24,7 +24,7 @@ use crate::run::{DATA, Run};
 use crate::session::cleanup;
 use crate::session::death::{death, tail};
 use crate::session::host as session;
-use crate::session::rundir::{self, Info, RunDir};
+use crate::session::rundir::{self, Info};
 use crate::session::wire::{Exit, Request};
 
 /// How long a stage runs where no duration is given and there is no terminal for a Ctrl-C.
@@ -173,7 +173,7 @@ pub fn keep(run: &Run, guest: &Guest, idle: Duration) -> Result<()> {
 /// A guest that has booted.
 struct Booted {
     dir: PathBuf,
-    _run_dir: RunDir,
+    _lock: File,
     stream: UnixStream,
     _port: File,
     accel: Accel,
@@ -190,8 +190,7 @@ impl Booted {
             name: guest.joined_by.clone(),
             pid: std::process::id(),
         };
-        let run_dir = RunDir::create(&info)?;
-        let dir = run_dir.dir().to_owned();
+        let (dir, lock) = rundir::create(&info)?;
         cleanup::own_run_dir(&dir);
         if let Some(share) = guest.shares.iter().find(|share| dir.starts_with(share)) {
             let (dir, share) = (dir.display(), share.display());
@@ -221,7 +220,7 @@ impl Booted {
         let took = start.elapsed();
         machine.remember_boot(accel, took, &run.cache);
         fs::write(dir.join("ready"), "").context("cannot write to the run directory")?;
-        Ok(Booted { dir, _run_dir: run_dir, stream, _port: port, accel, took })
+        Ok(Booted { dir, _lock: lock, stream, _port: port, accel, took })
     }
 }
 

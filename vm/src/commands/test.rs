@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use host::events::Verdict;
 use host::fail::{Fail, MACHINE, USAGE, fail};
 use host::judging::{Judging, Partition};
@@ -75,6 +75,8 @@ const START_LIMIT: Duration = Duration::from_secs(1800);
 
 /// The disks that the guest tests find beside the data disk.
 pub const DISKS: [Disk; 3] = [Disk::Virtio, Disk::Nvme, Disk::Scsi];
+/// The options that add them.
+pub const DISK_OPTIONS: [&str; 6] = ["--disk", "virtio", "--disk", "nvme", "--disk", "scsi"];
 
 /// Runs the tests and prints the sum in the last line. Returns the exit code.
 pub fn main(run: &Run, options: &Options) -> Result<i32> {
@@ -351,11 +353,9 @@ impl HostTests {
 /// The command that boots a guest with the tests' disks and runs the guest tests' program there: its
 /// arguments and variables are still to be added.
 pub fn in_guest(run: &Run, launcher: &Path, program: &Path, kernel: &str) -> Command {
-    let disks = DISKS.iter().filter_map(Disk::to_possible_value);
-    let disks = disks.flat_map(|disk| ["--disk".to_owned(), disk.get_name().to_owned()]);
     let mut command = Command::new(launcher);
     command.args(["run", "--arch", run.arch.name(), "--kernel", kernel]);
-    command.args(["--idle", "--cpus", "2"]).args(disks).arg(program);
+    command.args(["--idle", "--cpus", "2"]).args(DISK_OPTIONS).arg(program);
     command
 }
 

@@ -170,21 +170,12 @@ pub(crate) mod tests {
             self.dir.path().join("dists").join(SUITE)
         }
 
-        fn index(&self) -> std::path::PathBuf {
-            self.index_of("amd64")
-        }
-
-        fn index_of(&self, arch: &str) -> std::path::PathBuf {
+        fn index(&self, arch: &str) -> std::path::PathBuf {
             self.suite().join(format!("main/binary-{arch}/Packages"))
         }
 
-        /// Where its packages lie.
-        pub fn pool(&self) -> std::path::PathBuf {
-            self.dir.path().join("pool")
-        }
-
         pub fn deb(&self, release: &str) -> std::path::PathBuf {
-            self.pool().join(format!("linux-image-{release}-amd64.deb"))
+            self.dir.path().join(format!("pool/linux-image-{release}-amd64.deb"))
         }
 
         pub fn build(&self, release: &str) {
@@ -203,8 +194,8 @@ pub(crate) mod tests {
                 fs::create_dir_all(tree.join(file).parent().unwrap()).unwrap();
                 fs::write(tree.join(file), text).unwrap();
             }
-            fs::create_dir_all(self.pool()).unwrap();
-            let deb = self.pool().join(format!("{name}.deb"));
+            let deb = self.dir.path().join(format!("pool/{name}.deb"));
+            fs::create_dir_all(deb.parent().unwrap()).unwrap();
             cache::run("dpkg-deb", ["--build".as_ref(), tree.as_os_str(), deb.as_os_str()])
                 .unwrap();
             fs::remove_dir_all(tree).unwrap();
@@ -248,7 +239,7 @@ pub(crate) mod tests {
                 }
                 text += &package("tool", "2", "Depends: part\n");
                 text += &package("part", "2", "");
-                let file = self.index_of(arch);
+                let file = self.index(arch);
                 fs::create_dir_all(file.parent().unwrap()).unwrap();
                 fs::write(&file, &text).unwrap();
                 let (size, hash) = (text.len(), sha256(&file).unwrap());
@@ -301,7 +292,7 @@ pub(crate) mod tests {
         assert!(error.contains("apt-get download failed"), "{error}");
 
         // Another content than the signed one.
-        fs::write(archive.index(), "Package: linux-image-6.1.0-99-amd64\n").unwrap();
+        fs::write(archive.index("amd64"), "Package: linux-image-6.1.0-99-amd64\n").unwrap();
         let error = archive.fetch().err().unwrap().to_string();
         assert!(error.contains("the index of bookworm cannot be used"), "{error}");
         archive.carries(&["6.1.0-51"]);

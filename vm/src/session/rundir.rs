@@ -38,12 +38,6 @@ pub struct Info {
 /// The name of the guests of `cargo vm shell`. Of any other name there is one guest in a workspace.
 pub const SHELL: &str = "shell";
 
-#[derive(Debug)]
-pub struct RunDir {
-    dir: PathBuf,
-    _lock: File,
-}
-
 /// The private directory of this user that holds the run directories.
 fn parent() -> Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
@@ -96,39 +90,33 @@ fn directories(parent: &Path) -> impl Iterator<Item = PathBuf> {
         .filter(|path| path.is_dir())
 }
 
-impl RunDir {
-    /// Creates a run directory, and removes those of launchers that have ended.
-    pub fn create(info: &Info) -> Result<RunDir> {
-        RunDir::create_in(&parent()?, info)
-    }
+/// Creates a run directory, and removes those of launchers that have ended. Returns it with its lock, which
+/// its launcher keeps.
+pub fn create(info: &Info) -> Result<(PathBuf, File)> {
+    create_in(&parent()?, info)
+}
 
-    fn create_in(parent: &Path, info: &Info) -> Result<RunDir> {
-        let _guard = parent_lock(parent)?;
-        for dir in directories(parent).filter(|dir| !is_alive(dir)) {
-            let _ = fs::remove_dir_all(dir);
-        }
-        if let Some(name) = info.name.as_deref().filter(|name| *name != SHELL)
-            && find(parent, &info.workspace, &info.arch, name, None).is_some()
-        {
-            bail!("another command is starting this guest: try again");
-        }
-        let dir = tempfile::Builder::new()
-            .prefix("c")
-            .permissions(fs::Permissions::from_mode(0o700))
-            .tempdir_in(parent)
-            .with_context(|| writing(parent))?
-            .keep();
-        let lock = File::create(dir.join("lock")).with_context(|| writing(&dir))?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        fs::write(dir.join("info.json"), serde_json::to_vec(info)?)
-            .with_context(|| writing(&dir))?;
-        fs::create_dir(shared(&dir)).with_context(|| writing(&dir))?;
-        Ok(RunDir { dir, _lock: lock })
+fn create_in(parent: &Path, info: &Info) -> Result<(PathBuf, File)> {
+    let _guard = parent_lock(parent)?;
+    for dir in directories(parent).filter(|dir| !is_alive(dir)) {
+        let _ = fs::remove_dir_all(dir);
     }
-
-    pub fn dir(&self) -> &Path {
-        &self.dir
+    if let Some(name) = info.name.as_deref().filter(|name| *name != SHELL)
+        && find(parent, &info.workspace, &info.arch, name, None).is_some()
+    {
+        bail!("another command is starting this guest: try again");
     }
+    let dir = tempfile::Builder::new()
+        .prefix("c")
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir_in(parent)
+        .with_context(|| writing(parent))?
+        .keep();
+    let lock = File::create(dir.join("lock")).with_context(|| writing(&dir))?;
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    fs::write(dir.join("info.json"), serde_json::to_vec(info)?).with_context(|| writing(&dir))?;
+    fs::create_dir(shared(&dir)).with_context(|| writing(&dir))?;
+    Ok((dir, lock))
 }
 
 /// The subdirectory that the guest sees and writes to.
@@ -233,19 +221,19 @@ mod tests {
             let found = find(parent.path(), Path::new(workspace), "arm64", name, kernel);
             found.map(|(dir, info)| (dir, info.pid))
         };
-        let dir = RunDir::create_in(parent.path(), &info()).unwrap();
-        let it = Some((dir.dir().to_owned(), 1));
+        let (dir, lock) = create_in(parent.path(), &info()).unwrap();
+        let it = Some((dir, 1));
         assert_eq!((find("/w", "n", None), find("/w", "n", Some("6.1"))), (it.clone(), it));
         for (workspace, name, kernel) in
             [("/v", "n", None), ("/w", SHELL, None), ("/w", "n", Some("7.2"))]
         {
             assert_eq!(find(workspace, name, kernel), None);
         }
-        let second = RunDir::create_in(parent.path(), &info()).unwrap_err();
+        let second = create_in(parent.path(), &info()).unwrap_err();
         assert!(second.to_string().contains("try again"), "{second}");
-        drop(dir);
+        drop(lock);
         assert_eq!(find("/w", "n", None), None);
-        RunDir::create_in(parent.path(), &info()).unwrap();
+        create_in(parent.path(), &info()).unwrap();
     }
 
     /// The guest's root may put anything there.
@@ -254,20 +242,20 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let secret = parent.path().join("secret");
         fs::write(&secret, "secret").unwrap();
-        let dir = RunDir::create_in(parent.path(), &info()).unwrap();
-        let shared = shared(dir.dir());
+        let (dir, _lock) = create_in(parent.path(), &info()).unwrap();
+        let shared = shared(&dir);
         fs::write(shared.join("file"), "text").unwrap();
         std::os::unix::fs::symlink(&secret, shared.join("link")).unwrap();
         fs::create_dir(shared.join("directory")).unwrap();
         let fifo = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, shared.join("fifo"), fifo, 0o600.into(), 0).unwrap();
         fs::write(shared.join("long"), vec![b'x'; 1 << 20]).unwrap();
-        assert_eq!(read_shared(dir.dir(), "file").as_deref(), Some("text"));
+        assert_eq!(read_shared(&dir, "file").as_deref(), Some("text"));
         for name in ["none", "link", "directory", "fifo"] {
-            let read = read_shared(dir.dir(), name);
+            let read = read_shared(&dir, name);
             assert!(read.as_deref().is_none_or(str::is_empty), "{name}: {read:?}");
         }
-        assert_eq!(read_shared(dir.dir(), "long").unwrap().len() as u64, SHARED_LIMIT);
+        assert_eq!(read_shared(&dir, "long").unwrap().len() as u64, SHARED_LIMIT);
     }
 
     #[test]
