@@ -73,8 +73,11 @@ impl Room {
             .filter_map(|entry| {
                 let directory = entry.file_name().into_string().ok()?;
                 let text = fs::read(entry.path().join("Cargo.toml")).ok()?;
-                let manifest = toml::from_str(&String::from_utf8_lossy(&text));
-                Some(attempt(directory, &manifest.unwrap_or_default()))
+                let manifest = toml::from_str::<toml::Table>(&String::from_utf8_lossy(&text)).ok();
+                let name =
+                    manifest.as_ref().and_then(|it| it.get("package")?.get("name")?.as_str());
+                let package = name.map_or_else(|| format!("{MINE}-{directory}"), str::to_owned);
+                Some(Attempt { directory, package })
             })
             .collect();
         attempts.sort_by(|a, b| a.directory.cmp(&b.directory));
@@ -87,7 +90,8 @@ impl Room {
     pub fn prepare(&self, wanted: &str) -> Result<Prepared> {
         let prepare = || -> Result<Prepared> {
             fs::create_dir_all(self.dir().join(".cargo"))?;
-            let target = self.target()?;
+            // That of the workshop: also where the user has configured another one.
+            let target = PathBuf::from(self.cargo.metadata()?.target_directory);
             write(&self.dir().join(".cargo/config.toml"), &self.config(&target)?)?;
             self.copy_lock()?;
             let attempts = self.attempts();
@@ -119,11 +123,6 @@ impl Room {
 
     fn manifest(&self) -> PathBuf {
         self.dir().join("Cargo.toml")
-    }
-
-    /// The target directory of the workshop: also where the user has configured another one.
-    fn target(&self) -> Result<PathBuf> {
-        Ok(self.cargo.metadata()?.target_directory.into())
     }
 
     /// A cargo command in the room. It runs in the workspace, where cargo finds the
@@ -215,12 +214,6 @@ impl Prepared {
             |text: String, file| text.replace(&format!("{file}:"), &format!("{MINE}/{file}:"));
         files.into_iter().fold(text, from_root)
     }
-}
-
-fn attempt(directory: String, manifest: &toml::Table) -> Attempt {
-    let name = manifest.get("package").and_then(|package| package.get("name")?.as_str());
-    let package = name.map_or_else(|| format!("{MINE}-{directory}"), str::to_owned);
-    Attempt { directory, package }
 }
 
 /// The Cargo.toml of a workspace like the workshop's, whose text this is: with other members, and with

@@ -12,7 +12,6 @@ use crate::session::{cleanup, host as session, rundir};
 /// Runs the command. Returns the shell's status.
 pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
     let shell = Program::other(vec!["bash".into()]);
-    run.need_packages(For::Run)?;
     if !is_running(run, options.kernel())? {
         return begin(run, options, &shell);
     }

@@ -145,31 +145,26 @@ fn finish(temp: &Path, place: &Path) -> Result<PathBuf> {
     let root = temp.join("root");
     unpack_all(temp, &root, &LEFT_OUT)?;
     if root.join("etc").is_dir() {
-        complete(&root)?;
+        for (link, to) in LINKS {
+            if root.join(link).symlink_metadata().is_err() {
+                symlink(to, root.join(link)).context(link)?;
+            }
+        }
+        for (from, to) in COPIES {
+            fs::copy(root.join(from), root.join(to)).context(to)?;
+        }
     }
     cache::put(&root, place)?;
     Ok(place.to_owned())
 }
 
-/// Makes what the packages' scripts would have made.
-fn complete(root: &Path) -> Result<()> {
-    for (link, to) in LINKS {
-        if root.join(link).symlink_metadata().is_err() {
-            symlink(to, root.join(link)).context(link)?;
-        }
-    }
-    for (from, to) in COPIES {
-        fs::copy(root.join(from), root.join(to)).context(to)?;
-    }
-    Ok(())
-}
-
 /// A directory that `--rootfs` names: one with a system of the guest's architecture in it.
 pub fn named(dir: &Path) -> Result<PathBuf> {
     let found = dir.canonicalize().ok().filter(|dir| dir.join("usr/bin").is_dir());
-    found.with_context(|| format!("{} holds no root of a Linux system", dir.display())).map_err(
-        |error| fail(USAGE, format!("{error}: there is no usr/bin in it. debootstrap makes one")),
-    )
+    found.ok_or_else(|| {
+        let what = format!("{} holds no root of a Linux system", dir.display());
+        fail(USAGE, format!("{what}: there is no usr/bin in it. debootstrap makes one"))
+    })
 }
 
 /// The name of gcc, or of another tool that builds for an architecture which is not this machine's:
