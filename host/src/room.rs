@@ -40,146 +40,127 @@ pub struct Attempt {
     pub package: String,
 }
 
-/// A workspace of attempts.
-#[derive(Clone, Debug)]
-pub struct Room {
-    /// As it builds attempts.
-    cargo: Cargo,
-}
-
 /// A room that is a workspace.
 #[derive(Debug)]
 pub struct Prepared {
-    room: Room,
+    cargo: Cargo,
     target: PathBuf,
     /// Why only one attempt is in there: what cargo says of all of them together.
     pub alone: Option<String>,
 }
 
-impl Room {
-    /// The learner's room.
-    pub fn mine(cargo: &Cargo) -> Room {
-        Room { cargo: cargo.clone() }
-    }
+fn dir(cargo: &Cargo) -> PathBuf {
+    cargo.workspace.join(MINE)
+}
 
-    fn dir(&self) -> PathBuf {
-        self.cargo.workspace.join(MINE)
-    }
+/// All attempts, by directory. Needs no cargo: one with a damaged Cargo.toml is among them.
+pub fn attempts(cargo: &Cargo) -> Vec<Attempt> {
+    let entries = fs::read_dir(dir(cargo)).into_iter().flatten().flatten();
+    let mut attempts: Vec<Attempt> = entries
+        .filter_map(|entry| {
+            let directory = entry.file_name().into_string().ok()?;
+            let text = fs::read(entry.path().join("Cargo.toml")).ok()?;
+            let manifest = toml::from_str::<toml::Table>(&String::from_utf8_lossy(&text)).ok();
+            let name = manifest.as_ref().and_then(|it| it.get("package")?.get("name")?.as_str());
+            let package = name.map_or_else(|| format!("{MINE}-{directory}"), str::to_owned);
+            Some(Attempt { directory, package })
+        })
+        .collect();
+    attempts.sort_by(|a, b| a.directory.cmp(&b.directory));
+    attempts
+}
 
-    /// All attempts, by directory. Needs no cargo: one with a damaged Cargo.toml is among them.
-    pub fn attempts(&self) -> Vec<Attempt> {
-        let entries = fs::read_dir(self.dir()).into_iter().flatten().flatten();
-        let mut attempts: Vec<Attempt> = entries
-            .filter_map(|entry| {
-                let directory = entry.file_name().into_string().ok()?;
-                let text = fs::read(entry.path().join("Cargo.toml")).ok()?;
-                let manifest = toml::from_str::<toml::Table>(&String::from_utf8_lossy(&text)).ok();
-                let name =
-                    manifest.as_ref().and_then(|it| it.get("package")?.get("name")?.as_str());
-                let package = name.map_or_else(|| format!("{MINE}-{directory}"), str::to_owned);
-                Some(Attempt { directory, package })
-            })
-            .collect();
-        attempts.sort_by(|a, b| a.directory.cmp(&b.directory));
-        attempts
-    }
-
-    /// Makes the room a workspace, or brings it in line with the workshop's: its Cargo.toml, its
-    /// Cargo.lock, and cargo's configuration for who works in there. Where cargo cannot read one of the
-    /// attempts, only the package `wanted` is a member.
-    pub fn prepare(&self, wanted: &str) -> Result<Prepared> {
-        let prepare = || -> Result<Prepared> {
-            fs::create_dir_all(self.dir().join(".cargo"))?;
-            // That of the workshop: also where the user has configured another one.
-            let target = PathBuf::from(self.cargo.metadata()?.target_directory);
-            write(&self.dir().join(".cargo/config.toml"), &self.config(&target)?)?;
-            self.copy_lock()?;
-            let attempts = self.attempts();
-            let alone = self.refusal(&attempts)?;
-            if alone.is_some() {
-                // Where it is the one that cannot be read, whoever builds it learns that from cargo.
-                let it = attempts.iter().find(|attempt| attempt.package == wanted);
-                self.refusal(it.map_or(&[], std::slice::from_ref))?;
-            }
-            Ok(Prepared { room: self.clone(), target, alone })
-        };
-        prepare().with_context(|| format!("cannot make {MINE}/ a workspace of its own"))
-    }
-
-    /// Writes a Cargo.toml with these members. What cargo says where it cannot read that workspace.
-    fn refusal(&self, members: &[Attempt]) -> Result<Option<String>> {
-        let members: Vec<_> = members.iter().map(|member| member.directory.clone()).collect();
-        let file = self.cargo.workspace.join("Cargo.toml");
-        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let text = manifest(&text, UP, &members);
-        let text = text.with_context(|| file.display().to_string())?;
-        write(&self.manifest(), &format!("{WRITTEN}{text}"))?;
-        let mut command = self.command("metadata");
-        command.args(["--no-deps", "--offline", "--format-version=1"]);
-        let output = command.output().context("cannot start cargo")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        Ok((!output.status.success()).then(|| said.trim_end().to_owned()))
-    }
-
-    fn manifest(&self) -> PathBuf {
-        self.dir().join("Cargo.toml")
-    }
-
-    /// A cargo command in the room. It runs in the workspace, where cargo finds the
-    /// workshop's configuration.
-    fn command(&self, subcommand: &str) -> Command {
-        let mut command = self.cargo.command();
-        command.arg(subcommand).arg("--manifest-path").arg(self.manifest());
-        command
-    }
-
-    /// What cargo needs to know where it is started in the room, as an editor does it.
-    fn config(&self, target: &Path) -> Result<String> {
-        let target = match target.strip_prefix(&self.cargo.workspace) {
-            Ok(below) => Path::new(UP).join(below),
-            Err(_) => target.to_owned(),
-        };
-        let target = target.to_str().context("the target directory's name is not UTF-8")?;
-        let build = toml::Table::from_iter([("target-dir".to_owned(), target.into())]);
-        let mut config = toml::Table::from_iter([("build".to_owned(), build.into())]);
-        let workshop = self.cargo.workspace.join("Cargo.toml");
-        // Cargo splits an alias at blanks.
-        if let Some(file) = workshop.to_str().filter(|file| !file.contains(char::is_whitespace)) {
-            let alias = [("lesson", "--quiet "), ("vm", "")].map(|(name, quiet)| {
-                let run = format!("run {quiet}--manifest-path {file} --package {name} --");
-                (name.to_owned(), run.into())
-            });
-            config.insert("alias".into(), toml::Table::from_iter(alias).into());
+/// Makes the room a workspace, or brings it in line with the workshop's: its Cargo.toml, its
+/// Cargo.lock, and cargo's configuration for who works in there. Where cargo cannot read one of the
+/// attempts, only the package `wanted` is a member.
+pub fn prepare(cargo: &Cargo, wanted: &str) -> Result<Prepared> {
+    let prepare = || -> Result<Prepared> {
+        fs::create_dir_all(dir(cargo).join(".cargo"))?;
+        // That of the workshop: also where the user has configured another one.
+        let target = PathBuf::from(cargo.metadata()?.target_directory);
+        write(&dir(cargo).join(".cargo/config.toml"), &config(cargo, &target)?)?;
+        copy_lock(cargo)?;
+        let attempts = attempts(cargo);
+        let alone = refusal(cargo, &attempts)?;
+        if alone.is_some() {
+            // Where it is the one that cannot be read, whoever builds it learns that from cargo.
+            let it = attempts.iter().find(|attempt| attempt.package == wanted);
+            refusal(cargo, it.map_or(&[], std::slice::from_ref))?;
         }
-        let text = toml::to_string(&config)?;
-        Ok(format!("# Written by `cargo lesson`: here, too, `cargo vm` is the workshop's.\n{text}"))
-    }
+        Ok(Prepared { cargo: cargo.clone(), target, alone })
+    };
+    prepare().with_context(|| format!("cannot make {MINE}/ a workspace of its own"))
+}
 
-    /// Lets the room begin with the workshop's Cargo.lock, and begin again where that has changed.
-    /// Cargo then removes what the attempts do not need, and adds what is theirs.
-    fn copy_lock(&self) -> Result<()> {
-        let file = self.cargo.workspace.join("Cargo.lock");
-        let Ok(theirs) = fs::read_to_string(file) else { return Ok(()) };
-        let began_with = self.dir().join(".cargo/Cargo.lock");
-        let lock = self.dir().join("Cargo.lock");
-        if !lock.exists() || fs::read_to_string(&began_with).ok().as_ref() != Some(&theirs) {
-            write(&lock, &theirs)?;
-            write(&began_with, &theirs)?;
-        }
-        Ok(())
+/// Writes a Cargo.toml with these members. What cargo says where it cannot read that workspace.
+fn refusal(cargo: &Cargo, members: &[Attempt]) -> Result<Option<String>> {
+    let members: Vec<_> = members.iter().map(|member| member.directory.clone()).collect();
+    let file = cargo.workspace.join("Cargo.toml");
+    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let text = manifest(&text, UP, &members);
+    let text = text.with_context(|| file.display().to_string())?;
+    write(&dir(cargo).join("Cargo.toml"), &format!("{WRITTEN}{text}"))?;
+    let mut command = command(cargo, "metadata");
+    command.args(["--no-deps", "--offline", "--format-version=1"]);
+    let output = command.output().context("cannot start cargo")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    Ok((!output.status.success()).then(|| said.trim_end().to_owned()))
+}
+
+/// A cargo command in the room. It runs in the workspace, where cargo finds the
+/// workshop's configuration.
+fn command(cargo: &Cargo, subcommand: &str) -> Command {
+    let mut command = cargo.command();
+    command.arg(subcommand).arg("--manifest-path").arg(dir(cargo).join("Cargo.toml"));
+    command
+}
+
+/// What cargo needs to know where it is started in the room, as an editor does it.
+fn config(cargo: &Cargo, target: &Path) -> Result<String> {
+    let target = match target.strip_prefix(&cargo.workspace) {
+        Ok(below) => Path::new(UP).join(below),
+        Err(_) => target.to_owned(),
+    };
+    let target = target.to_str().context("the target directory's name is not UTF-8")?;
+    let build = toml::Table::from_iter([("target-dir".to_owned(), target.into())]);
+    let mut config = toml::Table::from_iter([("build".to_owned(), build.into())]);
+    let workshop = cargo.workspace.join("Cargo.toml");
+    // Cargo splits an alias at blanks.
+    if let Some(file) = workshop.to_str().filter(|file| !file.contains(char::is_whitespace)) {
+        let alias = [("lesson", "--quiet "), ("vm", "")].map(|(name, quiet)| {
+            let run = format!("run {quiet}--manifest-path {file} --package {name} --");
+            (name.to_owned(), run.into())
+        });
+        config.insert("alias".into(), toml::Table::from_iter(alias).into());
     }
+    let text = toml::to_string(&config)?;
+    Ok(format!("# Written by `cargo lesson`: here, too, `cargo vm` is the workshop's.\n{text}"))
+}
+
+/// Lets the room begin with the workshop's Cargo.lock, and begin again where that has changed.
+/// Cargo then removes what the attempts do not need, and adds what is theirs.
+fn copy_lock(cargo: &Cargo) -> Result<()> {
+    let file = cargo.workspace.join("Cargo.lock");
+    let Ok(theirs) = fs::read_to_string(file) else { return Ok(()) };
+    let began_with = dir(cargo).join(".cargo/Cargo.lock");
+    let lock = dir(cargo).join("Cargo.lock");
+    if !lock.exists() || fs::read_to_string(&began_with).ok().as_ref() != Some(&theirs) {
+        write(&lock, &theirs)?;
+        write(&began_with, &theirs)?;
+    }
+    Ok(())
 }
 
 impl Prepared {
     /// Builds an attempt: its program, or what cargo and the compiler said. `shown`: that goes to stderr as it
     /// comes.
     pub fn build(&self, package: &str, shown: bool) -> Result<Result<PathBuf, String>> {
-        let mut command = self.room.command("build");
+        let mut command = command(&self.cargo, "build");
         command.arg("--target-dir").arg(&self.target).args(["--package", package]);
         let ansi = shown && std::io::stderr().is_terminal();
         let format = if ansi { "json-diagnostic-rendered-ansi" } else { "json" };
         command.arg(format!("--message-format={format}"));
-        command.args(self.room.cargo.quiet.then_some("--quiet"));
+        command.args(self.cargo.quiet.then_some("--quiet"));
         command.stderr(if shown { Stdio::inherit() } else { Stdio::piped() });
         let mut said = String::new();
         let built = built(&mut command, |message| match self.rendered(&message) {
@@ -202,7 +183,7 @@ impl Prepared {
         let mut files: Vec<&str> = Vec::new();
         let children = message.message.children.iter().flat_map(|child| &child.spans);
         for span in message.message.spans.iter().chain(children) {
-            let is_ours = self.room.dir().join(&span.file_name).is_file();
+            let is_ours = dir(&self.cargo).join(&span.file_name).is_file();
             if is_ours && Path::new(&span.file_name).is_relative() {
                 files.push(&span.file_name);
             }
@@ -261,7 +242,7 @@ opt-level = 1
 "#;
 
     /// A workshop without anything, and attempts with these Cargo.tomls.
-    fn workshop(attempts: &[(&str, &str)]) -> (tempfile::TempDir, Room) {
+    fn workshop(attempts: &[(&str, &str)]) -> (tempfile::TempDir, Cargo) {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("Cargo.toml"), ROOT).unwrap();
         for (name, manifest) in attempts {
@@ -270,8 +251,8 @@ opt-level = 1
             fs::write(src.join("main.rs"), "fn main() {}\n").unwrap();
             fs::write(src.with_file_name("Cargo.toml"), manifest).unwrap();
         }
-        let room = Room::mine(&Cargo::new(dir.path(), true));
-        (dir, room)
+        let cargo = Cargo::new(dir.path(), true);
+        (dir, cargo)
     }
 
     fn package(name: &str) -> String {
@@ -285,7 +266,7 @@ opt-level = 1
         let (four, same) = (package("mine-04"), package("mine-04"));
         let no_such_key =
             package("mine-06") + "licence.workspace = true\ndescription.workspace = true\n";
-        let (dir, room) = workshop(&[
+        let (dir, cargo) = workshop(&[
             ("03", "[package\n"),
             ("04", &four),
             ("05", &same),
@@ -293,37 +274,38 @@ opt-level = 1
             ("07", &package("mine-07")),
         ]);
         fs::create_dir(dir.path().join("mine/notes")).unwrap();
-        let packages: Vec<String> = room.attempts().into_iter().map(|a| a.package).collect();
+        let packages: Vec<String> = attempts(&cargo).into_iter().map(|a| a.package).collect();
         assert_eq!(packages, ["mine-03", "mine-04", "mine-04", "mine-06", "mine-07"]);
-        let prepared = room.prepare("mine-07").unwrap();
+        let prepared = prepare(&cargo, "mine-07").unwrap();
         let why = prepared.alone.as_deref().unwrap();
         assert!(why.starts_with("error: ") && why.contains("mine/03"), "{why}");
         let file = prepared.build("mine-07", false).unwrap().unwrap();
         assert!(file.ends_with("debug/mine-07") && file.is_file(), "{}", file.display());
         // Of the damaged one itself, cargo says what is wrong.
-        let built = room.prepare("mine-03").unwrap().build("mine-03", false).unwrap();
+        let built = prepare(&cargo, "mine-03").unwrap().build("mine-03", false).unwrap();
         let said = built.unwrap_err();
         assert!(said.contains("mine/03/Cargo.toml"), "{said}");
     }
 
     #[test]
     fn an_error_names_the_file_from_the_workshops_root() {
-        let (dir, room) = workshop(&[("04", &package("mine-04"))]);
+        let (dir, cargo) = workshop(&[("04", &package("mine-04"))]);
         fs::write(dir.path().join("mine/04/src/main.rs"), "fn main() { no_such(); }\n").unwrap();
-        let said = room.prepare("mine-04").unwrap().build("mine-04", false).unwrap().unwrap_err();
+        let said =
+            prepare(&cargo, "mine-04").unwrap().build("mine-04", false).unwrap().unwrap_err();
         assert!(said.contains("--> mine/04/src/main.rs:1:13"), "{said}");
     }
 
     #[test]
     fn another_lock_of_the_workshops_is_taken_over_once() {
-        let (dir, room) = workshop(&[]);
+        let (dir, cargo) = workshop(&[]);
         let (theirs, ours) = (dir.path().join("Cargo.lock"), dir.path().join("mine/Cargo.lock"));
         for text in ["version = 4\n", "version = 4\n# pulled\n"] {
             fs::write(&theirs, text).unwrap();
-            room.prepare("none").unwrap();
+            prepare(&cargo, "none").unwrap();
             assert_eq!(fs::read_to_string(&ours).unwrap(), text);
             fs::write(&ours, "version = 4\n# cargo's\n").unwrap();
-            room.prepare("none").unwrap();
+            prepare(&cargo, "none").unwrap();
             assert_eq!(fs::read_to_string(&ours).unwrap(), "version = 4\n# cargo's\n");
         }
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use host::{cargo::Cargo, room::Room};
+use host::{cargo::Cargo, room};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -110,7 +110,7 @@ impl Desk {
             );
         }
         // Also where the attempt is there: the workshop may have changed since.
-        Room::mine(&Cargo::new(&self.workspace, true)).prepare(&exercise.package())?;
+        room::prepare(&Cargo::new(&self.workspace, true), &exercise.package())?;
         self.change(|progress| progress.current = Some(exercise.id.clone()))?;
         self.note(exercise, |known| known.started = known.started.or(Some(now())))?;
         Ok(is_new)
@@ -345,7 +345,7 @@ mod tests {
         assert_unharmed(workspace, "an error in main.rs");
         fs::write(workspace.join("mine/02/Cargo.toml"), "[package\n").unwrap();
         assert_unharmed(workspace, "an error in Cargo.toml");
-        let room = Room::mine(&Cargo::new(workspace, true)).prepare("mine-03").unwrap();
+        let room = room::prepare(&Cargo::new(workspace, true), "mine-03").unwrap();
         assert!(room.alone.is_some_and(|why| why.contains("mine/02")));
         desk.reset(&exercises[1]).unwrap();
         assert_unharmed(workspace, "a reset");

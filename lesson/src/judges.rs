@@ -7,8 +7,7 @@ use host::{
     cargo::{Cargo, executable},
     events::{Ended, Reader, Said, Verdict},
     judging::{Judging, Subject},
-    room::Room,
-    say,
+    room, say,
 };
 
 use vm::{
@@ -101,7 +100,7 @@ fn are_theirs<'a>(status: i32, verdicts: impl IntoIterator<Item = &'a Verdict>) 
 
 /// Builds an attempt; where it does not compile, the error is the compiler's message.
 pub fn build_attempt(cargo: &Cargo, package: &str) -> Result<Result<PathBuf, String>> {
-    let room = Room::mine(cargo).prepare(package)?;
+    let room = room::prepare(cargo, package)?;
     if let Some(why) = &room.alone {
         say!("cargo cannot read all attempts, so only {} is built:\n{why}", package);
     }

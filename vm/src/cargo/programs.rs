@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use cargo_metadata::Metadata;
 use host::cargo::Cargo;
-use host::room::Room;
+use host::room;
 use host::say;
 use serde::Deserialize;
 
@@ -42,7 +42,7 @@ impl Program {
             let built = ["build", "--package", &self.package, "--bin", &self.name];
             return build(cargo, &built, &self.name);
         }
-        let room = Room::mine(cargo).prepare(&self.package)?;
+        let room = room::prepare(cargo, &self.package)?;
         if let Some(why) = &room.alone {
             say!("cargo cannot read all attempts, so only {} is built:\n{why}", self.package);
         }
@@ -77,7 +77,7 @@ pub fn programs(cargo: &Cargo) -> Result<Vec<Program>> {
 
 /// The learner's attempts at exercises. They are no part of the workspace.
 pub fn attempts(cargo: &Cargo) -> Vec<Program> {
-    let attempts = Room::mine(cargo).attempts().into_iter().map(|attempt| Program {
+    let attempts = room::attempts(cargo).into_iter().map(|attempt| Program {
         name: attempt.package.clone(),
         package: attempt.package,
         is_default: false,
