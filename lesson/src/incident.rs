@@ -1,6 +1,6 @@
 //! `cargo lesson incident` and `answer`: something is wrong with a machine, and the learner finds out what.
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::Result;
 use clap::Args;
@@ -59,17 +59,13 @@ pub struct Made {
     answers: usize,
 }
 
-impl Made {
-    fn arguments(self) -> [OsString; 4] {
-        let [seed, level] = [self.seed.to_string(), self.level.to_string()];
-        ["--seed".into(), seed.into(), "--level".into(), level.into()]
-    }
-}
-
-/// The program that makes incidents, for guests.
-fn program(run: &Run) -> Result<PathBuf> {
+/// The program that makes incidents, for guests, with what it is to do about this one.
+fn program(run: &Run, what: &str, made: Made) -> Result<Program> {
     let cargo = run.guests()?.quiet();
-    executable(&cargo.artifacts(&["build", "--package=incidents"])?, "incidents")
+    let file = executable(&cargo.artifacts(&["build", "--package=incidents"])?, "incidents")?;
+    let [seed, level] = [made.seed.to_string(), made.level.to_string()];
+    let args = [what, "--seed", &seed, "--level", &level].map(OsString::from);
+    Ok(Program::other([file.into()].into_iter().chain(args).collect()))
 }
 
 /// Makes one, and opens a shell there. The status is that of the shell.
@@ -80,8 +76,7 @@ pub fn begin(run: &Run, desk: &mut Desk, options: &Options) -> Result<ExitCode> 
     let seed = options.seed.unwrap_or_else(|| now() % 100_000);
     let made = Made { seed, level: options.level, answers: 0 };
     build_all(run.guests()?)?;
-    let mut argv = vec![program(run)?.into_os_string(), "begin".into()];
-    argv.extend(made.arguments());
+    let program = program(run, "begin", made)?;
     let mut guest = GuestOptions::with_kernel(options.kernel.clone());
     guest.disks = DISKS.to_vec();
     desk.change(|progress| progress.incident = Some(made))?;
@@ -90,7 +85,7 @@ pub fn begin(run: &Run, desk: &mut Desk, options: &Options) -> Result<ExitCode> 
         "Incident {seed}, level {}. Its disks are made, twice: with what is wrong, and without.",
         made.level
     );
-    let status = shell::begin(run, &guest, &Program::other(argv));
+    let status = shell::begin(run, &guest, &program);
     desk.change(|progress| progress.incident = None)?;
     let status = status?;
     Ok(ExitCode::from(status as u8))
@@ -120,9 +115,7 @@ pub fn answer(run: &Run, desk: &mut Desk, said: &Said) -> Result<ExitCode> {
         (false, _) => println!("{right} of {} parts are right, in answer {answers}.", parts.len()),
     }
     if is_right || said.anyhow {
-        let mut argv = vec![program(run)?.into_os_string(), "way".into()];
-        argv.extend(made.arguments());
-        shell::join(run, None, &Program::other(argv))?.ok_or_else(none)?;
+        shell::join(run, None, &program(run, "way", made)?)?.ok_or_else(none)?;
     }
     Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) })
 }
