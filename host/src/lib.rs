@@ -34,13 +34,9 @@ pub fn today() -> u64 {
 
 /// The directories of the stages, relative to the workspace: `stage00_tracex3` first.
 pub fn stages(workspace: &Path) -> std::io::Result<Vec<String>> {
-    let mut stages = Vec::new();
-    for entry in workspace.read_dir()? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let is_stage = name.starts_with("stage") && entry.path().is_dir();
-        stages.extend(is_stage.then_some(name));
-    }
+    let names = workspace.read_dir()?.map(|entry| Ok(entry?.file_name().to_string_lossy().into()));
+    let mut stages = names.collect::<std::io::Result<Vec<String>>>()?;
+    stages.retain(|name| name.starts_with("stage") && workspace.join(name).is_dir());
     stages.sort();
     Ok(stages)
 }
