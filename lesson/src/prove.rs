@@ -150,11 +150,9 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
         !is_sampled || turn.is_multiple_of(*days)
     });
     let claims: Vec<Built> = claims.into_iter().map(|claim| (claim, OnceLock::new())).collect();
-    let kernels: Vec<Option<&str>> = match kernels.as_slice() {
-        [] => vec![None],
-        named => named.iter().map(|kernel| Some(&**kernel)).collect(),
-    };
-    let guests: Vec<Kept> = kernels.iter().map(|kernel| Kept::of_proof(run, *kernel)).collect();
+    let named = kernels.iter().map(|kernel| Kept::of_proof(run, Some(kernel)));
+    let default = kernels.is_empty().then(|| Kept::of_proof(run, None));
+    let guests: Vec<Kept> = named.chain(default).collect();
     let of_kernel = |number: usize| -> Vec<&Built> {
         let last = guests.len() - 1;
         let wanted = |(at, (claim, _)): &(usize, &Built)| match (&claim.kernel, claim.about) {

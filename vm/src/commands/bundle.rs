@@ -57,7 +57,11 @@ pub fn write(run: &Run, file: &Path, kernel: Option<&str>) -> Result<()> {
     let output = vendor.arg(temp.path().join("vendor")).output().context("cannot start cargo")?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "cargo vendor failed: {}", said.trim());
-    make_book(run)?;
+    say!("making the web book");
+    let status = run.cargo.command().arg("book").stdout(Stdio::null()).status();
+    let is_made = status.context("cannot start cargo")?.success();
+    // A machine without a network reads it and does not build it: there, one that is made already goes along.
+    ensure!(is_made || run.workspace().join(BOOK).is_dir(), "cargo book failed, see above");
     let config = with_sources(&fs::read_to_string(run.workspace().join(CONFIG)).context(CONFIG)?);
     fs::create_dir(temp.path().join(".cargo"))?;
     cache::write(&temp.path().join(CONFIG), config.as_bytes())?;
@@ -81,16 +85,6 @@ pub fn write(run: &Run, file: &Path, kernel: Option<&str>) -> Result<()> {
     }
     fs::rename(&part, &file).with_context(|| format!("cannot write {}", file.display()))?;
     say!("{} has {} MB", file.display(), fs::metadata(&file)?.len() >> 20);
-    Ok(())
-}
-
-/// Makes the web book, which a machine without a network reads and does not build: there, one that is made
-/// already goes along.
-fn make_book(run: &Run) -> Result<()> {
-    say!("making the web book");
-    let status = run.cargo.command().arg("book").stdout(Stdio::null()).status();
-    let is_made = status.context("cannot start cargo")?.success();
-    ensure!(is_made || run.workspace().join(BOOK).is_dir(), "cargo book failed, see above");
     Ok(())
 }
 

@@ -192,11 +192,11 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Unpacks a package through the links that lie in `root` already; nothing of it is installed.
-/// `left_out`: patterns of files that nobody needs.
-fn unpack(deb: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
-    let unpack = || -> Result<()> {
-        fs::create_dir_all(root)?;
+/// Unpacks the packages in a directory, in the order of their names and through the links that lie in `root`
+/// already, and removes them; nothing of them is installed. `left_out`: patterns of files that nobody needs.
+pub fn unpack_all(dir: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
+    fs::create_dir_all(root)?;
+    let unpack = |deb: &Path| -> Result<()> {
         let mut files = Command::new(tool("dpkg-deb")?);
         let mut files = files.arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).spawn()?;
         let mut tar = Command::new(tool("tar")?);
@@ -212,17 +212,12 @@ fn unpack(deb: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
         }
         Ok(())
     };
-    unpack().with_context(|| format!("cannot unpack {}", deb.display()))
-}
-
-/// Unpacks the packages in a directory, in the order of their names, and removes them.
-pub fn unpack_all(dir: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
     let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
     let mut debs = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     debs.retain(|file| file.extension().is_some_and(|end| end == "deb"));
     debs.sort();
     for deb in debs {
-        unpack(&deb, root, left_out)?;
+        unpack(&deb).with_context(|| format!("cannot unpack {}", deb.display()))?;
         fs::remove_file(deb)?;
     }
     Ok(())

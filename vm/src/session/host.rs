@@ -65,12 +65,6 @@ impl Link {
     fn send(&self, message: Message) {
         let _ = write_message(&mut *lock(&self.writer), &message);
     }
-
-    fn send_size(&self) {
-        if let Some(size) = size() {
-            self.send(Message::Size(size));
-        }
-    }
 }
 
 /// The size of the first of the standard descriptors that is a terminal.
@@ -96,7 +90,8 @@ pub fn watch_signals() -> Result<()> {
                         cleanup::raw_terminal_again();
                     }
                     // The connection may be stuck: this thread never waits for it.
-                    link.map(|link| std::thread::spawn(move || link.send_size()));
+                    let sized = link.zip(size().map(Message::Size));
+                    sized.map(|(link, size)| std::thread::spawn(move || link.send(size)));
                 }
                 (Some(link), _) => forward(&link, signal),
                 (None, _) => cleanup::exit(128 + signal, None),
