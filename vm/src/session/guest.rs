@@ -63,7 +63,7 @@ where
 {
     let mut first = None;
     for (number, port) in ports {
-        let group = Group { dir: groups.join(format!("session{number}")) };
+        let group = groups.join(format!("session{number}"));
         let thread = thread::spawn(move || {
             if let Err(error) = sessions(number, &group, port) {
                 eprintln!("vm: session {number}: {error:#}");
@@ -94,18 +94,15 @@ fn ports() -> Result<Vec<(u32, PathBuf)>> {
 }
 
 /// The host's end of a session, as the threads share it.
-struct Port(Mutex<File>);
+type Port = Mutex<File>;
 
-impl Port {
-    /// Sends a message; blocks while no host is connected.
-    fn send(&self, message: Message) -> io::Result<()> {
-        let mut file = lock(&self.0);
-        write_message(&mut *file, &message)
-    }
+/// Sends a message; blocks while no host is connected.
+fn send(port: &Port, message: Message) -> io::Result<()> {
+    write_message(&mut *lock(port), &message)
 }
 
 /// The sessions of a port. Port 0 has one: the guest ends with it.
-fn sessions(number: u32, group: &Group, port: impl Fn() -> io::Result<File>) -> Result<()> {
+fn sessions(number: u32, group: &Path, port: impl Fn() -> io::Result<File>) -> Result<()> {
     loop {
         session(group, &port()?)?;
         if number == 0 {
@@ -115,11 +112,11 @@ fn sessions(number: u32, group: &Group, port: impl Fn() -> io::Result<File>) -> 
 }
 
 /// One session: from the host's connection to its end, and the program's.
-fn session(group: &Group, file: &File) -> Result<()> {
+fn session(group: &Path, file: &File) -> Result<()> {
     let mut reader = file.try_clone()?;
-    let port = Port(Mutex::new(file.try_clone()?));
+    let port = Mutex::new(file.try_clone()?);
     // Returns when the host has connected.
-    port.send(Message::Hello)?;
+    send(&port, Message::Hello)?;
     let request = loop {
         match read_message(&mut reader) {
             Ok(Some(Message::Request(request))) => break request,
@@ -130,13 +127,13 @@ fn session(group: &Group, file: &File) -> Result<()> {
     OPEN.fetch_add(1, Ordering::SeqCst);
     let exit = |status| {
         let others = OPEN.fetch_sub(1, Ordering::SeqCst) - 1;
-        port.send(Message::Exit(Exit { status, others })).ok();
+        send(&port, Message::Exit(Exit { status, others })).ok();
     };
     match Program::start(&request, group) {
         Ok(program) => program.serve(reader, &port, group, exit),
         Err(error) => {
             let why = format!("vm: {error:#}\n").into_bytes();
-            port.send(Message::Output(Stream::Stderr, why)).ok();
+            send(&port, Message::Output(Stream::Stderr, why)).ok();
             exit(error.downcast_ref::<Fail>().map_or(126, |fail| fail.code));
             while let Ok(Some(_)) = read_message(&mut reader) {}
         }
@@ -156,9 +153,9 @@ struct Program {
 }
 
 impl Program {
-    fn start(request: &Request, group: &Group) -> Result<Program> {
+    fn start(request: &Request, group: &Path) -> Result<Program> {
         let (program, args) = request.argv.split_first().context("no program")?;
-        let _ = fs::create_dir(&group.dir);
+        let _ = fs::create_dir(group);
         let pty = Pty::open(request)?;
         let on_pty = |wanted: bool| -> io::Result<Stdio> {
             match &pty {
@@ -170,7 +167,7 @@ impl Program {
         command.args(args).env_clear().envs(request.env.iter().cloned()).current_dir(&request.cwd);
         command.stdin(on_pty(request.stdin_tty)?);
         command.stdout(on_pty(request.stdout_tty)?).stderr(on_pty(request.stderr_tty)?);
-        group.catch(&mut command, pty.as_ref().map(|pty| pty.slave.try_clone()).transpose()?)?;
+        catch(group, &mut command, pty.as_ref().map(|pty| pty.slave.try_clone()).transpose()?)?;
         let mut child = command.spawn().map_err(|error| not_started(request, &error))?;
 
         let terminal: Option<File> = pty.map(|pty| pty.master.into());
@@ -195,7 +192,7 @@ impl Program {
 
     /// Serves the host's messages until it has gone. `exit`: the program has ended, and all that it has
     /// written is sent.
-    fn serve(self, mut reader: File, port: &Port, group: &Group, exit: impl FnOnce(i32) + Send) {
+    fn serve(self, mut reader: File, port: &Port, group: &Path, exit: impl FnOnce(i32) + Send) {
         let Program { mut child, mut workload, stdin, stdin_tty, outputs, terminal } = self;
         let pid = Pid::from_child(&child);
         // The program has not been waited for, so `pid` is still its id.
@@ -218,7 +215,7 @@ impl Program {
                 let status = child.wait();
                 alive.store(false, Ordering::SeqCst);
                 let _ = workload.as_mut().map(Child::kill);
-                group.kill();
+                kill(group);
                 let _ = workload.as_mut().map(Child::wait);
                 copies.into_iter().for_each(|copy| drop(copy.join()));
                 exit(status.map_or(126, code));
@@ -238,7 +235,7 @@ impl Program {
                     (Message::Size(size), _) => drop(terminal.as_ref().map(|it| resize(it, size))),
                     (Message::Signal(number), _) => {
                         signal(Signal::from_named_raw(number).unwrap_or(Signal::TERM));
-                        port.send(Message::SignalTaken).ok();
+                        send(port, Message::SignalTaken).ok();
                     }
                     _ => {}
                 }
@@ -281,13 +278,13 @@ fn not_started(request: &Request, error: &io::Error) -> anyhow::Error {
 }
 
 /// Starts the workload, which runs as long as the program.
-fn start_workload(file: &OsStr, request: &Request, group: &Group) -> Option<Child> {
+fn start_workload(file: &OsStr, request: &Request, group: &Path) -> Option<Child> {
     let mut command = Command::new("sh");
     command.arg(file).env_clear().envs(request.env.iter().cloned()).current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let console = File::options().write(true).open("/dev/console");
     command.stderr(console.map_or_else(|_| Stdio::null(), Stdio::from));
-    group.catch(&mut command, None).ok()?;
+    catch(group, &mut command, None).ok()?;
     command.spawn().ok()
 }
 
@@ -329,39 +326,32 @@ fn resize(terminal: impl AsFd, size: Size) {
     let _ = tcsetwinsize(terminal, size);
 }
 
-/// The control group of everything that a session starts, so that nothing outlives the session.
-struct Group {
-    dir: PathBuf,
+/// Makes a command start in a session's control group, so that nothing outlives the session: as the leader of
+/// a new session of the kernel's, with the terminal where there is one.
+fn catch(group: &Path, command: &mut Command, terminal: Option<OwnedFd>) -> Result<()> {
+    let procs = File::options().write(true).open(group.join("cgroup.procs"));
+    let procs = procs.context("cannot use the control group of the session")?;
+    // SAFETY: only system calls, all async-signal-safe, no memory of the parent touched.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::io::write(&procs, b"0")?;
+            rustix::process::setsid()?;
+            if let Some(terminal) = &terminal {
+                rustix::process::ioctl_tiocsctty(terminal)?;
+            }
+            Ok(())
+        });
+    }
+    Ok(())
 }
 
-impl Group {
-    /// Makes the command start in the group, as the leader of a new session, with the terminal
-    /// where there is one.
-    fn catch(&self, command: &mut Command, terminal: Option<OwnedFd>) -> Result<()> {
-        let procs = File::options().write(true).open(self.dir.join("cgroup.procs"));
-        let procs = procs.context("cannot use the control group of the session")?;
-        // SAFETY: only system calls, all async-signal-safe, no memory of the parent touched.
-        unsafe {
-            command.pre_exec(move || {
-                rustix::io::write(&procs, b"0")?;
-                rustix::process::setsid()?;
-                if let Some(terminal) = &terminal {
-                    rustix::process::ioctl_tiocsctty(terminal)?;
-                }
-                Ok(())
-            });
-        }
-        Ok(())
-    }
-
-    /// Kills the processes that are left, and waits for their end.
-    fn kill(&self) {
-        let _ = fs::write(self.dir.join("cgroup.kill"), "1");
-        let start = Instant::now();
-        let is_busy = |error: io::Error| error.kind() == ErrorKind::ResourceBusy;
-        while fs::remove_dir(&self.dir).is_err_and(is_busy) && start.elapsed() < LAST_WAIT {
-            thread::sleep(Duration::from_millis(10));
-        }
+/// Kills the processes that are left in a control group, and waits for their end.
+fn kill(group: &Path) {
+    let _ = fs::write(group.join("cgroup.kill"), "1");
+    let start = Instant::now();
+    let is_busy = |error: io::Error| error.kind() == ErrorKind::ResourceBusy;
+    while fs::remove_dir(group).is_err_and(is_busy) && start.elapsed() < LAST_WAIT {
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -388,7 +378,7 @@ impl Output {
                 // An error: a terminal's master, after its last user.
                 Ok(0) | Err(_) => return,
                 Ok(_) if self.closed.load(Ordering::SeqCst) => return,
-                Ok(n) => drop(port.send(Message::Output(self.stream, buffer[..n].to_vec()))),
+                Ok(n) => drop(send(port, Message::Output(self.stream, buffer[..n].to_vec()))),
             }
         }
     }
@@ -399,7 +389,7 @@ fn feed(mut stdin: Option<File>, on_terminal: bool, data: &Receiver<Vec<u8>>, po
     for chunk in data {
         // Where the write fails, the program reads no more.
         stdin = stdin.filter(|mut file| file.write_all(&chunk).is_ok());
-        port.send(Message::StdinTaken).ok();
+        send(port, Message::StdinTaken).ok();
     }
     if on_terminal && let Some(file) = &mut stdin {
         let _ = file.write_all(END_OF_INPUT);
