@@ -134,23 +134,25 @@ impl Index {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::fetch::cache::{self, sha256};
+    use crate::fetch::cache::{self, Cache, sha256};
 
     /// The suite of the pinned lines.
     pub const SUITE: &str = "bookworm";
 
     /// An archive with this suite, and the key that its index is signed with.
     pub struct Archive {
-        dir: tempfile::TempDir,
+        pub dir: tempfile::TempDir,
     }
 
     impl Archive {
-        pub fn new() -> Archive {
+        /// With nothing in it; and an empty cache beside.
+        pub fn new() -> (Archive, Cache) {
             let archive = Archive { dir: tempfile::tempdir().unwrap() };
             archive.gpg(&["--quick-gen-key", "archive@example.org", "default", "default", "never"]);
             let key = archive.gpg(&["--export"]);
             fs::write(archive.keyring(), key).unwrap();
-            archive
+            let cache = Cache::at(&archive.dir.path().join("cache")).unwrap();
+            (archive, cache)
         }
 
         fn gpg(&self, args: &[&str]) -> Vec<u8> {
@@ -271,7 +273,7 @@ pub(crate) mod tests {
 
     #[test]
     fn nothing_unsigned_is_believed() {
-        let archive = Archive::new();
+        let (archive, _) = Archive::new();
         archive.pack("tool", &[("usr/bin/tool", "new")]);
         archive.pack("part", &[("usr/bin/part", "new")]);
         archive.carries(&["6.1.0-51"]);
@@ -300,7 +302,7 @@ pub(crate) mod tests {
         // No signature at all; one of somebody else.
         fs::remove_file(archive.suite().join("InRelease")).unwrap();
         assert!(archive.fetch().is_err());
-        let other = Archive::new();
+        let (other, _) = Archive::new();
         other.carries(&["6.1.0-51"]);
         fs::copy(other.suite().join("InRelease"), archive.suite().join("InRelease")).unwrap();
         assert!(archive.fetch().is_err());
@@ -309,7 +311,7 @@ pub(crate) mod tests {
     #[test]
     fn this_machines_settings_of_apt_do_not_count() {
         let temp = tempfile::tempdir().unwrap();
-        let archive = Archive::new();
+        let (archive, _) = Archive::new();
         archive.carries(&["6.1.0-51"]);
         let index = archive.fetch().unwrap();
         let preferences = temp.path().join("preferences");

@@ -207,9 +207,7 @@ mod tests {
 
     #[test]
     fn a_rootfs_is_made_once_with_what_it_depends_on() {
-        let temp = tempfile::tempdir().unwrap();
-        let cache = Cache::at(&temp.path().join("cache")).unwrap();
-        let archive = Archive::new();
+        let (archive, cache) = Archive::new();
         archive.pack("tool", &[("usr/bin/tool", "new"), ("usr/share/doc/tool", "text")]);
         archive.pack("part", &[("bin/part", "new")]);
         archive.carries(&[]);

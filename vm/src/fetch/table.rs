@@ -531,12 +531,10 @@ mod tests {
 
     #[test]
     fn a_pinned_line_is_these_files_and_no_others() {
-        let temp = tempfile::tempdir().unwrap();
-        let cache = Cache::at(temp.path()).unwrap();
-        let archive = Archive::new();
+        let (archive, cache) = Archive::new();
         archive.build("1.0.0-9");
         archive.carries(&["1.0.0-9"]);
-        let newest = || following(None).newest_pins(&archive.source(), temp.path()).unwrap();
+        let newest = || following(None).newest_pins(&archive.source(), archive.dir.path()).unwrap();
         let line = Line { pins: Some(newest()), ..following(None) };
         assert!(line.describe(&cache).starts_with("not fetched"));
         let whole = fs::read(archive.deb("1.0.0-9")).unwrap();
@@ -558,7 +556,7 @@ mod tests {
             (kernel.image.clone(), "has the wrong checksum"),
             (place.join(MARK), "not unpacked to its end"),
         ] {
-            fs::rename(&file, temp.path().join("aside")).unwrap();
+            fs::rename(&file, archive.dir.path().join("aside")).unwrap();
             if file == kernel.image {
                 fs::write(&file, "another kernel").unwrap();
             }
@@ -580,9 +578,7 @@ mod tests {
 
     #[test]
     fn headers_of_a_suite_without_merged_usr_are_in_usr() {
-        let temp = tempfile::tempdir().unwrap();
-        let cache = Cache::at(&temp.path().join("cache")).unwrap();
-        let archive = Archive::new();
+        let (archive, cache) = Archive::new();
         let modules = "lib/modules/1.0.0-9-amd64/build";
         archive.pack("linux-headers-1.0.0-9-amd64", &[(modules, "headers")]);
         archive.pack("linux-headers-1.0.0-9-common", &[("usr/src/common", "headers")]);
@@ -599,9 +595,7 @@ mod tests {
 
     #[test]
     fn a_line_follows_its_suite_and_believes_nothing_else() {
-        let temp = tempfile::tempdir().unwrap();
-        let cache = Cache::at(temp.path()).unwrap();
-        let archive = Archive::new();
+        let (archive, cache) = Archive::new();
         ["1.0.0-9", "1.0.0-10", "1.0.0-11"].into_iter().for_each(|release| archive.build(release));
         archive.carries(&["1.0.0-9", "1.0.0-10"]);
         let line = following(Some("0-9"));
@@ -650,16 +644,14 @@ mod tests {
 
     #[test]
     fn all_that_is_pinned_anew_is_written_or_nothing() {
-        let temp = tempfile::tempdir().unwrap();
-        let cache = Cache::at(&temp.path().join("cache")).unwrap();
-        fs::create_dir(temp.path().join("vm")).unwrap();
-        let file = temp.path().join(PINNED_FILE);
+        let (archive, cache) = Archive::new();
+        fs::create_dir(archive.dir.path().join("vm")).unwrap();
+        let file = archive.dir.path().join(PINNED_FILE);
         fs::write(&file, PINNED).unwrap();
-        let archive = Archive::new();
         let repin = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             let source = archive.source();
-            super::repin(temp.path(), &names, &source, &cache)
+            super::repin(archive.dir.path(), &names, &source, &cache)
         };
         // One architecture's is there before the other's.
         archive.carries_in(&[("amd64", &["6.1.9-51"]), ("arm64", &["6.1.9-50"])]);
