@@ -13,7 +13,11 @@ mod tests {
     /// Results of two rows: nothing, and a program that adds `added`.
     pub(crate) fn outcomes(added: f64, kib: u64) -> Vec<Outcome> {
         let measured = |elapsed: f64| {
-            let run = |more| Run { elapsed: elapsed + more + 5.0, thread: Some(elapsed + more) };
+            let run = |more| Run {
+                elapsed: elapsed + more + 5.0,
+                thread: Some(elapsed + more),
+                later: 0.0,
+            };
             vec![Measured { load: Load::Direct, runs: vec![run(0.0), run(2.0)] }]
         };
         let started = Started {

@@ -199,6 +199,9 @@ pub struct Run {
     pub elapsed: f64,
     /// The CPU time of the thread that reads: without the tracer's own process. fio reports none.
     pub thread: Option<f64>,
+    /// What the tracer's process takes after the last read, until it has done its work for all.
+    #[serde(default)]
+    pub later: f64,
 }
 
 /// The runs of a load.

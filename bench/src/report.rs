@@ -46,7 +46,7 @@ fn thread(measured: &Measured, native: bool) -> f64 {
 }
 
 fn elapsed(measured: &Measured) -> f64 {
-    median(measured.runs.iter().map(|run| run.elapsed))
+    median(measured.runs.iter().map(|run| run.elapsed + run.later))
 }
 
 /// How far the runs lie apart, as a part of the shortest.
@@ -503,6 +503,15 @@ mod tests {
         outcomes[1].measured[0].runs[1].thread = Some(7000.0);
         let text = Results::new(&outcomes, false).unwrap().tables();
         assert!(text.contains("stage04 quiet: the runs of direct reads differ by 4."), "{text}");
+    }
+
+    #[test]
+    fn what_a_tracer_does_after_the_last_read_counts() {
+        let mut outcomes = outcomes(1704.0, 1);
+        outcomes[1].measured[0].runs.iter_mut().for_each(|run| run.later = 100.0);
+        let results = Results::new(&outcomes, false).unwrap();
+        assert_eq!(results.added("stage04 quiet", Load::Direct), Some(1704.0));
+        assert_eq!(results.whole("stage04 quiet", Load::Direct), Some(1804.0));
     }
 
     #[test]

@@ -133,7 +133,8 @@ impl Reader {
         }
         let (cpu, elapsed) = (thread_ns() - cpu, start.elapsed());
         let each = |ns: f64| ns / f64::from(ios);
-        Ok(Run { elapsed: each(elapsed.as_nanos() as f64), thread: Some(each(cpu)) })
+        let elapsed = each(elapsed.as_nanos() as f64);
+        Ok(Run { elapsed, thread: Some(each(cpu)), later: 0.0 })
     }
 }
 
@@ -152,7 +153,7 @@ pub fn by_threads(load: Load, ios: u32) -> Result<Run> {
         })
     })?;
     let elapsed = start.elapsed().as_nanos() as f64 / f64::from(each * load.threads());
-    Ok(Run { elapsed, thread: None })
+    Ok(Run { elapsed, thread: None, later: 0.0 })
 }
 
 fn thread_ns() -> f64 {
@@ -176,5 +177,5 @@ fn fio(ios: u32) -> Result<Run> {
     let read = &json["jobs"][0]["read"];
     let done = read["total_ios"].as_f64().filter(|&done| done > 0.0).context("fio read nothing")?;
     let ms = read["runtime"].as_f64().context("fio's JSON has no runtime")?;
-    Ok(Run { elapsed: ms * 1e6 / done, thread: None })
+    Ok(Run { elapsed: ms * 1e6 / done, thread: None, later: 0.0 })
 }

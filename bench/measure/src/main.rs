@@ -106,7 +106,7 @@ fn measure_row(plan: &Plan, row: &Row, dir: &Path) -> Result<Outcome> {
         Outcome { name: row.name.clone(), measured: Vec::new(), started: None, note: None };
     if row.argv.is_empty() {
         for &load in &row.loads {
-            outcome.measured.push(runs(plan, row, load)?);
+            outcome.measured.push(runs(plan, row, load, None)?);
         }
         return Ok(outcome);
     }
@@ -148,10 +148,10 @@ fn beside_tracer(
     if plan.warm && row.package.as_deref() != Some("bpfcc-tools") {
         Tracer::start(&argv, dir)?.end()?;
     }
-    let tracer = Tracer::start(&argv, dir)?;
+    let mut tracer = Tracer::start(&argv, dir)?;
     let mut done = 0;
     for &load in &row.loads {
-        let measured = runs(plan, row, load)?;
+        let measured = runs(plan, row, load, Some(&mut tracer))?;
         done += u64::from(ios(plan, row))
             * measured.runs.len() as u64
             * u64::from(load != Load::Cached1m);
@@ -176,18 +176,24 @@ fn ios(plan: &Plan, row: &Row) -> u32 {
     row.most.map_or(plan.ios, |most| plan.ios.min(most))
 }
 
-fn runs(plan: &Plan, row: &Row, load: Load) -> Result<Measured> {
-    if load.threads() > 1 {
-        load::by_threads(load, WARM_UP)?;
-        let runs = (0..plan.runs).map(|_| load::by_threads(load, ios(plan, row)));
-        return Ok(Measured { load, runs: runs.collect::<Result<_>>()? });
-    }
-    let mut reader = load::Reader::open(load, plan.fio)?;
-    let ios = reader.ios(ios(plan, row));
-    reader.run(reader.ios(WARM_UP).min(ios))?;
-    let runs = (0..plan.runs).map(|_| reader.run(ios)).collect::<Result<_>>()?;
-    ensure!(plan.runs > 0, "no runs");
-    Ok(Measured { load, runs })
+fn runs(plan: &Plan, row: &Row, load: Load, mut tracer: Option<&mut Tracer>) -> Result<Measured> {
+    let mut reader = match load.threads() {
+        1 => Some(load::Reader::open(load, plan.fio)?),
+        _ => None,
+    };
+    let mut run = |reads: u32| {
+        let (reads, mut run) = match &mut reader {
+            Some(reader) => (reader.ios(reads), reader.run(reader.ios(reads))?),
+            None => (reads, load::by_threads(load, reads)?),
+        };
+        if let Some(tracer) = &mut tracer {
+            run.later = tracer.catch_up()?.as_nanos() as f64 / f64::from(reads);
+        }
+        anyhow::Ok(run)
+    };
+    run(WARM_UP.min(ios(plan, row)))?;
+    let runs = (0..plan.runs).map(|_| run(ios(plan, row)));
+    Ok(Measured { load, runs: runs.collect::<Result<_>>()? })
 }
 
 fn installed(program: &str) -> bool {

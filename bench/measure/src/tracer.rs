@@ -81,10 +81,26 @@ impl Tracer {
     }
 
     fn await_attached(&mut self, start: Instant, before: &[u32]) -> Result<()> {
+        // A process that waits for its files is idle, too: the guest's clock jumps ahead then.
+        let loaded = || ProgInfoIter::default().any(|info| !before.contains(&info.id));
+        let (then, cpu_then) = self.await_idle(start, loaded).context("does not attach")?;
+        self.started.attach_ms = then.as_secs_f64() * 1e3;
+        self.started.attach_cpu_ms = cpu_then.as_secs_f64() * 1e3;
+        self.started.attached_kib = self.status_kib("VmHWM:")?;
+        Ok(())
+    }
+
+    /// Waits until it is idle and `ready`. Returns the time that has passed since `start` until then, and its
+    /// CPU time.
+    fn await_idle(
+        &mut self,
+        start: Instant,
+        ready: impl Fn() -> bool,
+    ) -> Result<(Duration, Duration)> {
         let mut samples = VecDeque::new();
         loop {
             if let Some(status) = self.child.try_wait()? {
-                bail!("does not attach: {} ({status})", self.said());
+                bail!("{} ({status})", self.said());
             }
             let (now, cpu) = (start.elapsed(), cpu_time(&self.child)?);
             samples.push_back((now, cpu));
@@ -92,21 +108,23 @@ impl Tracer {
                 if now - then < IDLE {
                     break;
                 }
-                // A process that waits for its files is idle, too: the guest's clock jumps ahead then.
-                let loaded = || ProgInfoIter::default().any(|info| !before.contains(&info.id));
-                if cpu.saturating_sub(cpu_then) <= IDLE_CPU && loaded() {
-                    self.started.attach_ms = then.as_secs_f64() * 1e3;
-                    self.started.attach_cpu_ms = cpu_then.as_secs_f64() * 1e3;
-                    self.started.attached_kib = self.status_kib("VmHWM:")?;
-                    return Ok(());
+                if cpu.saturating_sub(cpu_then) <= IDLE_CPU && ready() {
+                    return Ok((then, cpu_then));
                 }
                 samples.pop_front();
             }
             if now > PATIENCE {
-                bail!("has attached nothing in {} s: {}", PATIENCE.as_secs(), self.said());
+                bail!("is busy after {} s: {}", PATIENCE.as_secs(), self.said());
             }
             sleep(STEP);
         }
+    }
+
+    /// Waits until it has done all that it does for the reads before. Returns the CPU time of that.
+    pub fn catch_up(&mut self) -> Result<Duration> {
+        let (start, before) = (Instant::now(), cpu_time(&self.child)?);
+        let (_, cpu) = self.await_idle(start, || true)?;
+        Ok(cpu.saturating_sub(before))
     }
 
     /// Ends it as Ctrl-C does. Returns how it started and ended, and what it printed last and

@@ -287,7 +287,7 @@ mod tests {
             fs::copy(workspace.join(file), dir.path().join(file)).unwrap();
         }
         let row = |name: &str, ns: f64| {
-            let run = bench::plan::Run { elapsed: ns, thread: Some(ns) };
+            let run = bench::plan::Run { elapsed: ns, thread: Some(ns), later: 0.0 };
             let measured = vec![Measured { load: Load::Direct, runs: vec![run] }];
             let outcome = Outcome { name: name.into(), measured, started: None, note: None };
             serde_json::to_string(&outcome).unwrap()
