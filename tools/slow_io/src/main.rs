@@ -127,6 +127,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     ])?;
     session.attach([&progs.bio_start, &progs.bio_start_probe])?;
     session.begin()?;
+    let mut of_others = 0;
     while !session.is_over() {
         turn.set(Some(Instant::now() + TURN));
         match ring.poll(TURN) {
@@ -136,8 +137,12 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
             }
             _ => {}
         }
-        names.look()?; // there may be a new disk
-        sums.follow(&skel.maps.disks, &names)?;
+        let others = common::counters(&skel.maps.bss_data)?.of_others;
+        if others != of_others {
+            of_others = others; // there is a new disk, or was one
+            names.look()?;
+            sums.follow(&skel.maps.disks, &names)?;
+        }
         if turn.get().is_none() {
             break; // a line could not be made
         }

@@ -44,6 +44,8 @@ struct { /* main.rs puts a map into it for each disk that there is */
 	__array(values, struct of_disk);
 } disks SEC(".maps");
 
+u64 of_others; /* bios of no disk in `disks`: main.rs looks for new ones when there are more */
+
 __noinline int add(struct sum *sum, u64 ns)
 {
 	u32 shift = 0, slot;
@@ -72,10 +74,12 @@ static __always_inline void add_to_disk(struct completed *completed, u32 program
 	void *of_disk = bpf_map_lookup_elem(&disks, &id);
 	struct disk *disk;
 
-	if (of_disk)
+	if (of_disk) {
 		disk = bpf_map_lookup_elem(of_disk, &program);
-	else
+	} else {
 		disk = bpf_map_lookup_elem(&other_disks, &program);
+		__sync_fetch_and_add(&of_others, 1);
+	}
 	if (!disk)
 		return;
 	for (int i = 0; i < PARTS; i++)

@@ -54,7 +54,7 @@ impl Sums {
         Ok(())
     }
 
-    /// What was added up for each disk that was used, and for others, which came less than a turn before.
+    /// What was added up for each disk that was used, and for others, until a turn after their first bio.
     pub fn read(&self, others: &Map<'_>, names: &Names) -> Result<Vec<Disk>> {
         let mut used = vec![Disk::read("other disks".to_owned(), others)?];
         for (id, map) in &self.0 {
