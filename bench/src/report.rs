@@ -289,6 +289,20 @@ pub struct Measurement {
 #[serde(transparent)]
 pub struct Store(BTreeMap<String, Measurement>);
 
+/// Moves the rows of a run onto an earlier one, whose reads alone took a few instructions more or less.
+fn onto(old: &[Outcome], new: &mut [Outcome]) {
+    let alone = |rows: &[Outcome]| rows.first().map_or(Vec::new(), |row| row.measured.clone());
+    let (from, to) = (alone(new), alone(old));
+    for measured in new.iter_mut().flat_map(|row| &mut row.measured) {
+        let of = |all: &[Measured]| all.iter().find(|m| m.load == measured.load).cloned();
+        let (Some(from), Some(to)) = (of(&from), of(&to)) else { continue };
+        for run in &mut measured.runs {
+            run.elapsed += elapsed(&to) - elapsed(&from);
+            run.thread = run.thread.map(|ns| ns + thread(&to, false) - thread(&from, false));
+        }
+    }
+}
+
 impl Store {
     /// Takes what a run has measured so far into the files: one that breaks off keeps its rows. `default`:
     /// the kernel whose programs have budgets; `all`: rows that the run has not measured are gone.
@@ -315,6 +329,9 @@ impl Store {
             self.0.insert(kernel.to_owned(), new);
             return;
         };
+        if !all {
+            onto(&old.outcomes, &mut new.outcomes);
+        }
         let mut left = Vec::new();
         for row in old.outcomes {
             match new.outcomes.iter_mut().find(|outcome| outcome.name == row.name) {
@@ -512,6 +529,30 @@ mod tests {
         let results = Results::new(&outcomes, false).unwrap();
         assert_eq!(results.added("stage04 quiet", Load::Direct), Some(1704.0));
         assert_eq!(results.whole("stage04 quiet", Load::Direct), Some(1804.0));
+    }
+
+    #[test]
+    fn rows_of_a_later_run_are_compared_with_its_own_reads() {
+        let of = |outcomes| Measurement {
+            release: "6.1.0".into(),
+            ios: 1,
+            versions: BTreeMap::new(),
+            outcomes,
+        };
+        let (old, mut new) = (outcomes(1704.0, 1), outcomes(2000.0, 1));
+        let runs = new.iter_mut().flat_map(|row| &mut row.measured[0].runs);
+        runs.for_each(|run| {
+            run.elapsed += 8.0;
+            run.thread = run.thread.map(|ns| ns + 8.0);
+        });
+        new[1].name = "stage05".into();
+        let mut store = Store(BTreeMap::from([("6.1".to_owned(), of(old))]));
+        store.add("6.1", of(new), false);
+        let results = Results::new(&store.0["6.1"].outcomes, false).unwrap();
+        for (row, added) in [("stage04 quiet", 1704.0), ("stage05", 2000.0)] {
+            assert_eq!(results.added(row, Load::Direct), Some(added));
+            assert_eq!(results.whole(row, Load::Direct), Some(added));
+        }
     }
 
     #[test]

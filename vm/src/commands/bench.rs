@@ -118,23 +118,30 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     let comparable = has_budgets && run.table.line(kernel).is_ok();
     let writes =
         comparable && !options.native && !options.fio && (all || options.growth || options.write);
+    let release = match writes {
+        true => Some(run.table.kernel(kernel)?.release),
+        false => None,
+    };
     let keep = |outcomes: &[Outcome], all| {
+        let Some(release) = release.clone() else { return Ok(()) };
         let (versions, outcomes) = (versions.clone(), outcomes.to_vec());
-        let release = run.table.kernel(kernel)?.release;
         let new = Measurement { release, ios: options.ios, versions, outcomes };
         Store::keep(workspace, &default, kernel, new, all)
     };
     let outcomes = measure(command(run, &bench, &plan, &place)?, |outcomes| {
         outcomes.last().iter().for_each(|outcome| say!("{}", outcome.name));
-        if writes { keep(outcomes, false) } else { Ok(()) }
+        keep(outcomes, false)
     })?;
     let results = Results::new(&outcomes, options.native)?;
     println!("{}", results.tables());
+    if options.native {
+        println!("{}", this_machine()?);
+    }
     if options.native || options.fio {
         return Ok(0);
     }
+    keep(&outcomes, all)?;
     if writes {
-        keep(&outcomes, all)?;
         say!("{RESULTS} and {CHART} are written");
     }
     if options.bless {
@@ -184,6 +191,17 @@ pub fn short(run: &Run, kernel: &str) -> Result<Vec<String>> {
         return Ok(vec![format!("{}: {note}", broken.name)]);
     }
     Ok(budgets::exceeded(&Results::new(&outcomes, false)?, &budgets))
+}
+
+/// What --native has measured: kernel, CPU, and whether that is a virtual machine's.
+fn this_machine() -> Result<String> {
+    let cpus = fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
+    let of = |key: &str| cpus.lines().find_map(|line| line.strip_prefix(key)?.split_once(": "));
+    let model = of("model name").map_or("a CPU without a name", |(_, model)| model);
+    let is_virtual = of("flags").is_some_and(|(_, flags)| flags.contains(" hypervisor"));
+    let where_to = if is_virtual { "a virtual machine, not real hardware" } else { "this machine" };
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    Ok(format!("Measured on {where_to}: {release}, {model}"))
 }
 
 /// Where to measure.
