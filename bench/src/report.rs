@@ -332,6 +332,7 @@ impl Store {
         if !all {
             onto(&old.outcomes, &mut new.outcomes);
         }
+        let order: Vec<String> = old.outcomes.iter().map(|row| row.name.clone()).collect();
         let mut left = Vec::new();
         for row in old.outcomes {
             match new.outcomes.iter_mut().find(|outcome| outcome.name == row.name) {
@@ -346,6 +347,10 @@ impl Store {
             }
         }
         new.outcomes.extend(left);
+        if !all {
+            let place = |row: &Outcome| order.iter().position(|name| *name == row.name);
+            new.outcomes.sort_by_key(|row| place(row).unwrap_or(order.len()));
+        }
         new.versions = old.versions.into_iter().chain(new.versions).collect();
         self.0.insert(kernel.to_owned(), new);
     }
@@ -553,6 +558,8 @@ mod tests {
             assert_eq!(results.added(row, Load::Direct), Some(added));
             assert_eq!(results.whole(row, Load::Direct), Some(added));
         }
+        let names: Vec<_> = store.0["6.1"].outcomes.iter().map(|row| &*row.name).collect();
+        assert_eq!(names, ["nothing", "stage04 quiet", "stage05"]);
     }
 
     #[test]
