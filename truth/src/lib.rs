@@ -206,9 +206,10 @@ impl Tool {
         }))
     }
 
-    /// Whether it answers one of a case's questions.
+    /// Whether it answers one of a case's questions. One that serves a page has one address.
     pub fn is_asked(&self, case: &Case) -> bool {
-        case.asks.iter().any(|question| self.answers.contains_key(question))
+        (case.copies == 1 || self.page.is_none())
+            && case.asks.iter().any(|question| self.answers.contains_key(question))
     }
 }
 
@@ -283,11 +284,9 @@ pub struct Case {
 }
 
 impl Case {
-    /// Whether the guest tests run this tool beside it. One that serves a page has one address.
+    /// Whether the guest tests run this tool beside it.
     pub fn runs_beside(&self, tool: &Tool) -> bool {
-        tool.is_asked(self)
-            && (self.copies == 1 || tool.page.is_none())
-            && (self.beside.is_empty() || self.beside.contains(&tool.name))
+        tool.is_asked(self) && (self.beside.is_empty() || self.beside.contains(&tool.name))
     }
 }
 
