@@ -167,11 +167,13 @@ fn exercise_accounts() -> Result<()> {
     let (summary, bios) = (summary(&output), bios - 2);
     let asks = "is `bio_stays_in_flight()` called for each bio, once its entry is deleted?";
     let is_right = (1..=split_bios).contains(&split);
-    ensure!(is_right, "{split} split, and the block layer split {split_bios}: {asks} {summary}");
-    let yours = format!("{completed} bios completed and {split} split");
-    let odd = odd(bios, completed + split);
-    ensure!(odd.is_empty(), "{yours}{odd}, and have to be {bios}: {what}: {summary}");
-    compared(&format!("{what}; yours: {yours}"));
+    ensure!(is_right, "{split} split, and the block layer split {split_bios}: {asks}\n{summary}");
+    let (yours, odd) = (completed + split, odd(bios, completed + split));
+    ensure!(
+        odd.is_empty(),
+        "{yours} completed or split{odd}, and have to be {bios}: {what}:\n{summary}"
+    );
+    compared(&format!("{what}; yours: {completed} bios completed and {split} split"));
     let longest = if subject == "stage03" {
         lines_add_up(&output)?;
         durations(&output)?.into_iter().max().unwrap_or_default()
