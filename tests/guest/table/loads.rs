@@ -5,7 +5,10 @@ use std::{
     rc::{Rc, Weak},
 };
 
-use truth::{Fact, Question::*};
+use truth::{
+    Fact,
+    Question::{self, *},
+};
 
 use crate::{
     disks::in_flight,
@@ -38,11 +41,19 @@ pub const LOADS: &[(&str, Load)] = &[
     ("io_uring", || {
         of_virtio("--ioengine=io_uring --iodepth=16 --numjobs=4 --number_ios=250", 1000)
     }),
+    // A thread of the kernel submits for each of them, without a system call.
+    ("sqpoll", || {
+        let by_kernel = "--ioengine=io_uring --sqthread_poll=1";
+        of_virtio(&format!("{by_kernel} --iodepth=8 --numjobs=2 --number_ios=300"), 600)
+    }),
     // Two of the same tool at once: each of them measures all.
     ("twice", || of_virtio("--iodepth=4 --numjobs=2 --number_ios=200", 400)),
     ("in_tasks", in_tasks),
     ("polled", polled),
-    ("timer", timer),
+    ("timer", || timer(10, 200, &[FastestRequest, SlowestRequest])),
+    // More than 2^32 ns.
+    ("seconds", || timer(5000, 4, &[SlowestRequest, SlowestBio])),
+    ("many_disks", many_disks),
     ("slow_sector", slow_sector),
     ("split", || splitting(vec![disks::nvme()?], "--rw=read --bs=4M --size=80M", 20)),
     ("parts", parts),
@@ -215,15 +226,35 @@ fn of_virtio(options: &str, least: u64) -> Result<Ready> {
     plain(disks::virtio()?, &format!("{options} --size=128M"), least)
 }
 
-/// The timer can only be late, and fio sees an end after the kernel has.
-fn timer() -> Result<Ready> {
-    const TIMER: u64 = 10_000_000;
-    let disk = NullBlk::timer("timer", 10, "")?;
-    by_fio(disk, "--iodepth=4 --number_ios=200", |did, report| {
+/// Four reads at a time of a disk that takes so many ms for each. The timer can only be late, and fio sees an end
+/// after the kernel has.
+fn timer(ms: u64, reads: u64, of_timer: &'static [Question]) -> Result<Ready> {
+    let least = ms * 1_000_000;
+    let disk = NullBlk::timer(&format!("timer{ms}"), ms, "")?;
+    by_fio(disk, format!("--iodepth=4 --number_ios={reads}"), move |did, report| {
         let slowest = slowest(report)?;
-        ensure!(did.requests >= 200 && slowest >= TIMER, "{} requests", did.requests);
-        let of_timer = [FastestRequest, SlowestRequest];
-        Ok(did.and(of_timer.map(|question| Fact::between(question, TIMER, slowest))))
+        ensure!(did.requests >= reads && slowest >= least, "{} requests", did.requests);
+        let of_timer = of_timer.iter().map(|question| Fact::between(*question, least, slowest));
+        Ok(did.facts().into_iter().chain(of_timer).collect())
+    })
+}
+
+/// Ten reads of each of forty disks.
+fn many_disks() -> Result<Ready> {
+    let disk = |n| NullBlk::timer(&format!("many{n}"), 1, "submit_queues=1");
+    let disks = (0..40).map(disk).collect::<Result<Vec<_>>>()?;
+    let names: Vec<_> = disks.iter().map(|disk| disk.name.clone()).collect();
+    let paths = names.join(":/dev/");
+    let requests =
+        move || disks.iter().map(|disk| disks::requests(&disk.name)).collect::<Result<Vec<_>>>();
+    ready(move || {
+        let options = "--file_service_type=roundrobin --number_ios=400 --size=40M --iodepth=8";
+        let before = requests()?;
+        let (did, _) = counted(&names, || fio_direct(&paths, options))?;
+        let of_each = requests()?.into_iter().zip(before).map(|(now, before)| now - before);
+        let fewest = of_each.min();
+        ensure!(fewest >= Some(10), "a disk was read {fewest:?} times");
+        Ok(did.facts())
     })
 }
 
