@@ -579,7 +579,7 @@ pub fn preempts() -> Result<bool> {
 
 /// Whether a program was skipped, where that may be, and says so: what it has not seen is not counted.
 pub fn skipped_some(output: &str) -> Result<bool> {
-    let skipped = if preempts()? { count(output, "skipped")? } else { 0 };
+    let skipped = if preempts()? { laws::skipped(output) } else { 0 };
     if skipped > 0 {
         judged_weakly(&format!("a program was skipped {skipped} times"));
     }

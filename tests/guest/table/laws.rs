@@ -86,7 +86,7 @@ fn is_true(tool: &Tool, fact: Fact, printed: truth::Expected, text: &str) -> Res
 }
 
 /// How often programs were skipped because they, or another one, ran on that CPU already.
-fn skipped(text: &str) -> u64 {
+pub fn skipped(text: &str) -> u64 {
     let number = |line: &str| -> Option<u64> {
         let line = line.trim_start();
         let printed = line.split_once(" skipped (").map(|(number, _)| number);
