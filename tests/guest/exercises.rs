@@ -645,7 +645,7 @@ fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited
         COMPUTES => while start.elapsed() < load {},
         HUNGRY => {
             rustix::process::setpriority_process(Some(tid), 19)?;
-            while start.elapsed() < load + Duration::from_millis(2700) {}
+            while start.elapsed() < Duration::from_secs(20) && run_delay()? <= 1 << 32 {}
         }
         SLEEPS => {
             rustix::process::setpriority_process(Some(tid), 19)?;
@@ -745,8 +745,7 @@ fn exercise_runqueue() -> Result<()> {
     let theirs = others.iter().find(|tid| lines.contains_key(tid.as_str()));
     let theirs = theirs.map_or("", |tid| tid);
     ensure!(theirs.is_empty(), "thread {theirs} is of another process: {output}");
-    // The guest's TSC counts as unstable: the scheduler's clock, in which the kernel accounts, stands
-    // still between two ticks where the host delays them, and bpf_ktime_get_ns() does not.
+    // The kernel accounts in the scheduler's clock, which is not that of bpf_ktime_get_ns().
     let near = |yours: u64, theirs: u64| yours.abs_diff(theirs) <= theirs / 5 + 50_000_000;
     let yours = |tid: u32| lines.get(tid.to_string().as_str()).copied();
     let (short, long): (Vec<_>, Vec<_>) =
