@@ -145,6 +145,8 @@ impl Arch {
         // ever after another CPU had changed it (fixed by its commit deba78709a), and attaching a BPF
         // program to a function of the kernel changes code. The tests take no longer this way.
         let tcg = "tcg,thread=single";
+        // norandmaps: QEMU finds what it has translated by its address. A program that lies elsewhere each
+        // time it starts is translated anew each time: three times the work for `ls`.
         match (self, accel) {
             (Arch::X86_64, Accel::Kvm) => (["pc", "kvm", "host"], "console=ttyS0"),
             // Its clock is the HPET: with another one, all figures of the bench would be others. On a busy host,
@@ -158,15 +160,16 @@ impl Arch {
             // stands still where the host delays a tick: /proc/PID/schedstat then leaves out a part of a wait.
             // Without these two features, the kernel copies and clears by loops and not by `rep movsb` and `rep
             // stosb`, which are emulated byte by byte: stage06 runs in 2.4 s instead of 2.8 s.
-            (Arch::X86_64, Accel::Tcg) => {
-                (["pc", tcg, "max,-erms,-fsrm"], "console=ttyS0 tsc=reliable no_timer_check")
-            }
+            (Arch::X86_64, Accel::Tcg) => (
+                ["pc", tcg, "max,-erms,-fsrm"],
+                "console=ttyS0 norandmaps tsc=reliable no_timer_check",
+            ),
             (Arch::Arm64, Accel::Kvm) => {
                 (["virt,gic-version=host", "kvm", "host"], "console=ttyAMA0")
             }
             // Pointer authentication is computed in software: a boot takes three times as long with it.
             (Arch::Arm64, Accel::Tcg) => {
-                (["virt,gic-version=3", tcg, "max,pauth=off"], "console=ttyAMA0")
+                (["virt,gic-version=3", tcg, "max,pauth=off"], "console=ttyAMA0 norandmaps")
             }
         }
     }
