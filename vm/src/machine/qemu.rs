@@ -287,7 +287,7 @@ mod tests {
     /// guest's root and the kernel's modules are in the cache.
     #[test]
     fn a_guest_of_an_arm64_machine() {
-        let common = "-smp 2 -m 2G -nodefaults|-append console=ttyAMA0 quiet|-kernel /k/vmlinuz|\
+        let common = "-smp 2 -m 2G -nodefaults|-kernel /k/vmlinuz|\
              path=/run/guest,mount_tag=ctl,security_model=none -virtfs|-device virtio-scsi-pci,id=scsi -kernel|\
              path=/w,mount_tag=share0,security_model=none,multidevs=remap|-device virtio-blk-pci,drive=data|\
              -device scsi-hd,bus=scsi.0,drive=disk0|snapshot=on,werror=report,rerror=report,file=/b,,b";
@@ -296,13 +296,14 @@ mod tests {
             (
                 Accel::Kvm,
                 None,
-                "-machine virt,gic-version=host -accel kvm -cpu host|\
+                "-machine virt,gic-version=host -accel kvm -cpu host|-append console=ttyAMA0 quiet|\
                  path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap",
             ),
             (
                 Accel::Tcg,
                 Some("/r"),
                 "-machine virt,gic-version=3 -accel tcg,thread=single -cpu max,pauth=off|\
+                 -append console=ttyAMA0 norandmaps quiet|\
                  path=/r,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap",
             ),
         ] {
