@@ -44,7 +44,7 @@ impl Device {
             return self.to_string();
         }
         if sector == u64::MAX {
-            return format!("no sector (a flush or a driver's command) of {self}");
+            return format!("no sector (a flush, or another command) of {self}");
         }
         let relative = format!("Sector ({sector}) of {self}");
         match self.partition_of() {
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn a_flush_has_no_sector() {
         let device = Device(4095 << 20 | 7);
-        let flush = "no sector (a flush or a driver's command) of a device without a node (4095:7)";
+        let flush = "no sector (a flush, or another command) of a device without a node (4095:7)";
         assert_eq!(device.sector(u64::MAX), flush);
     }
 

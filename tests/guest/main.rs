@@ -72,6 +72,10 @@ const ONCE: &[&str] = &[
     "cachetop_leaves_the_terminal_and_comes_back",
     "exporter_survives_hostile_clients",
     "exporter_runs_as_its_unit_says",
+    "exporter_beside_prometheus",
+    "slow_io_and_exporter_write_hostile_names",
+    "ctracer_keeps_to_its_memory",
+    "ctracer_writes_each_output",
     "incident_of_the_day_is_solved",
 ];
 

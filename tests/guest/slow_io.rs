@@ -8,6 +8,7 @@ tests![
     slow_io_ends_beside_a_busy_disk,
     slow_io_knows_whose_cgroup_and_when,
     slow_io_names_errors,
+    slow_io_names_commands_for_zones,
     slow_io_names_files,
     slow_io_shows_what_is_wanted,
     slow_io_records_what_came_before,
@@ -448,6 +449,27 @@ fn slow_io_names_errors() -> Result<()> {
     let in_parts = split.iter().all(|line| line["requests"].as_u64() > Some(1));
     ensure!(split.len() == READS && in_parts, "{} of {READS} in parts: {split:?}", split.len());
     ensure!(split.iter().all(|line| line["error"] == "ENODATA"), "errors of parts: {split:?}");
+    Ok(())
+}
+
+/// A disk of zones: what blkzone asked for, with the letter and the sector of each command, though it carries no data.
+fn slow_io_names_commands_for_zones() -> Result<()> {
+    let disk = NullBlk::new("zoned", "zoned=1 zone_size=4 size=64")?;
+    let commands = [("open", "ZO"), ("close", "ZC"), ("finish", "ZF"), ("reset", "ZR")];
+    let zones = [0, 16384, 24576];
+    let ask = |(what, _): &(&str, &str)| {
+        zones.map(|at| format!("blkzone {what} -o {at} -l 8192 /dev/{}; ", disk.name)).concat()
+    };
+    let (_, lines) =
+        traced(&["--disk", &disk.name], || shell(&commands.each_ref().map(ask).concat()))?;
+    let named = |line: &Value| {
+        let letters = line["operation"].as_str()?.get(..2)?.to_owned();
+        Some((letters, line["sector"].as_u64()?, line["bytes"].as_u64()?))
+    };
+    let seen: Vec<_> = lines.iter().filter_map(named).collect();
+    let asked =
+        commands.iter().flat_map(|(_, letters)| zones.map(|at| (letters.to_string(), at, 0)));
+    ensure!(seen == asked.collect::<Vec<_>>(), "{lines:?}");
     Ok(())
 }
 

@@ -33,8 +33,8 @@ static __always_inline int bio_is_submitted(void *ctx, u64 bio, struct io *io)
 {
 	struct submission *by = &io->by;
 
-	if (!by->bytes)
-		by->sector = -1; /* a flush carries no data */
+	if (!by->bytes && (by->operation & REQ_OP_MASK) <= REQ_OP_FLUSH)
+		by->sector = -1; /* a flush is of the whole disk; a command for a zone has its sector */
 	by->process = pid_namespace ? process_in(pid_namespace) : bpf_get_current_pid_tgid() >> 32;
 	if ((only_disk && by->diskseq != only_disk) || (only_partition && by->dev != only_partition) ||
 	    (only_process && by->process != only_process) ||
