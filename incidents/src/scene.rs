@@ -152,7 +152,7 @@ impl Scene {
                 set(&format!("{group}/io.max"), format!("{number} {limit}"))?;
             }
             Fault::MemoryMax => {
-                set(&format!("{group}/memory.max"), (7 << 20) - (plan.between(0, 1) << 20))?
+                set(&format!("{group}/memory.max"), (7 << 20) - (plan.between(0, 2) << 20))?
             }
             Fault::CpuMax => {
                 let quota = 25_000 - plan.between(0, 10_000);
