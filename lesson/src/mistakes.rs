@@ -228,6 +228,10 @@ mod tests {
             for (what, said) in
                 said.iter().flat_map(|(what, all)| all.iter().map(move |it| (what, it)))
             {
+                assert!(
+                    !said.contains(":  |"),
+                    "{exercise}, {what}: a judge has no sentence for it"
+                );
                 assert!(known.alike(exercise, said).contains(&what.as_str()), "{exercise}, {said}");
                 let named = known.of(exercise, said);
                 assert!(named.is_empty() || named.contains(&what.as_str()), "{exercise}, {said}");

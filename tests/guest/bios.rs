@@ -379,7 +379,8 @@ fn stage06_shows_the_stack() -> Result<()> {
                 let stack = check_stack(&output, *lines, &ftrace.events()?)?;
                 compared(&format!("ftrace shows the same {} functions as you", stack.len()));
                 seen = stack.iter().any(|frame| frame == must_have);
-                ensure!(!seen || output.contains(&format!("() [{module}]\n")), "{output}");
+                let has_module = output.contains(&format!("() [{module}]\n"));
+                ensure!(!seen || has_module, "no function is of [{module}]:\n{output}");
                 rustix::fs::sync();
                 if seen {
                     break;
@@ -428,7 +429,9 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
         .collect();
     let mut functions = Vec::new();
     for frame in output.lines().filter_map(|line| line.strip_prefix("=> ")) {
-        let (function, module) = frame.split_once("()").with_context(|| output.to_owned())?;
+        let (function, module) = frame.split_once("()").with_context(|| {
+            format!("a line of the stack names no function of the kernel:\n{output}")
+        })?;
         ensure!(known.contains(&(function, module.trim())), "{frame} is not of that module");
         functions.push(function.to_owned());
     }

@@ -31,7 +31,9 @@ fn calls(trace: &str) -> Result<BTreeMap<String, u64>> {
 
 /// The rows of the table that stage 12 prints: `  128  submit_bio(bio)`.
 fn table(output: &str) -> Result<BTreeMap<String, u64>> {
-    let (_, text) = output.split_once("   calls  function\n").with_context(|| output.to_owned())?;
+    let (_, text) = output
+        .split_once("   calls  function\n")
+        .with_context(|| format!("no table:\n{output}"))?;
     let (mut table, mut last) = (BTreeMap::new(), u64::MAX);
     for [calls, name] in rows(text, r"(\d+)  (\w+)\(") {
         let calls = calls.parse()?;

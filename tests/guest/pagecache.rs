@@ -279,7 +279,7 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     ensure!(printed(&output, &unread)?.0.is_empty(), "it has not ended: {output}");
     same("before an error", &[first?], &printed(&output, &cut)?.0)?;
     ensure!(count(&output, "not judged")? == 1, "an error has ended one read: {output}");
-    ensure!(count(&output, "in flight")? == 1, "{output}");
+    ensure!(count(&output, "in flight")? == 1, "one read has not returned:\n{output}");
     sums(&output, events(&output)?.len())?;
     ensure_none(&output, &["dropped"])
 }
@@ -622,8 +622,9 @@ fn stage09_leaves_other_processes_out() -> Result<()> {
     ensure!(reads.is_empty(), "read by dd: {reads:?}");
     let reads = judged.len();
     compared(&format!("mincore agrees with your {reads} reads; of dd's you printed none"));
-    ensure!(output.contains(&format!("Filtered PID : {}\n", std::process::id())), "{output}");
-    ensure!(count(&output, "unmatched")? == 0, "{output}");
+    let named = output.contains(&format!("Filtered PID : {}\n", std::process::id()));
+    ensure!(named, "no line \"Filtered PID\" with the process:\n{output}");
+    ensure!(count(&output, "unmatched")? == 0, "what others read is not unmatched:\n{output}");
     totals(&output)
 }
 
@@ -735,8 +736,12 @@ fn stage09_without_a_process_is_stage08() -> Result<()> {
     let file = new_file(&mounted, "all", MIB)?;
     let dd = "dd if=/mnt/data/pagecache-all of=/dev/null bs=4k status=none";
     let (_, output) = beside("stage09", &[], || shell(dd))?;
-    ensure!(printed(&output, &file)?.0.len() == 257, "{output}");
-    ensure!(!output.contains("Filtered"), "{output}");
+    let lines = printed(&output, &file)?.0.len();
+    ensure!(lines == 257, "dd read 257 times, you printed {lines} reads:\n{output}");
+    ensure!(
+        !output.contains("Filtered"),
+        "there is no process, and a line \"Filtered\":\n{output}"
+    );
     compared("dd read 257 times; you printed 257 reads");
     totals(&output)
 }
