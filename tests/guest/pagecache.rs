@@ -624,7 +624,10 @@ fn stage09_leaves_other_processes_out() -> Result<()> {
     compared(&format!("mincore agrees with your {reads} reads; of dd's you printed none"));
     let named = output.contains(&format!("Filtered PID : {}\n", std::process::id()));
     ensure!(named, "no line \"Filtered PID\" with the process:\n{output}");
-    ensure!(count(&output, "unmatched")? == 0, "what others read is not unmatched:\n{output}");
+    ensure!(
+        count(&output, "unmatched")? == 0,
+        "reads of other processes count as unmatched:\n{output}"
+    );
     totals(&output)
 }
 
