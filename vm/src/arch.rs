@@ -159,7 +159,7 @@ impl Arch {
             // stosb`, which are emulated byte by byte: stage06 runs in 2.4 s instead of 2.8 s.
             (Arch::X86_64, Accel::Tcg) => (
                 ["pc", tcg, "max,-erms,-fsrm"],
-                match counts_time() {
+                match trusts_tsc() {
                     true => "console=ttyS0 norandmaps tsc=reliable no_timer_check",
                     false => "console=ttyS0 norandmaps tsc=unstable no_timer_check",
                 },
@@ -179,7 +179,7 @@ impl Arch {
 /// time, and one thread runs all its CPUs; but the guest's kernel cannot know that. If it doubts them, its clock is the
 /// HPET, which takes microseconds to read, and the scheduler's clock stands still where the host delays a tick:
 /// /proc/PID/schedstat then leaves out a part of a wait.
-fn counts_time() -> bool {
+fn trusts_tsc() -> bool {
     let clocks = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
     let clocks = std::fs::read_to_string(clocks).unwrap_or_default();
     clocks.split_whitespace().any(|clock| clock == "tsc")
