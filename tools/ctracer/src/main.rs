@@ -88,7 +88,8 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let reader = events::Reader::new(&skel.maps.events, layout.size)?;
     let trace = found.into_trace(&cli.type_name)?;
     let mut follower = Follower::new(cli, &layout, &trace)?;
-    let read = || ledger::read(|| attached.counts(&skel.progs), &skel.maps.counters);
+    let own = || common::per_cpu(&skel.maps.counters);
+    let read = || ledger::read(|| attached.counts(&skel.progs), own);
     let before = read()?;
     let variables = skel.maps.bss_data.as_deref_mut().context("the program has no variables")?;
     // SAFETY: the variable is aligned, and mapped as long as the programs are loaded. Not a plain
