@@ -10,6 +10,8 @@ use crate::{prelude::*, table::Refusal};
 static STARTED: AtomicU32 = AtomicU32::new(0);
 /// A tool has attached its programs once it has not used a CPU for this long.
 const IDLE: Duration = Duration::from_secs(2);
+/// After so long, a user presses Ctrl-C again: Python loses one that comes while bcc calls it back.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// A tool that runs in a root of its own.
 pub struct Peer {
     child: Child,
@@ -93,7 +95,13 @@ impl Peer {
 
     /// Waits for its end; what it has printed, and its exit code.
     pub fn end(mut self) -> Result<(String, Option<i32>)> {
-        let ended = wait_until("the end after Ctrl-C", || Ok(self.child.try_wait()?.is_some()));
+        let mut again = Some(Instant::now() + PATIENCE);
+        let ended = wait_until("the end after Ctrl-C", || {
+            if again.take_if(|again| *again < Instant::now()).is_some() {
+                self.interrupt()?;
+            }
+            Ok(self.child.try_wait()?.is_some())
+        });
         ended.map_err(|error| Broke(format!("{error}: {}", self.said())))?;
         self.has_not_flooded()?;
         let status = self.child.wait()?;

@@ -66,14 +66,15 @@ impl Beside {
     pub fn start(tools: &[Tool], copies: usize, plan: Option<&Plan>) -> Result<Beside> {
         let pid = std::process::id().to_string();
         let start = |tool: &Tool| {
+            let argv = tool.argv.iter().map(|argument| argument.replace("{pid}", &pid)).collect();
+            let tool = Tool { argv, ..tool.clone() };
             if tool.family <= Family::Lessons {
                 let (name, arguments) = tool.argv.split_first().context("no program")?;
-                let arguments = arguments.iter().map(|argument| argument.replace("{pid}", &pid));
                 let running = Running::spawn(Command::new(program(name)).args(arguments))?;
-                return Ok((tool.clone(), Tracer::Ours(running)));
+                return Ok((tool, Tracer::Ours(running)));
             }
-            let peer = Peer::start(tool, plan.context("a tool of others needs a plan")?)?;
-            Ok((tool.clone(), Tracer::Peer(peer)))
+            let peer = Peer::start(&tool, plan.context("a tool of others needs a plan")?)?;
+            Ok((tool, Tracer::Peer(peer)))
         };
         let all = tools.iter().flat_map(|tool| vec![tool; copies]);
         let mut running = all.map(start).collect::<Result<Vec<_>>>()?;

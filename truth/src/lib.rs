@@ -60,6 +60,8 @@ pub enum Question {
     Hits,
     /// How many were not.
     Misses,
+    /// How many reads a process has asked a file system for.
+    FileReads,
     /// How many bytes disks have read and written.
     Bytes,
     /// How many of them a process named `dd` has asked for.

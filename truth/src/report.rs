@@ -413,6 +413,7 @@ fn name(question: Question) -> &'static str {
         Question::FastestRequest => "fastest",
         Question::Hits => "hits",
         Question::Misses => "misses",
+        Question::FileReads => "reads of a file",
         Question::Bytes => "bytes",
         Question::BytesOfDd => "dd's bytes",
         Question::Merges => "merges",

@@ -674,6 +674,7 @@ fn resident(reads: &[Read]) -> Vec<Fact> {
     vec![
         Fact::exactly(Hits, hit).with_others(others(hit)),
         Fact::exactly(Misses, miss).with_others(others(miss)),
+        Fact::exactly(FileReads, reads.len() as u64),
     ]
 }
 
