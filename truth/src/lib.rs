@@ -33,6 +33,8 @@ pub enum Question {
     BiosOfDd,
     /// The sector of the slowest bio, in the device that it was submitted to.
     SlowSector,
+    /// The highest sector that was read or written, in its disk.
+    HighestSector,
     /// The latency of the slowest bio, ns.
     SlowestBio,
     /// The same, where a cgroup's limit holds it back before the block layer's first tracepoint.
@@ -87,6 +89,7 @@ impl Question {
         !matches!(
             self,
             SlowSector
+                | HighestSector
                 | SlowestBio
                 | SlowestThrottled
                 | QueuedShare

@@ -401,6 +401,7 @@ fn name(question: Question) -> &'static str {
         Question::Bios => "bios",
         Question::BiosOfDd => "dd's I/Os",
         Question::SlowSector => "sector",
+        Question::HighestSector => "highest sector",
         Question::SlowestBio => "slowest bio",
         Question::SlowestThrottled => "slowest bio",
         Question::QueuedShare => "share in the queue",

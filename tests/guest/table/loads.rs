@@ -55,6 +55,7 @@ pub const LOADS: &[(&str, Load)] = &[
     ("seconds", || timer(5000, 4, &[SlowestRequest, SlowestBio])),
     ("many_disks", many_disks),
     ("slow_sector", slow_sector),
+    ("far", far),
     ("split", || splitting(vec![disks::nvme()?], "--rw=read --bs=4M --size=80M", 20)),
     ("parts", parts),
     ("checksums", checksums),
@@ -77,6 +78,8 @@ pub const LOADS: &[(&str, Load)] = &[
     ("discard", discard),
     ("writeback", writeback),
     ("long_dd", long_dd),
+    ("hostile_names", hostile_names),
+    ("swap", swap),
     ("one_tag", one_tag),
     ("paced", paced),
     ("io_max", io_max),
@@ -258,12 +261,27 @@ fn many_disks() -> Result<Ready> {
     })
 }
 
+/// A sector that 32 bits do not hold, and the size of a disk that has it, in MiB.
+const FAR: u64 = 1 << 32;
+const SIZE: &str = "size=3145728";
+
+fn far() -> Result<Ready> {
+    const READS: u64 = 20;
+    let disk = NullBlk::timer("far", 1, SIZE)?;
+    ready(move || {
+        let dd = format!("dd if=/dev/{} of=/dev/null bs=4k iflag=direct", disk.name);
+        shell(&format!("{dd} skip={} count={READS}", FAR / 8))?;
+        let highest = Fact::exactly(HighestSector, FAR + 8 * (READS - 1));
+        Ok(of_dd(READS).into_iter().chain([highest]).collect())
+    })
+}
+
 /// dm-delay counts ticks of 4 ms, and in an emulated machine some come early: 193 ms were measured.
 fn slow_sector() -> Result<Ready> {
-    const SECTOR: u64 = 80_000;
+    const SECTOR: u64 = FAR + 80_000;
     const DELAY: u64 = 1_000_000_000;
     const LEAST: u64 = 950_000_000;
-    let null = NullBlk::timer("slow", 1, "")?;
+    let null = NullBlk::timer("slow", 1, SIZE)?;
     let below = format!("/dev/{}", null.name);
     let table = format!(
         "0 {SECTOR} linear {below} 0;{SECTOR} 8 delay {below} {SECTOR} {};{} 80000 linear {below} {}",
@@ -583,9 +601,13 @@ fn writeback() -> Result<Ready> {
              wait $!",
             mounted.disk
         ))?;
-        let bytes = Fact::exactly(BytesOfDd, READS_OF_DD * 4096);
-        Ok(vec![Fact::exactly(BiosOfDd, READS_OF_DD), bytes])
+        Ok(of_dd(READS_OF_DD))
     })
+}
+
+/// What is true of so many reads by dd, of 4 KiB each.
+fn of_dd(reads: u64) -> Vec<Fact> {
+    vec![Fact::exactly(BiosOfDd, reads), Fact::exactly(BytesOfDd, reads * 4096)]
 }
 
 /// Whoever looks once a second sees this dd.
@@ -595,7 +617,55 @@ fn long_dd() -> Result<Ready> {
     ready(move || {
         let name = &disk.name;
         shell(&format!("dd if=/dev/{name} of=/dev/null bs=4k count={READS} iflag=direct"))?;
-        Ok(vec![Fact::exactly(BiosOfDd, READS), Fact::exactly(BytesOfDd, READS * 4096)])
+        Ok(of_dd(READS))
+    })
+}
+
+/// A kernel's name for a process is that of its file. These print as lines of slow_io and biosnoop, and of
+/// biosnoop.bt.
+fn hostile_names() -> Result<Ready> {
+    const READS: u64 = 10;
+    const NAMES: [&str; 3] = ["dd", "\n1.0 dd 1 dd", "\n1 1 1 dd 1"];
+    let disk = NullBlk::timer("hostile", 1, "")?;
+    let dir = Path::new("/run/hostile");
+    fs::create_dir_all(dir)?;
+    for name in NAMES {
+        fs::copy("/usr/bin/dd", dir.join(name))?;
+    }
+    ready(move || {
+        for name in NAMES {
+            let mut command = Command::new(dir.join(name));
+            command.args(["of=/dev/null", "bs=4k", "iflag=direct", "status=none"]);
+            command.args([format!("if=/dev/{}", disk.name), format!("count={READS}")]);
+            ensure!(command.status().context("dd")?.success(), "dd fails");
+        }
+        Ok(of_dd(READS))
+    })
+}
+
+/// dd fills its buffer twice: of the pages that are not in memory any more, each is read before. The kernel writes none
+/// that holds zeros only, and a huge one in parts, which are more than the bio.
+fn swap() -> Result<Ready> {
+    const CGROUP: &str = "/sys/fs/cgroup/swapping";
+    let disk = NullBlk::new("swap", "memory_backed=1 size=64")?;
+    shell(&format!("mkswap /dev/{}", disk.name))?;
+    // Else swapon reads 128 KiB with the header, which is split.
+    fs::write(disk.queue("read_ahead_kb"), "4")?;
+    ready(move || {
+        let name = &disk.name;
+        let load = format!(
+            "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
+             echo +memory >/sys/fs/cgroup/cgroup.subtree_control; mkdir {CGROUP}
+             huge=/sys/kernel/mm/transparent_hugepage/enabled; was=$(sed 's/.*\\[//; s/\\].*//' $huge); echo never >$huge
+             echo 4M >{CGROUP}/memory.max; swapon /dev/{name}
+             (echo 0 >{CGROUP}/cgroup.procs; exec dd if=/dev/urandom of=/dev/null bs=5M count=2 iflag=fullblock status=none)
+             swapoff /dev/{name}; rmdir {CGROUP}; echo $was >$huge"
+        );
+        let (did, _) = counted(&[name], || shell(&load))?;
+        let stat = disks::stat(name)?;
+        let (read, written) = (stat[2] / 2048, stat[6] / 2048);
+        ensure!(read >= 2 && written >= 2, "{read} MiB read and {written} MiB written");
+        Ok(did.facts())
     })
 }
 
