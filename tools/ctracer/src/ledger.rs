@@ -71,7 +71,7 @@ mod tests {
         let tries = Cell::new(0);
         let own = || {
             tries.set(tries.get() + 1);
-            // A program has counted its hit, and the kernel not its run; then it is over.
+            // A program has counted its hit, and the kernel not its run; then it has ended.
             let outside = if tries.get() < 3 { 8 } else { 7 };
             Ok(vec![
                 counts { outside, ..Default::default() },
