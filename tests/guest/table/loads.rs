@@ -644,7 +644,7 @@ fn hostile_names() -> Result<Ready> {
 }
 
 /// dd fills its buffer twice: of the pages that are not in memory any more, each is read before. The kernel writes none
-/// that holds zeros only, and a huge one in parts, which are more than the bio.
+/// that holds zeros only, and a huge one, which an RT kernel does not have, in parts, which are more than the bio.
 fn swap() -> Result<Ready> {
     const CGROUP: &str = "/sys/fs/cgroup/swapping";
     let disk = NullBlk::new("swap", "memory_backed=1 size=64")?;
@@ -656,7 +656,8 @@ fn swap() -> Result<Ready> {
         let load = format!(
             "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
              echo +memory >/sys/fs/cgroup/cgroup.subtree_control; mkdir {CGROUP}
-             huge=/sys/kernel/mm/transparent_hugepage/enabled; was=$(sed 's/.*\\[//; s/\\].*//' $huge); echo never >$huge
+             huge=/sys/kernel/mm/transparent_hugepage/enabled; [ -e $huge ] || huge=/dev/null
+             was=$(sed 's/.*\\[//; s/\\].*//' $huge); echo never >$huge
              echo 4M >{CGROUP}/memory.max; swapon /dev/{name}
              (echo 0 >{CGROUP}/cgroup.procs; exec dd if=/dev/urandom of=/dev/null bs=5M count=2 iflag=fullblock status=none)
              swapoff /dev/{name}; rmdir {CGROUP}; echo $was >$huge"
