@@ -266,13 +266,12 @@ const FAR: u64 = 1 << 32;
 const SIZE: &str = "size=3145728";
 
 fn far() -> Result<Ready> {
-    const READS: u64 = 20;
+    const READS: u32 = 20;
     let disk = NullBlk::timer("far", 1, SIZE)?;
     ready(move || {
-        let dd = format!("dd if=/dev/{} of=/dev/null bs=4k iflag=direct", disk.name);
-        shell(&format!("{dd} skip={} count={READS}", FAR / 8))?;
-        let highest = Fact::exactly(HighestSector, FAR + 8 * (READS - 1));
-        Ok(of_dd(READS).into_iter().chain([highest]).collect())
+        shell(&format!("{} skip={}", reads(&disk.name, READS), FAR / 8))?;
+        let highest = Fact::exactly(HighestSector, FAR + 8 * u64::from(READS - 1));
+        Ok(of_dd(READS.into()).into_iter().chain([highest]).collect())
     })
 }
 
