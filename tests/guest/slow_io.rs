@@ -35,13 +35,19 @@ const NAMES: [&str; 5] = ["wait_ns", "queue_ns", "device_ns", "end_ns", "mapper_
 
 /// Makes a cgroup that may read 20 times a second from this disk.
 pub fn throttle(disk: &str) -> Result<String> {
-    let (numbers, cgroup) = (disks::numbers(disk)?, "/sys/fs/cgroup/throttled");
+    cgroup("throttled", "io.max", &format!("{} riops=20", disks::numbers(disk)?))
+}
+
+/// The path of a cgroup with a limit: `memory.max`, `4M`.
+pub fn cgroup(name: &str, limit: &str, value: &str) -> Result<String> {
+    let (controller, _) = limit.split_once('.').context("no controller")?;
+    let cgroup = format!("/sys/fs/cgroup/{name}");
     shell(&format!(
         "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup; \
-         echo +io >/sys/fs/cgroup/cgroup.subtree_control; mkdir -p {cgroup}; \
-         echo '{numbers} riops=20' >{cgroup}/io.max"
+         echo +{controller} >/sys/fs/cgroup/cgroup.subtree_control; mkdir -p {cgroup}; \
+         echo '{value}' >{cgroup}/{limit}"
     ))?;
-    Ok(cgroup.to_owned())
+    Ok(cgroup)
 }
 
 pub fn read_throttled(cgroup: &str, disk: &str, count: u32) -> Result<String> {

@@ -14,7 +14,7 @@ use crate::{
     disks::in_flight,
     pagecache::{Read, at_random},
     prelude::*,
-    slow_io::throttle,
+    slow_io::{cgroup, throttle},
 };
 
 /// A load that is set up: its disks exist, and nothing uses them yet. They go when this does. Called, it runs, and
@@ -645,21 +645,19 @@ fn hostile_names() -> Result<Ready> {
 /// dd fills its buffer twice: of the pages that are not in memory any more, each is read before. The kernel writes none
 /// that holds zeros only, and a huge one, which an RT kernel does not have, in parts, which are more than the bio.
 fn swap() -> Result<Ready> {
-    const CGROUP: &str = "/sys/fs/cgroup/swapping";
     let disk = NullBlk::new("swap", "memory_backed=1 size=64")?;
     shell(&format!("mkswap /dev/{}", disk.name))?;
     // Else swapon reads 128 KiB with the header, which is split.
     fs::write(disk.queue("read_ahead_kb"), "4")?;
+    let cgroup = cgroup("swapping", "memory.max", "4M")?;
     ready(move || {
         let name = &disk.name;
         let load = format!(
-            "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
-             echo +memory >/sys/fs/cgroup/cgroup.subtree_control; mkdir {CGROUP}
-             huge=/sys/kernel/mm/transparent_hugepage/enabled; [ -e $huge ] || huge=/dev/null
+            "huge=/sys/kernel/mm/transparent_hugepage/enabled; [ -e $huge ] || huge=/dev/null
              was=$(sed 's/.*\\[//; s/\\].*//' $huge); echo never >$huge
-             echo 4M >{CGROUP}/memory.max; swapon /dev/{name}
-             (echo 0 >{CGROUP}/cgroup.procs; exec dd if=/dev/urandom of=/dev/null bs=5M count=2 iflag=fullblock status=none)
-             swapoff /dev/{name}; rmdir {CGROUP}; echo $was >$huge"
+             swapon /dev/{name}
+             (echo 0 >{cgroup}/cgroup.procs; exec dd if=/dev/urandom of=/dev/null bs=5M count=2 iflag=fullblock status=none)
+             swapoff /dev/{name}; rmdir {cgroup}; echo $was >$huge"
         );
         let (did, _) = counted(&[name], || shell(&load))?;
         let stat = disks::stat(name)?;
