@@ -174,6 +174,11 @@ impl NullBlk {
         format!("/sys/block/{}/queue/{file}", self.name)
     }
 
+    /// The command that takes the disk away, as if somebody pulled it.
+    pub fn pull(&self) -> String {
+        format!("echo 0 >{}/power", self.directory)
+    }
+
     /// One whose timer ends an I/O 100 ms later: then the task that has submitted it sleeps, and the end
     /// interrupts no call of the submission, whose probes would miss it.
     pub fn slow() -> Result<NullBlk> {
@@ -212,6 +217,30 @@ impl Drop for NullBlk {
 impl AsRef<str> for NullBlk {
     fn as_ref(&self) -> &str {
         &self.name
+    }
+}
+
+/// A loop device on a file of holes, gone when dropped.
+pub struct Loop {
+    /// `loop0`.
+    pub name: String,
+    file: String,
+}
+
+impl Loop {
+    /// Of so many bytes.
+    pub fn new(name: &str, bytes: u64) -> Result<Loop> {
+        let file = format!("/run/{name}");
+        let path = shell(&format!(
+            "modprobe loop; truncate -s {bytes} {file}; losetup --show --find {file}"
+        ))?;
+        Ok(Loop { name: path.trim().trim_start_matches("/dev/").to_owned(), file })
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        shell(&format!("losetup --detach /dev/{}; rm {}", self.name, self.file)).ok();
     }
 }
 

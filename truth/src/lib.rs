@@ -269,7 +269,9 @@ pub struct Cell {
 pub struct Case {
     /// Its name.
     pub name: String,
-    /// The guest test `loads_GROUP` runs its loads one after the other, beside programs that are started once.
+    /// The guest test `loads_GROUP` runs its loads one after the other, beside programs that are started once. Without
+    /// one, no guest test does.
+    #[serde(default)]
     pub group: String,
     /// What its judge knows.
     pub asks: Vec<Question>,

@@ -11,7 +11,7 @@ use truth::{
 };
 
 use crate::{
-    disks::in_flight,
+    disks::{Loop, in_flight, reads},
     pagecache::{Read, at_random},
     prelude::*,
     slow_io::{cgroup, throttle},
@@ -53,6 +53,8 @@ pub const LOADS: &[(&str, Load)] = &[
     ("timer", || timer(10, 200, &[FastestRequest, SlowestRequest])),
     // More than 2^32 ns.
     ("seconds", || timer(5000, 4, &[SlowestRequest, SlowestBio])),
+    // The kernel gives up a request after 30 s, unless it is told to wait.
+    ("minute", || timer(80_000, 2, &[SlowestRequest, SlowestBio])),
     ("many_disks", many_disks),
     ("slow_sector", slow_sector),
     ("far", far),
@@ -76,8 +78,12 @@ pub const LOADS: &[(&str, Load)] = &[
     ("unqueued_flush", unqueued_flush),
     ("passthrough", passthrough),
     ("discard", discard),
+    ("discard_gigabytes", discard_gigabytes),
+    ("zoned", zoned),
+    ("pulled", pulled),
     ("writeback", writeback),
-    ("long_dd", long_dd),
+    ("long_dd", || long_dd("")),
+    ("pid_namespace", || long_dd("unshare --pid --fork ")),
     ("hostile_names", hostile_names),
     ("swap", swap),
     ("one_tag", one_tag),
@@ -123,6 +129,8 @@ struct Did {
     parts: u64,
     /// Requests that the driver got once more.
     again: u64,
+    /// Requests without data, among `requests`: who counts sizes may leave them out.
+    without_data: u64,
     /// What was read and written.
     bytes: u64,
 }
@@ -140,6 +148,7 @@ impl Did {
 
     fn facts(self) -> Vec<Fact> {
         let Did { bios, requests, flushes, asked, commands, in_parts, twice, .. } = self;
+        let with_data = requests - self.without_data;
         let others = self
             .clones
             .map_or((commands, u64::MAX >> 8), |clones| (clones + commands, clones + commands));
@@ -147,10 +156,10 @@ impl Did {
         let driver = requests - asked + flushes + commands;
         vec![
             // Who counts I/Os may count either, and those that were merged or not.
-            Fact::between(Ios, requests.min(bios), bios.max(requests)),
+            Fact::between(Ios, with_data.min(bios), bios.max(requests)),
             Fact::exactly(Bios, bios).with_left_out(in_parts, twice),
             // Who counts a flush is right, and who does not.
-            Fact::between(Requests, requests - asked - unseen, requests + flushes + commands)
+            Fact::between(Requests, with_data - asked - unseen, requests + flushes + commands)
                 .with_again(self.again),
             Fact::between(DriverRequests, driver - 2 * unseen, driver),
             Fact::between(UnissuedRequests, asked, asked + 2 * unseen),
@@ -234,6 +243,7 @@ fn of_virtio(options: &str, least: u64) -> Result<Ready> {
 fn timer(ms: u64, reads: u64, of_timer: &'static [Question]) -> Result<Ready> {
     let least = ms * 1_000_000;
     let disk = NullBlk::timer(&format!("timer{ms}"), ms, "")?;
+    fs::write(disk.queue("io_timeout"), (ms + 30_000).to_string())?;
     by_fio(disk, format!("--iodepth=4 --number_ios={reads}"), move |did, report| {
         let slowest = slowest(report)?;
         ensure!(did.requests >= reads && slowest >= least, "{} requests", did.requests);
@@ -579,6 +589,55 @@ fn discard() -> Result<Ready> {
     })
 }
 
+/// Each is one bio, whose size 32 bits just hold, in bytes.
+fn discard_gigabytes() -> Result<Ready> {
+    const GIB: u64 = 1 << 30;
+    let disk = Loop::new("large", 12 * GIB)?;
+    ready(move || {
+        let discard = |at: u64| {
+            let range = format!("-o {} -l {}", at * 3 * GIB, 3 * GIB);
+            shell(&format!("blkdiscard -f {range} /dev/{}", disk.name)).map(drop)
+        };
+        let sectors = || disks::stat(&disk.name).map(|stat| stat[13]);
+        let before = sectors()?;
+        let (did, ()) = counted(&[&disk.name], || (0..4).try_for_each(discard))?;
+        let discarded = (sectors()? - before) * 512;
+        ensure!(did.requests == 4 && discarded == 12 * GIB, "{} requests", did.requests);
+        Ok(Did { clones: Some(0), ..Did::only(did.requests) }.facts())
+    })
+}
+
+/// Four zones are written to, some writes at a time, which the kernel keeps in their order; then they are emptied.
+fn zoned() -> Result<Ready> {
+    let disk = NullBlk::timer("zones", 1, "zoned=1 zone_size=4 size=64")?;
+    disk.queues()?;
+    ready(move || {
+        let write = "--rw=write --zonemode=zbd --iodepth=4 --numjobs=4 --number_ios=100 --size=4M \
+                     --offset_increment=4M";
+        let reset = format!("blkzone reset -o 0 -l 32768 /dev/{}", disk.name);
+        let load = || fio_direct(&disk.name, write).and(shell(&reset));
+        let (did, _) = counted(&[&disk.name], load)?;
+        ensure!(did.requests == 404, "{} requests of 400 writes and 4 resets", did.requests);
+        Ok(Did { without_data: 4, ..did }.facts())
+    })
+}
+
+/// A disk that goes while fio reads it. Its counters go with it: ftrace counts.
+fn pulled() -> Result<Ready> {
+    let disk = NullBlk::timer("pulled", 20, "")?;
+    ready(move || {
+        let submitted = Ftrace::new(&[Hook::Function("submit_bio")])?;
+        let completed = Ftrace::new(&[Hook::Tracepoint("block/block_rq_complete", "")])?;
+        let fio = fio_direct_command(&disk.name, "--iodepth=8 --number_ios=4000 --size=64M");
+        shell(&format!("({fio} >/dev/null 2>&1 || true) & sleep 2; {}; wait $!", disk.pull()))?;
+        let [bios, requests] =
+            [submitted, completed].map(|ftrace| ftrace.events().map(|all| all.len() as u64));
+        let (bios, requests) = (bios?, requests?);
+        ensure!((100..4000).contains(&requests), "{requests} requests, {bios} bios");
+        Ok(Did { bios, bytes: requests * 4096, clones: Some(0), ..Did::only(requests) }.facts())
+    })
+}
+
 /// The application asks the driver whether an I/O has completed: there is no interrupt.
 fn polled() -> Result<Ready> {
     let disk = NullBlk::new("polled", "irqmode=0 submit_queues=2 poll_queues=1")?;
@@ -609,14 +668,15 @@ fn of_dd(reads: u64) -> Vec<Fact> {
     vec![Fact::exactly(BiosOfDd, reads), Fact::exactly(BytesOfDd, reads * 4096)]
 }
 
-/// Whoever looks once a second sees this dd.
-fn long_dd() -> Result<Ready> {
-    const READS: u64 = 100;
-    let disk = NullBlk::timer("slowly", 50, "")?;
+/// Whoever looks once a second sees this dd, which another program may run.
+fn long_dd(by: &str) -> Result<Ready> {
+    const READS: u32 = 100;
+    let disk = NullBlk::timer(&format!("slowly{}", by.len()), 50, "")?;
+    let load = by.to_owned() + &reads(&disk.name, READS);
     ready(move || {
-        let name = &disk.name;
-        shell(&format!("dd if=/dev/{name} of=/dev/null bs=4k count={READS} iflag=direct"))?;
-        Ok(of_dd(READS))
+        let _disk = &disk;
+        shell(&load)?;
+        Ok(of_dd(READS.into()))
     })
 }
 
