@@ -6,12 +6,15 @@ mod scene;
 mod solve;
 mod ticket;
 
-use std::{io::Read, os::unix::process::CommandExt, path::Path, process::Command};
+use std::{fs, io::Read, os::unix::process::CommandExt, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 
-use incidents::plan::{Fault, Plan};
+use incidents::{
+    NOT_YET,
+    plan::{Fault, Plan},
+};
 
 use crate::scene::Scene;
 
@@ -140,11 +143,17 @@ fn make_until_it_shows(mut plan: Plan, usual: &mut Usual) -> Result<u64> {
 
 fn begin(seed: u64, level: u8) -> Result<()> {
     let plan = Plan::of(seed, level);
-    let rate = make_until_it_shows(plan, &mut Usual::default()).unwrap_or_else(|error| {
+    // A shell that is there before would see the disks without the fault, and could keep them from going.
+    fs::write(NOT_YET, "The incident is being made: this shell begins with its ticket.\n")?;
+    let made = make_until_it_shows(plan, &mut Usual::default());
+    if let Ok(rate) = &made {
+        ticket::show(&plan, level, *rate)?;
+    }
+    fs::remove_file(NOT_YET)?;
+    if let Err(error) = made {
         eprintln!("{error:#}");
         std::process::exit(CANNOT);
-    });
-    ticket::show(&plan, level, rate)?;
+    }
     // An hour without a command ends it.
     let error = Command::new("bash").env("TMOUT", "3600").exec();
     Err(error).context("cannot start bash")

@@ -86,7 +86,10 @@ fn steps(plan: &Plan) -> Result<Vec<(String, &'static str)>> {
         Layer::Queue => (parts, "It has a request, and the driver does not get it."),
         Layer::Mapper => (parts, "The disk below is quick: the time is spent in device mapper."),
         Layer::Device | Layer::End if plan.fault == Fault::SlowLeg => (
-            "slow_io --min 1h --duration 5s 2>&1 | grep -v '^$'".to_owned(),
+            format!(
+                "slow_io --min 1h --duration 5s | awk -v RS= '/^({}): /' | grep -E ': |share|device|total'",
+                below(&disk)?.join("|")
+            ),
             "Device mapper makes I/O of its own, and one of the disks below takes long for it.",
         ),
         Layer::Device | Layer::End => (parts, "The disk itself takes that long."),
@@ -119,7 +122,7 @@ fn steps(plan: &Plan) -> Result<Vec<(String, &'static str)>> {
             "bfq lets the disk idle, up to slice_idle, to see whether the same thread reads on.",
         ),
         Cure::Disk => (
-            "dmsetup table; grep . /sys/block/*/inflight".to_owned(),
+            format!("dmsetup table; grep . {queue}/scheduler"),
             "Nothing above the disk explains it, and nothing but another disk removes the cause.",
         ),
         Cure::Table if plan.fault == Fault::Errors => (
@@ -144,15 +147,16 @@ fn steps(plan: &Plan) -> Result<Vec<(String, &'static str)>> {
             (whose, "reportd, and jbd2 for it, write small pieces all the time: fsync.")
         }
         Cure::Load => (
-            whose,
+            format!("for n in 1 2; do cat /run/{process}.status; sleep 5; done; {whose}"),
             "Nobody else uses the disk much: the service has many more requests than before.",
         ),
         Cure::Copying => {
             (whose, "Others do much more on this disk than the service: the copy of backupd.")
         }
         _ => (
-            "top -b -H -n 1 -d 2 | sed -n '7,12p'".to_owned(),
-            "sensord has a real-time priority (PR is negative), and takes the CPUs.",
+            "top -b -H -n 2 -d 4 | awk '/^top/ { tables++ } tables == 2' | sed -n '7,12p'"
+                .to_owned(),
+            "sensord has threads of a real-time priority (PR is negative), which take the CPUs.",
         ),
     };
     Ok(vec![(first, meaning), (second, cause)])

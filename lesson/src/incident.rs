@@ -119,3 +119,11 @@ pub fn answer(run: &Run, desk: &mut Desk, said: &Said) -> Result<ExitCode> {
     }
     Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) })
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_shell_waits_for_what_is_made() {
+        assert_eq!(incidents::NOT_YET, vm::commands::shell::NOT_YET);
+    }
+}

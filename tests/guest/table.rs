@@ -7,9 +7,9 @@
 pub mod laws;
 pub mod loads;
 
-use truth::{BEFORE, Case, Family, Plan, Tool, together};
+use truth::{BEFORE, Family, Plan, Tool, together};
 
-use crate::{peers::Peer, prelude::*};
+use crate::{peers::Peer, prelude::*, run::NotJudged};
 
 /// The groups of `truth/cases.toml`.
 macro_rules! groups {
@@ -139,8 +139,17 @@ fn group(name: &str) -> Result<()> {
     let mut tools = truth::all_tools()?;
     tools.retain(|it| it.family <= Family::Lessons && asked(it) && is_subject(&it.argv[0]));
     ensure!(!tools.is_empty(), "no tool is asked");
-    let set_up = |case: &Case| Ok((case.name.clone(), set_up(&case.name)?));
-    let mut ready = cases.iter().map(set_up).collect::<Result<Vec<_>>>()?;
+    let mut ready = Vec::new();
+    for case in &cases {
+        match set_up(&case.name) {
+            Ok(load) => ready.push((case.name.clone(), load)),
+            // This kernel has no such disk: it has the other ones.
+            Err(why) if why.is::<NotJudged>() && cases.len() > 1 => {
+                judged_weakly(&format!("{why:#}"))
+            }
+            Err(error) => return Err(error),
+        }
+    }
     let copies = cases.iter().map(|case| case.copies).max().unwrap_or(1);
     let beside = Beside::start(&tools, copies, None)?;
     let mut loads = Vec::new();

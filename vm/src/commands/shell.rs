@@ -9,12 +9,16 @@ use crate::machine::qemu::Guest;
 use crate::run::{For, GuestOptions, Run};
 use crate::session::{cleanup, host as session, rundir};
 
+/// In the guest, what a shell that joins it says and waits for, until whoever has begun it removes that file.
+pub const NOT_YET: &str = "/run/not-yet";
+
 /// Runs the command. Returns the shell's status.
 pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
-    let shell = Program::other(vec!["bash".into()]);
     if !is_running(run, options.kernel())? {
-        return begin(run, options, &shell);
+        return begin(run, options, &Program::other(vec!["bash".into()]));
     }
+    let wait = format!("cat {NOT_YET} 2>&-; while [ -e {NOT_YET} ]; do sleep 0.2; done; exec bash");
+    let shell = Program::other(["sh", "-c", &wait].map(Into::into).into());
     if options.is_usual() {
         say!("joining the running guest");
     } else {
