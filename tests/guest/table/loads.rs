@@ -651,7 +651,13 @@ fn pulled() -> Result<Ready> {
         // No sector twice: of two reads of one at once, some tools count one.
         let reads = "--rw=read --iodepth=8 --number_ios=4000 --size=64M";
         let fio = fio_direct_command(&disk.name, reads);
-        shell(&format!("({fio} >/dev/null 2>&1 || true) & sleep 2; {}; wait $!", disk.pull()))?;
+        shell(&format!(
+            "({fio} >/dev/null 2>&1 || true) &
+             while read -r n rest </sys/block/{}/stat && [ $n -lt 100 ]; do sleep 0.1; done
+             {}; wait $!",
+            disk.name,
+            disk.pull()
+        ))?;
         let [bios, requests] =
             [submitted, completed].map(|ftrace| ftrace.events().map(|all| all.len() as u64));
         let (bios, requests) = (bios?, requests?);
