@@ -55,10 +55,6 @@ pub const LOADS: &[(&str, Load)] = &[
     ("seconds", || timer(5000, 4, &[SlowestRequest, SlowestBio])),
     ("minute", minute),
     ("many_disks", many_disks),
-    ("same_sector", || {
-        let disk = NullBlk::timer("same", 5, "")?;
-        plain(disk, "--size=4k --io_size=800k --iodepth=2", 200)
-    }),
     ("slow_sector", slow_sector),
     ("far", far),
     ("split", || splitting(vec![disks::nvme()?], "--rw=read --bs=4M --size=80M", 20)),
