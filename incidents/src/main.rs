@@ -146,14 +146,12 @@ fn begin(seed: u64, level: u8) -> Result<()> {
     // A shell that is there before would see the disks without the fault, and could keep them from going.
     fs::write(NOT_YET, "The incident is being made: this shell begins with its ticket.\n")?;
     let made = make_until_it_shows(plan, &mut Usual::default());
-    if let Ok(rate) = &made {
-        ticket::show(&plan, level, *rate)?;
-    }
+    let shown = made.map(|rate| ticket::show(&plan, level, rate));
     fs::remove_file(NOT_YET)?;
-    if let Err(error) = made {
+    shown.unwrap_or_else(|error| {
         eprintln!("{error:#}");
         std::process::exit(CANNOT);
-    }
+    })?;
     // An hour without a command ends it.
     let error = Command::new("bash").env("TMOUT", "3600").exec();
     Err(error).context("cannot start bash")

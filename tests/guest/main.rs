@@ -112,6 +112,11 @@ fn main() {
     for name in ONCE.iter().chain(EVERYWHERE) {
         assert!(tests.iter().any(|(test, _)| test == name), "no test {name}");
     }
+    for group in ::truth::all_cases().expect("the cases").iter().filter_map(|it| it.group.as_ref())
+    {
+        let name = format!("loads_{group}");
+        assert!(tests.iter().any(|(test, _)| *test == name), "no test {name}");
+    }
     let Judging { partition, share, without_once, judges, .. } = run::judging();
     let trial = |(name, test): Test| Trial::ignorable_test(name, move || verdict(test));
     let trials = match judges.is_empty() {

@@ -134,7 +134,7 @@ pub fn set_up(case: &str) -> Result<loads::Ready> {
 /// once. Where one is wrong, `cargo truth --reproduce CASE/TOOL` runs one load beside one program.
 fn group(name: &str) -> Result<()> {
     let mut cases = truth::all_cases()?;
-    cases.retain(|case| case.group == name);
+    cases.retain(|case| case.group.as_deref() == Some(name));
     let asked = |tool: &Tool| cases.iter().any(|case| case.runs_beside(tool));
     let mut tools = truth::all_tools()?;
     tools.retain(|it| it.family <= Family::Lessons && asked(it) && is_subject(&it.argv[0]));

@@ -271,8 +271,7 @@ pub struct Case {
     pub name: String,
     /// The guest test `loads_GROUP` runs its loads one after the other, beside programs that are started once. Without
     /// one, no guest test does.
-    #[serde(default)]
-    pub group: String,
+    pub group: Option<String>,
     /// What its judge knows.
     pub asks: Vec<Question>,
     /// Others are not asked, and the table has no row for it.

@@ -81,8 +81,8 @@ pub const LOADS: &[(&str, Load)] = &[
     ("zoned", zoned),
     ("pulled", pulled),
     ("writeback", writeback),
-    ("long_dd", || long_dd("")),
-    ("pid_namespace", || long_dd("unshare --pid --fork ")),
+    ("long_dd", || long_dd("slowly", "")),
+    ("pid_namespace", || long_dd("contained", "unshare --pid --fork ")),
     ("hostile_names", hostile_names),
     ("swap", swap),
     ("one_tag", one_tag),
@@ -135,9 +135,9 @@ struct Did {
 }
 
 impl Did {
-    /// As many bios as requests.
+    /// As many bios as requests, and no others.
     fn only(requests: u64) -> Did {
-        Did { bios: requests, requests, ..Did::default() }
+        Did { bios: requests, requests, clones: Some(0), ..Did::default() }
     }
 
     /// All of it, and more.
@@ -410,8 +410,8 @@ fn iostats_off() -> Result<Ready> {
     fs::write(disk.queue("iostats"), "0")?;
     by_fio(disk, "--iodepth=8 --number_ios=400", |did, report| {
         ensure!(did.requests == 0, "the kernel still counts");
-        let (reads, clones) = (total(report)?, Some(0));
-        Ok(Did { clones, bytes: reads * 4096, ..Did::only(reads) }.facts())
+        let reads = total(report)?;
+        Ok(Did { bytes: reads * 4096, ..Did::only(reads) }.facts())
     })
 }
 
@@ -601,7 +601,7 @@ fn discard() -> Result<Ready> {
         let (did, _) = counted(&[&disk.name], || shell(&load))?;
         ensure!(did.requests == 10, "{} requests of ten discards", did.requests);
         // The counters have no discard among the bios.
-        Ok(Did { clones: Some(0), ..Did::only(did.requests) }.facts())
+        Ok(Did::only(did.requests).facts())
     })
 }
 
@@ -619,7 +619,7 @@ fn discard_gigabytes() -> Result<Ready> {
         let (did, ()) = counted(&[&disk.name], || (0..4).try_for_each(discard))?;
         let discarded = (sectors()? - before) * 512;
         ensure!(did.requests == 4 && discarded == 12 * GIB, "{} requests", did.requests);
-        Ok(Did { clones: Some(0), ..Did::only(did.requests) }.facts())
+        Ok(Did::only(did.requests).facts())
     })
 }
 
@@ -659,7 +659,7 @@ fn pulled() -> Result<Ready> {
             [submitted, completed].map(|ftrace| ftrace.events().map(|all| all.len() as u64));
         let (bios, requests) = (bios?, requests?);
         ensure!((100..4000).contains(&requests), "{requests} requests, {bios} bios");
-        Ok(Did { bios, bytes: requests * 4096, clones: Some(0), ..Did::only(requests) }.facts())
+        Ok(Did { bios, bytes: requests * 4096, ..Did::only(requests) }.facts())
     })
 }
 
@@ -694,9 +694,9 @@ fn of_dd(reads: u64) -> Vec<Fact> {
 }
 
 /// Whoever looks once a second sees this dd, which another program may run.
-fn long_dd(by: &str) -> Result<Ready> {
+fn long_dd(disk: &str, by: &str) -> Result<Ready> {
     const READS: u32 = 100;
-    let disk = NullBlk::timer(&format!("slowly{}", by.len()), 50, "")?;
+    let disk = NullBlk::timer(disk, 50, "")?;
     let load = by.to_owned() + &reads(&disk.name, READS);
     ready(move || {
         let _disk = &disk;
