@@ -57,6 +57,25 @@ pub struct Made {
     /// How many answers were judged.
     #[serde(default)]
     answers: usize,
+    /// Whether the last of them was right: those that come after it are not counted.
+    #[serde(default)]
+    solved: bool,
+}
+
+impl Made {
+    /// Takes one more answer, of which so many parts are right. Returns what it comes to.
+    fn judge(&mut self, right: usize, parts: usize) -> String {
+        let was_solved = self.solved;
+        self.answers += usize::from(!was_solved);
+        self.solved |= right == parts;
+        let answers = self.answers;
+        match (right == parts, was_solved) {
+            (true, _) if answers == 1 => "Solved with the first answer.".to_owned(),
+            (true, _) => format!("Solved with answer {answers}."),
+            (false, true) => format!("{right} of {parts} parts are right; answer {answers} was."),
+            (false, false) => format!("{right} of {parts} parts are right, in answer {answers}."),
+        }
+    }
 }
 
 /// The program that makes incidents, for guests, with what it is to do about this one.
@@ -74,7 +93,7 @@ pub fn begin(run: &Run, desk: &mut Desk, options: &Options) -> Result<ExitCode> 
         return Err(fail(USAGE, "another guest runs: leave its shell first (`exit`)"));
     }
     let seed = options.seed.unwrap_or_else(|| now() % 100_000);
-    let made = Made { seed, level: options.level, answers: 0 };
+    let made = Made { seed, level: options.level, answers: 0, solved: false };
     build_all(run.guests()?)?;
     let program = program(run, "begin", made)?;
     let mut guest = GuestOptions::with_kernel(options.kernel.clone());
@@ -99,20 +118,18 @@ pub fn answer(run: &Run, desk: &mut Desk, said: &Said) -> Result<ExitCode> {
     if shell::join(run, None, &Program::other(is_open))?.ok_or_else(none)? != 0 {
         return Err(fail(USAGE, "the incident is still being made: wait for its ticket"));
     }
-    made.answers += 1;
-    desk.change(|progress| progress.incident = Some(made))?;
-    let Made { seed, level, answers } = made;
+    let Made { seed, level, solved: was_solved, .. } = made;
     let parts = said.answer.judged(&Plan::of(seed, level).answer());
     for (what, said, is_right) in &parts {
         println!("  {} {what:<8} {said}", if *is_right { "✓" } else { "✗" });
     }
     let right = parts.iter().filter(|(.., is_right)| *is_right).count();
-    class::report(desk, None, Outcome::Incident { seed, level, answers, right });
     let is_right = right == parts.len();
-    match (is_right, answers) {
-        (true, 1) => println!("Solved with the first answer."),
-        (true, _) => println!("Solved with answer {answers}."),
-        (false, _) => println!("{right} of {} parts are right, in answer {answers}.", parts.len()),
+    println!("{}", made.judge(right, parts.len()));
+    desk.change(|progress| progress.incident = Some(made))?;
+    if !was_solved {
+        let answers = made.answers;
+        class::report(desk, None, Outcome::Incident { seed, level, answers, right });
     }
     if is_right || said.anyhow {
         shell::join(run, None, &program(run, "way", made)?)?.ok_or_else(none)?;
@@ -122,6 +139,21 @@ pub fn answer(run: &Run, desk: &mut Desk, said: &Said) -> Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
+    use super::Made;
+
+    #[test]
+    fn what_comes_after_the_right_answer_is_not_counted() {
+        let mut made = Made { seed: 1, level: 2, answers: 0, solved: false };
+        let said = [4, 5, 2, 5].map(|right| made.judge(right, 5));
+        let expected = [
+            "4 of 5 parts are right, in answer 1.",
+            "Solved with answer 2.",
+            "2 of 5 parts are right; answer 2 was.",
+            "Solved with answer 2.",
+        ];
+        assert_eq!((made.answers, said), (2, expected.map(str::to_owned)));
+    }
+
     #[test]
     fn a_shell_waits_for_what_is_made() {
         assert_eq!(incidents::NOT_YET, vm::commands::shell::NOT_YET);
