@@ -44,6 +44,9 @@ pub struct Options {
     /// Write vm/tested.json and the table of docs/kernels.md, which a plain run only compares
     #[arg(long, conflicts_with = "filter")]
     bless: bool,
+    /// Build what is tested, and run nothing
+    #[arg(long)]
+    no_run: bool,
     /// Write to this file, as JSON, what each test, boot and build took, in ms
     #[arg(long, value_name = "FILE")]
     timings: Option<PathBuf>,
@@ -107,6 +110,9 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
 
     let filter = options.filter.as_deref();
     let programs = Programs::build(run, filter, &kernels);
+    if options.no_run {
+        return programs.map(|_| 0);
+    }
     let build = start.elapsed();
     let mut sum = match programs {
         Ok(programs) if programs.is_empty() => {
