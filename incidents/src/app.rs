@@ -31,6 +31,8 @@ pub struct Orders {
     pub place: usize,
     /// What it does more than usual.
     pub much: Option<Much>,
+    /// Whether `indexd` also reads there, a block at a time.
+    pub looks: bool,
 }
 
 /// More than usual, each for one of the programs.
@@ -335,6 +337,16 @@ fn sensor(orders: &Orders) -> Result<()> {
 
 /// Computes an index now and then; where that is much, with what CPU is left.
 fn index(orders: &Orders) -> Result<()> {
+    if orders.looks {
+        let list = direct(&orders.directories[orders.place].join("list"), false)?;
+        thread::spawn(move || -> Result<()> {
+            let (mut numbers, mut block) = (Numbers(0), Box::new(Block([0; 4096])));
+            loop {
+                list.read_exact_at(&mut block.0, numbers.below(FILES[2].1 / 4096) * 4096)?;
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+    }
     let mut rest = Duration::from_secs(2);
     if let Some(Much::ComputeGently) = orders.much {
         // SAFETY: a system call.

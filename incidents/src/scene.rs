@@ -168,7 +168,8 @@ impl Scene {
                 set(&format!("{queue}/scheduler"), "bfq")?;
                 set(&format!("{queue}/iosched/low_latency"), 0)?;
                 set(&format!("{queue}/iosched/strict_guarantees"), 1)?;
-                set(&format!("{queue}/iosched/slice_idle_us"), plan.between(110_000, 150_000))?;
+                set(&format!("{queue}/iosched/slice_idle_us"), plan.between(250_000, 350_000))?;
+                set(&format!("{queue}/iosched/timeout_sync"), plan.between(800, 1000))?;
             }
             Fault::Writeback => {
                 let queue = format!("/sys/block/{disk}/queue");
@@ -217,7 +218,8 @@ impl Scene {
         for service in Service::ALL {
             let is_much = service == plan.service && fault == Some(Fault::Overload);
             let much = is_much.then_some(Much::Requests(5));
-            let orders = Orders { directories: vec![service.directory().into()], place: 0, much };
+            let directories = vec![service.directory().into()];
+            let orders = Orders { directories, much, ..Orders::default() };
             program(&service.process(), &orders, &group(service)?)?;
         }
         // All of them serve before anything else begins: what is wrong may keep one from ever getting there.
@@ -238,7 +240,10 @@ impl Scene {
                 ("indexd", _) if plan.oddity == Some(Oddity::Nice) => Some(Much::ComputeGently),
                 _ => None,
             };
-            let orders = Orders { directories: all.clone(), place, much };
+            // Without the fault, too. A scheduler that waits for one process lets others wait; of the service alone,
+            // bfq soon joins the queues of all threads, and none waits for another one.
+            let looks = plan.fault == Fault::Idling;
+            let orders = Orders { directories: all.clone(), place, much, looks };
             program(name, &orders, ROOT)?;
         }
         match plan.oddity {

@@ -82,7 +82,7 @@ fn of_bios(service: Service, lines: &[Value], all: &[&Value], slow: &[&Value]) -
         which = Which::Range;
     }
     let queue = |file: &str| fs::read_to_string(format!("/sys/block/{}/queue/{file}", lower[0]));
-    let bios_of = |names: &[&str]| shares_of(lines, &disk, names)[0];
+    let bios_of = |names: &[&str]| share_of(lines, &disk, names);
     let (who, cure) = match layer {
         Layer::Wait if has_limit(service, &lower[0])? => (Who::Nobody, Cure::IoLimit),
         Layer::Wait if tags(&lower[0])? == 1 => (Who::Nobody, Cure::QueueDepth),
@@ -92,11 +92,11 @@ fn of_bios(service: Service, lines: &[Value], all: &[&Value], slow: &[&Value]) -
         Layer::Wait if bios_of(&["reportd", "jbd2"]) > 25 => (Who::Reportd, Cure::Flushes),
         Layer::Wait if bios_of(&["backupd"]) > 25 => (Who::Backupd, Cure::Copying),
         Layer::Wait if bios_of(&[&service.process()]) > 80 => (Who::Itself, Cure::Load),
-        // A copy is written by the process itself, or by a kernel thread.
-        Layer::Queue | Layer::Wait if shares_of(lines, &disk, &["backupd", "kworker"])[1] > 15 => {
-            (Who::Backupd, Cure::Copying)
+        // Of the schedulers, one lets the disk idle. Else there is more than the disk takes: here, somebody's copy.
+        Layer::Queue | Layer::Wait if queue("scheduler")?.contains("[bfq]") => {
+            (Who::Nobody, Cure::Scheduler)
         }
-        Layer::Queue | Layer::Wait => (Who::Nobody, Cure::Scheduler),
+        Layer::Queue | Layer::Wait => (Who::Backupd, Cure::Copying),
         Layer::Device => (Who::Nobody, Cure::Disk),
         Layer::Mapper if shell("dmsetup table")?.contains(" crypt ") => (Who::Nobody, Cure::Cipher),
         Layer::Mapper => (Who::Nobody, Cure::Table),
@@ -166,18 +166,26 @@ fn is_write(bio: &Value) -> bool {
     bio["operation"].as_str().is_some_and(|operation| operation.contains('W'))
 }
 
-/// The part with the largest sum.
+/// The part with the largest sum, if all parts are most of the time.
 fn largest(slow: &[&Value]) -> Option<Layer> {
-    let sums =
-        PARTS.map(|(key, layer)| (slow.iter().map(|bio| number(bio, key)).sum::<u64>(), layer));
-    let (sum, layer) = sums.into_iter().max_by_key(|(sum, _)| *sum)?;
-    (sum > 0).then_some(layer)
+    let of = |key| slow.iter().map(|bio| number(bio, key)).sum::<u64>();
+    let sums = PARTS.map(|(key, layer)| (of(key), layer));
+    let known: u64 = sums.iter().map(|(sum, _)| sum).sum();
+    let (_, layer) = sums.into_iter().max_by_key(|(sum, _)| *sum)?;
+    (known * 2 > of("total_ns")).then_some(layer)
 }
 
-/// Whether the sectors of these are a range, and many others are outside of it.
+/// Whether the sectors of these are a range, and many others are outside of it. One in twenty at either end may be
+/// there by chance: a CPU stood still.
 fn is_a_range(all: &[&Value], these: &[&Value]) -> bool {
-    let sectors = these.iter().map(|bio| number(bio, "sector"));
-    let (Some(from), Some(to)) = (sectors.clone().min(), sectors.max()) else { return false };
+    let mut sectors: Vec<u64> = these.iter().map(|bio| number(bio, "sector")).collect();
+    sectors.sort_unstable();
+    let few = sectors.len() / 20;
+    let Some(range) = sectors.get(few..sectors.len() - few).filter(|range| !range.is_empty())
+    else {
+        return false;
+    };
+    let (from, to) = (range[0], range[range.len() - 1]);
     let is_outside = |bio: &&&Value| !(from..=to).contains(&number(bio, "sector"));
     all.iter().filter(is_outside).count() > all.len() / 4
 }
@@ -226,37 +234,27 @@ fn tags(disk: &str) -> Result<u64> {
     Ok(tags)
 }
 
-/// Of all bios of a disk, and of all bytes that were read from it and written to it, how many percent by processes
-/// whose names begin so.
-fn shares_of(lines: &[Value], disk: &str, names: &[&str]) -> [u64; 2] {
-    let (mut all, mut theirs) = ([0; 2], [0; 2]);
-    for bio in of_disk(lines, disk) {
+/// Of all bios of a disk, how many percent are by processes whose names begin so.
+fn share_of(lines: &[Value], disk: &str, names: &[&str]) -> usize {
+    let all = of_disk(lines, disk);
+    let is_theirs = |bio: &&&Value| {
         let process = bio["process"].as_str().unwrap_or_default();
-        let is_theirs = names.iter().any(|name| process.starts_with(name));
-        for (index, amount) in [1, number(bio, "bytes")].into_iter().enumerate() {
-            all[index] += amount;
-            theirs[index] += if is_theirs { amount } else { 0 };
-        }
-    }
-    [0, 1].map(|index| theirs[index] * 100 / all[index].max(1))
+        names.iter().any(|name| process.starts_with(name))
+    };
+    all.iter().filter(is_theirs).count() * 100 / all.len().max(1)
 }
 
-/// The process that uses most CPU, if it is much.
+/// The process that uses most CPU, if it is much. A thread of the kernel is named after its work, now this, now that:
+/// processes are known by their numbers.
 fn busiest() -> Result<Option<String>> {
-    let used = || -> Result<BTreeMap<String, u64>> {
-        let mut used = BTreeMap::new();
-        for process in fs::read_dir("/proc")?.flatten() {
-            if let Some((name, ticks)) = cpu_of(&process.path()) {
-                *used.entry(name).or_insert(0) += ticks;
-            }
-        }
-        Ok(used)
+    let used = || -> Result<BTreeMap<PathBuf, (String, u64)>> {
+        let processes = fs::read_dir("/proc")?.flatten().map(|process| process.path());
+        Ok(processes.filter_map(|process| Some((process.clone(), cpu_of(&process)?))).collect())
     };
     let before = used()?;
     std::thread::sleep(std::time::Duration::from_secs(SECONDS));
-    let delta = used()?.into_iter().map(|(name, ticks)| {
-        let ticks = ticks - before.get(&name).copied().unwrap_or(0);
-        (ticks, name)
+    let delta = used()?.into_iter().map(|(process, (name, ticks))| {
+        (ticks.saturating_sub(before.get(&process).map_or(0, |(_, before)| *before)), name)
     });
     // In ticks of 10 ms.
     Ok(delta.max().filter(|(ticks, _)| *ticks > SECONDS * 50).map(|(_, name)| name))

@@ -118,8 +118,9 @@ fn steps(plan: &Plan) -> Result<Vec<(String, &'static str)>> {
             "The queue holds four requests; the device would take more.",
         ),
         Cure::Scheduler => (
-            format!("grep . {queue}/scheduler {queue}/iosched/slice_idle*"),
-            "bfq lets the disk idle, up to slice_idle, to see whether the same thread reads on.",
+            format!("cd {queue}; grep . scheduler iosched/slice_idle iosched/timeout_sync"),
+            "bfq serves one process at a time, up to timeout_sync ms, and meanwhile lets the disk idle, up to \
+             slice_idle ms, to see whether it reads on.",
         ),
         Cure::Disk => (
             format!("dmsetup table; grep . {queue}/scheduler"),
