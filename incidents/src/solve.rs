@@ -181,11 +181,9 @@ fn is_a_range(all: &[&Value], these: &[&Value]) -> bool {
     let mut sectors: Vec<u64> = these.iter().map(|bio| number(bio, "sector")).collect();
     sectors.sort_unstable();
     let few = sectors.len() / 20;
-    let Some(range) = sectors.get(few..sectors.len() - few).filter(|range| !range.is_empty())
-    else {
+    let (Some(&from), Some(&to)) = (sectors.get(few), sectors.iter().nth_back(few)) else {
         return false;
     };
-    let (from, to) = (range[0], range[range.len() - 1]);
     let is_outside = |bio: &&&Value| !(from..=to).contains(&number(bio, "sector"));
     all.iter().filter(is_outside).count() > all.len() / 4
 }

@@ -45,7 +45,7 @@ pub struct Options {
     #[arg(long, conflicts_with = "filter")]
     bless: bool,
     /// Build what is tested, and run nothing
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["bless", "timings"])]
     no_run: bool,
     /// Write to this file, as JSON, what each test, boot and build took, in ms
     #[arg(long, value_name = "FILE")]
