@@ -116,20 +116,17 @@ impl Scrape {
 
     /// How many bios or requests took at most as long as the limit of each bucket, in seconds.
     fn buckets(&self, name: &str, disk: &str, op: &str) -> Result<Vec<(f64, u64)>> {
-        let labels = format!("\",disk=\"{disk}\",op=\"{op}\"}}");
-        let prefix = format!("{name}{{le=\"");
+        let prefix = format!("{name}{{disk=\"{disk}\",op=\"{op}\",le=\"");
         let mut buckets = Vec::new();
         for (name, count) in &self.0 {
-            let limit = name.strip_prefix(&prefix);
-            if let Some(limit) = limit.and_then(|rest| rest.strip_suffix(&labels)) {
-                buckets.push((limit.parse::<f64>()?, *count as u64));
+            if let Some(limit) = name.strip_prefix(&prefix) {
+                buckets.push((limit.trim_end_matches("\"}").parse::<f64>()?, *count as u64));
             }
         }
         buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
         ensure!(buckets.len() == 54, "{disk} {op}: {} buckets", buckets.len());
         ensure!(buckets.is_sorted_by_key(|bucket| bucket.1), "{buckets:?}");
-        let all = name.replace("_bucket", "_count");
-        let all = self.get(&format!("{all}{{{}", &labels[2..]));
+        let all = self.of(&name.replace("_bucket", "_count"), disk, op);
         ensure!(buckets[53] == (f64::INFINITY, all as u64), "{buckets:?}");
         Ok(buckets)
     }

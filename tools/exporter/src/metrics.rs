@@ -8,7 +8,9 @@ use std::{
 use anyhow::{Context, Result};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet, text},
+    encoding::{
+        DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet, prometheus_text, text,
+    },
     metrics::{MetricType, exemplar::Exemplar},
     registry::{Registry, Unit},
 };
@@ -35,7 +37,7 @@ impl Format {
     pub fn content_type(self) -> &'static str {
         match self {
             Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Format::Prometheus => prometheus_text::CONTENT_TYPE,
         }
     }
 }
@@ -139,8 +141,12 @@ impl Metrics {
         let mut registry = Registry::with_prefix("storage");
         registry.register_collector(Box::new(self));
         let mut text = String::new();
-        text::encode(&mut text, &registry).context("the metrics could not be written")?;
-        Ok(if format == Format::OpenMetrics { text } else { older(&text) })
+        let written = match format {
+            Format::OpenMetrics => text::encode(&mut text, &registry),
+            Format::Prometheus => prometheus_text::encode(&mut text, &registry),
+        };
+        written.context("the metrics could not be written")?;
+        Ok(text)
     }
 }
 
@@ -217,9 +223,9 @@ fn histograms(
     let (seconds, histogram) = (Some(&Unit::Seconds), MetricType::Histogram);
     let mut family = encoder.encode_descriptor(name, help, seconds, histogram)?;
     for ((disk, operation), sums) in series {
-        let limits = limits().map(|ns| ns.map_or(f64::MAX, in_seconds));
+        let limits = limits().map(|ns| ns.map_or(f64::INFINITY, in_seconds));
         let buckets: Vec<_> = limits.zip(sums.buckets).collect();
-        family.encode_family(&[("disk", &*escaped(disk)), ("op", operation)])?.encode_histogram(
+        family.encode_family(&[("disk", disk.as_str()), ("op", operation)])?.encode_histogram(
             in_seconds(sums.sum),
             sums.buckets.iter().sum(),
             &buckets,
@@ -239,7 +245,7 @@ fn parts(encoder: &mut DescriptorEncoder, series: &BTreeMap<Series, Sums>) -> fm
         // No bio had this part, or of none it is known, which is not 0.
         let parts = PARTS.into_iter().zip(sums.parts).filter(|(_, ns)| *ns > 0);
         for (part, ns) in parts {
-            let labels = [("disk", &*escaped(disk)), ("op", operation), ("part", part)];
+            let labels = [("disk", disk.as_str()), ("op", operation), ("part", part)];
             count(&mut family, &labels, in_seconds(ns))?;
         }
     }
@@ -258,7 +264,7 @@ fn gaps(encoder: &mut DescriptorEncoder, gaps: &[Gap]) -> fmt::Result {
         let (exporter, kernel) = missing_in.unzip();
         for (side, number) in [("exporter", exporter), ("kernel", kernel.flatten())] {
             if let Some(number) = number {
-                let labels = [("disk", &*escaped(disk)), ("missing_in", side)];
+                let labels = [("disk", disk.as_str()), ("missing_in", side)];
                 count(&mut family, &labels, number as f64)?;
             }
         }
@@ -267,7 +273,7 @@ fn gaps(encoder: &mut DescriptorEncoder, gaps: &[Gap]) -> fmt::Result {
     let mut family = encoder.encode_descriptor("disk_audited", AUDITED, None, gauge)?;
     for Gap { disk, missing_in } in gaps {
         let is_audited = u64::from(missing_in.is_some());
-        family.encode_family(&[("disk", &*escaped(disk))])?.encode_gauge(&is_audited)?;
+        family.encode_family(&[("disk", disk)])?.encode_gauge(&is_audited)?;
     }
     Ok(())
 }
@@ -277,7 +283,7 @@ const CANARY_LATENCY: &str = "How long the last read for --canary took by the hi
 const CANARY_WAIT: &str = "How long the thread waited for that read";
 
 fn canary(encoder: &mut DescriptorEncoder, sight: &Sight) -> fmt::Result {
-    let labels = [("disk", &*escaped(&sight.disk))];
+    let labels = [("disk", &*sight.disk)];
     for (name, help, number) in [
         ("canary_reads", "Reads made for --canary", sight.made),
         ("canary_reads_seen", "Those of them that the histograms contain", sight.seen),
@@ -320,32 +326,8 @@ fn count(family: &mut MetricEncoder, labels: &impl EncodeLabelSet, value: f64) -
     family.encode_family(labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)
 }
 
-/// The value of a label, as both formats have it.
-fn escaped(value: &str) -> String {
-    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
-}
-
 fn in_seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
-}
-
-/// The older format: there, a counter's name has `_total` in its comments, too, and there are no units
-/// and no end.
-fn older(text: &str) -> String {
-    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
-    let counters: Vec<&str> = types.filter(|(_, kind)| *kind == "counter").map(|t| t.0).collect();
-    let mut older = String::with_capacity(text.len());
-    for line in text.lines() {
-        let mut words = line.splitn(4, ' ');
-        match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("#"), Some("UNIT" | "EOF"), ..) => continue,
-            (Some("#"), Some(what), Some(name), Some(rest)) if counters.contains(&name) => {
-                older += &format!("# {what} {name}_total {rest}\n");
-            }
-            _ => older.extend([line, "\n"]),
-        }
-    }
-    older
 }
 
 #[cfg(test)]
@@ -386,7 +368,7 @@ mod tests {
         both_have(
             [Format::OpenMetrics, Format::Prometheus].map(|f| metrics(requests()).encode(f)),
             &[
-                "storage_request_latency_seconds_bucket{le=\"+Inf\",disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
+                "storage_request_latency_seconds_count{disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
                 "storage_requests_not_measured_total{reason=\"no_statistics\"} 1.0",
                 "storage_requests_not_measured_total{reason=\"passthrough\"} 2.0",
                 "storage_requests_not_measured_total{reason=\"too_many_disks\"} 3.0",
@@ -408,7 +390,7 @@ mod tests {
         let old = metrics(bios()).encode(Format::Prometheus).unwrap();
         let lines = [
             "storage_exporter_build_info{version=\"1\",kernel=\"6\"} 1",
-            "storage_bio_latency_seconds_bucket{le=\"+Inf\",disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
+            "storage_bio_latency_seconds_count{disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
             "storage_bio_part_seconds_total{disk=\"v\\\"d\\\\a\\n\",op=\"read\",part=\"mapper\"} 0.000001",
             "storage_bio_part_seconds_total{disk=\"v\\\"d\\\\a\\n\",op=\"read\",part=\"unknown\"} 3.0",
             "storage_page_cache_pages_total{result=\"miss\"} 22.0",
@@ -423,6 +405,11 @@ mod tests {
         assert!(new.contains("# TYPE storage_programs_skipped counter\n"), "{new}");
         assert!(old.contains("# TYPE storage_programs_skipped_total counter\n"), "{old}");
         assert!(!old.contains("# EOF") && !old.contains("# UNIT"), "{old}");
+        let all = [
+            "_bucket{le=\"+Inf\",disk=",
+            "_bucket{disk=\"v\\\"d\\\\a\\n\",op=\"read\",le=\"+Inf\"} 0",
+        ];
+        assert!(new.contains(all[0]) && old.contains(all[1]), "{new}{old}");
     }
 
     fn both_have(texts: [Result<String>; 2], lines: &[&str]) {
