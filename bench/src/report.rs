@@ -274,11 +274,9 @@ fn shown(figure: Option<f64>) -> String {
 /// What was measured on a kernel.
 #[derive(Serialize, Deserialize)]
 pub struct Measurement {
-    /// The kernel's release.
-    pub release: String,
-    /// Reads in a run.
-    pub ios: u32,
-    /// The packages of the tracers that are not ours, and their versions.
+    /// The kernel's release, and how many reads a run has. Of rows that were measured elsewhere, both are named.
+    pub on: String,
+    /// The packages of the tracers that are not ours, and their versions, as well.
     pub versions: BTreeMap<String, String>,
     /// The rows.
     pub outcomes: Vec<Outcome>,
@@ -288,6 +286,14 @@ pub struct Measurement {
 #[derive(Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Store(BTreeMap<String, Measurement>);
+
+/// What a run was made on, beside an earlier one whose rows may be left.
+fn both(old: &str, new: &str) -> String {
+    match old.split(" and ").any(|old| old == new) {
+        true => old.to_owned(),
+        false => format!("{old} and {new}"),
+    }
+}
 
 /// Moves the rows of a run onto an earlier one, whose reads alone took a few instructions more or less.
 fn onto(old: &[Outcome], new: &mut [Outcome]) {
@@ -331,6 +337,11 @@ impl Store {
         };
         if !all {
             onto(&old.outcomes, &mut new.outcomes);
+            new.on = both(&old.on, &new.on);
+            for (package, version) in &mut new.versions {
+                *version =
+                    old.versions.get(package).map_or(version.clone(), |old| both(old, version));
+            }
         }
         let order: Vec<String> = old.outcomes.iter().map(|row| row.name.clone()).collect();
         let mut left = Vec::new();
@@ -380,8 +391,7 @@ impl Store {
         for (kernel, measurement) in &self.0 {
             let of = |(package, version)| format!(", {package} {version}");
             let versions: String = measurement.versions.iter().map(of).collect();
-            let Measurement { release, ios, .. } = measurement;
-            writeln!(text, "- {kernel}: {release}, {ios} reads a run{versions}")?;
+            writeln!(text, "- {kernel}: {}{versions}", measurement.on)?;
         }
         let head: String = kernels.iter().map(|(kernel, _)| format!(" {kernel} |")).collect();
         let line = "---:|".repeat(kernels.len());
@@ -538,10 +548,9 @@ mod tests {
 
     #[test]
     fn rows_of_a_later_run_are_compared_with_its_own_reads() {
-        let of = |outcomes| Measurement {
-            release: "6.1.0".into(),
-            ios: 1,
-            versions: BTreeMap::new(),
+        let of = |on: &str, outcomes| Measurement {
+            on: on.into(),
+            versions: BTreeMap::from([("a".into(), on.into())]),
             outcomes,
         };
         let (old, mut new) = (outcomes(1704.0, 1), outcomes(2000.0, 1));
@@ -551,8 +560,11 @@ mod tests {
             run.thread = run.thread.map(|ns| ns + 8.0);
         });
         new[1].name = "stage05".into();
-        let mut store = Store(BTreeMap::from([("6.1".to_owned(), of(old))]));
-        store.add("6.1", of(new), false);
+        let mut store = Store(BTreeMap::from([("6.1".to_owned(), of("6.1.0", old))]));
+        store.add("6.1", of("6.1.1", new.clone()), false);
+        store.add("6.1", of("6.1.1", new), false);
+        let Measurement { on, versions, .. } = &store.0["6.1"];
+        assert_eq!([on, &versions["a"]], ["6.1.0 and 6.1.1"; 2]);
         let results = Results::new(&store.0["6.1"].outcomes, false).unwrap();
         for (row, added) in [("stage04 quiet", 1704.0), ("stage05", 2000.0)] {
             assert_eq!(results.added(row, Load::Direct), Some(added));

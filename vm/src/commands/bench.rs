@@ -118,14 +118,14 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     let comparable = has_budgets && run.table.line(kernel).is_ok();
     let writes =
         comparable && !options.native && !options.fio && (all || options.growth || options.write);
-    let release = match writes {
-        true => Some(run.table.kernel(kernel)?.release),
+    let on = match writes {
+        true => Some(format!("{}, {} reads a run", run.table.kernel(kernel)?.release, options.ios)),
         false => None,
     };
     let keep = |outcomes: &[Outcome], all| {
-        let Some(release) = release.clone() else { return Ok(()) };
+        let Some(on) = on.clone() else { return Ok(()) };
         let (versions, outcomes) = (versions.clone(), outcomes.to_vec());
-        let new = Measurement { release, ios: options.ios, versions, outcomes };
+        let new = Measurement { on, versions, outcomes };
         Store::keep(workspace, &default, kernel, new, all)
     };
     let outcomes = measure(command(run, &bench, &plan, &place)?, |outcomes| {
@@ -314,8 +314,8 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "printf '%s\\n' \"$@\"; exit 1", "sh"]).args(rows);
         let ended = measure(command, |outcomes| {
-            let (release, versions) = ("6.1.0".to_owned(), BTreeMap::new());
-            let new = Measurement { release, ios: 1, versions, outcomes: outcomes.to_vec() };
+            let (on, versions) = ("6.1.0".to_owned(), BTreeMap::new());
+            let new = Measurement { on, versions, outcomes: outcomes.to_vec() };
             Store::keep(dir.path(), "6.1", "6.1", new, false)
         });
         let error = ended.unwrap_err().to_string();
