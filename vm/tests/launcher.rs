@@ -23,6 +23,9 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(120);
 /// The limit for what a launcher leaves to others to clean up.
 const SOON: Duration = Duration::from_secs(10);
+/// A shell whose program says `SOFTWARE.`, and waits. Said by the shell itself, that would be too early: a Ctrl-C that
+/// comes before the program has started, dash keeps until it has ended.
+const WAITS: &str = concat!("tail -fn1 '", env!("CARGO_MANIFEST_DIR"), "/../LICENSE-MIT'; true");
 
 /// A private place for run directories, so that other guests do not interfere. A test that passes leaves
 /// nothing of its launches there.
@@ -580,10 +583,10 @@ fn a_guest_that_stays() {
     let mut boot = kept(&["boot"]);
     boot.expect("ready\n");
     // A signal ends the program and what it has started, and not the guest.
-    let mut first = script("echo ready; sleep 1000; true");
-    first.expect("ready\n");
+    let mut first = script(WAITS);
+    first.expect("SOFTWARE.\n");
     first.signal(Signal::INT);
-    assert_eq!((first.end().0, kept(&["run", "pgrep", "sleep"]).end().0), (130, 1));
+    assert_eq!((first.end().0, kept(&["run", "pgrep", "-x", "tail"]).end().0), (130, 1));
 
     // So does the end of the reader, and that of the launcher, whatever the program still says.
     let mut second = script("exec yes");
@@ -619,8 +622,8 @@ fn a_guest_that_stays_ends() {
     assert_eq!(status(&["run", "no-such-program"]), 127);
 
     // While a program runs, another one waits.
-    let mut first = script("echo ready; sleep 1000; true");
-    first.expect("ready\n");
+    let mut first = script(WAITS);
+    first.expect("SOFTWARE.\n");
     let second = script("echo second");
     let waits = second.errors.recv_timeout(LIMIT).unwrap();
     assert_eq!(String::from_utf8_lossy(&waits), "vm: waiting for an earlier check to end\n");
