@@ -335,12 +335,14 @@ impl Store {
             self.0.insert(kernel.to_owned(), new);
             return;
         };
+        let alike = (&old.on, &old.versions) == (&new.on, &new.versions);
         if !all {
             onto(&old.outcomes, &mut new.outcomes);
             new.on = both(&old.on, &new.on);
             for (package, version) in &mut new.versions {
-                *version =
-                    old.versions.get(package).map_or(version.clone(), |old| both(old, version));
+                if let Some(old) = old.versions.get(package) {
+                    *version = both(old, version);
+                }
             }
         }
         let order: Vec<String> = old.outcomes.iter().map(|row| row.name.clone()).collect();
@@ -350,7 +352,10 @@ impl Store {
                 Some(outcome) => {
                     let is_new = |m: &Measured| outcome.measured.iter().any(|n| n.load == m.load);
                     let (_, kept): (Vec<_>, Vec<_>) = row.measured.into_iter().partition(is_new);
-                    outcome.measured.extend(kept);
+                    // How the cost grows is a run of its own: what it found elsewhere is gone with all else.
+                    if !all || alike {
+                        outcome.measured.extend(kept);
+                    }
                     outcome.started = outcome.started.take().or(row.started);
                 }
                 None if all => {}
@@ -572,6 +577,17 @@ mod tests {
         }
         let names: Vec<_> = store.0["6.1"].outcomes.iter().map(|row| &*row.name).collect();
         assert_eq!(names, ["nothing", "stage04 quiet", "stage05"]);
+
+        // A run of all rows, which has no load of another one; where it was made elsewhere, that goes.
+        let mut other = outcomes(1704.0, 1);
+        other.iter_mut().for_each(|row| row.measured[0].load = Load::Cached4k);
+        for (on, loads) in [("6.1.1", 2), ("6.1.2", 1)] {
+            store.add("6.1", of("6.1.1", outcomes(1704.0, 1)), true);
+            store.add("6.1", of("6.1.1", other.clone()), false);
+            store.add("6.1", of(on, outcomes(1704.0, 1)), true);
+            let Measurement { on: named, outcomes, .. } = &store.0["6.1"];
+            assert_eq!((&**named, outcomes[1].measured.len()), (on, loads));
+        }
     }
 
     #[test]
