@@ -118,9 +118,7 @@ struct Did {
     asks_unseen: bool,
     /// A driver's commands, which no disk counts.
     commands: u64,
-    /// Those of them that carry data: they have a bio, which is never submitted.
-    carriers: u64,
-    /// Bios that device mapper, or whoever else, made of others and did not submit by submit_bio().
+    /// Bios that device mapper, or whoever else, made and did not submit by submit_bio().
     clones: Option<u64>,
     /// Bios that were split, or that end twice: a lesson may leave them out.
     in_parts: u64,
@@ -148,11 +146,9 @@ impl Did {
     }
 
     fn facts(self) -> Vec<Fact> {
-        let Did { bios, requests, flushes, asked, commands, carriers, in_parts, twice, .. } = self;
+        let Did { bios, requests, flushes, asked, commands, in_parts, twice, .. } = self;
         let with_data = requests - self.without_data;
-        let others = self
-            .clones
-            .map_or((carriers, u64::MAX >> 8), |clones| (clones + carriers, clones + carriers));
+        let others = self.clones.map_or((0, u64::MAX >> 8), |clones| (clones, clones));
         let unseen = if self.asks_unseen { flushes } else { 0 };
         let driver = requests - asked + flushes + commands;
         vec![
@@ -596,7 +592,7 @@ fn passthrough() -> Result<Ready> {
         // At its start, fio asks which disk that is.
         let commands = commands.events()?.len() as u64;
         ensure!((READS..READS + 5).contains(&commands), "{commands} commands");
-        Ok(Did { commands, carriers: commands, clones: Some(0), ..Did::default() }.facts())
+        Ok(Did { commands, clones: Some(commands), ..Did::default() }.facts())
     })
 }
 
