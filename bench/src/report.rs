@@ -378,7 +378,7 @@ impl Store {
         let (before, rest) =
             text.split_once(MARKS.0).context("RESULTS.md has no place for the tables")?;
         let (_, after) = rest.split_once(MARKS.1).context("RESULTS.md has no end of the tables")?;
-        fs::write(root.join(STORE), serde_json::to_string_pretty(self)? + "\n").context(STORE)?;
+        fs::write(root.join(STORE), workshop::json::to_lines(self)?).context(STORE)?;
         let (tables, chart) = self.report(default)?;
         fs::write(&file, [before, MARKS.0, "\n", &tables, "\n", MARKS.1, after].concat())?;
         fs::write(root.join(CHART), chart).context(CHART)

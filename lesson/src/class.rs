@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use common_http::{Answer, Request, Server};
-use host::say;
 use serde::{Deserialize, Serialize};
+use workshop::say;
 
 use crate::{
     desk::{Desk, now},
@@ -313,7 +313,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use host::workspace;
+    use workshop::workspace;
 
     fn learner(name: &str, key: u32, exercise: &str, outcome: Outcome) -> Report {
         let exercise = Some(exercise.to_owned()).filter(|id| !id.is_empty());

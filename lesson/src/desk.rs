@@ -9,8 +9,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use host::{cargo::Cargo, room};
 use serde::{Deserialize, Serialize};
+use workshop::{attempts, cargo::Cargo};
 
 use crate::{
     class::Joined,
@@ -77,7 +77,7 @@ impl Desk {
         change(&mut self.progress);
         let state = self.workspace.join(STATE);
         fs::create_dir_all(&state).with_context(|| state.display().to_string())?;
-        host::write(&state.join("progress.toml"), &toml::to_string(&self.progress)?)
+        workshop::write(&state.join("progress.toml"), &toml::to_string(&self.progress)?)
     }
 
     pub fn known(&self, exercise: &Exercise) -> Known {
@@ -110,7 +110,7 @@ impl Desk {
             );
         }
         // Also where the attempt is there: the workshop may have changed since.
-        room::prepare(&Cargo::new(&self.workspace, true), &exercise.package())?;
+        attempts::prepare(&Cargo::new(&self.workspace, true), &exercise.package())?;
         self.change(|progress| progress.current = Some(exercise.id.clone()))?;
         self.note(exercise, |known| known.started = known.started.or(Some(now())))?;
         Ok(is_new)
@@ -208,7 +208,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use host::workspace;
+    use workshop::workspace;
 
     /// A desk in an empty directory that has the exercises' sources.
     fn desk() -> (tempfile::TempDir, Desk, Vec<Exercise>) {
@@ -345,8 +345,8 @@ mod tests {
         assert_unharmed(workspace, "an error in main.rs");
         fs::write(workspace.join("mine/02/Cargo.toml"), "[package\n").unwrap();
         assert_unharmed(workspace, "an error in Cargo.toml");
-        let room = room::prepare(&Cargo::new(workspace, true), "mine-03").unwrap();
-        assert!(room.alone.is_some_and(|why| why.contains("mine/02")));
+        let prepared = attempts::prepare(&Cargo::new(workspace, true), "mine-03").unwrap();
+        assert!(prepared.fallback_reason.is_some_and(|why| why.contains("mine/02")));
         desk.reset(&exercises[1]).unwrap();
         assert_unharmed(workspace, "a reset");
         fs::remove_dir_all(workspace.join("mine/02")).unwrap();

@@ -1,4 +1,4 @@
-//! The exercises: `exercises/ID_name/exercise.toml`.
+//! The exercises: `lesson/exercises/ID_name/exercise.toml`.
 
 use std::{
     fs,
@@ -53,7 +53,7 @@ pub struct Judge {
 impl Exercise {
     /// All exercises: those with a number, those beside the stages, those on one's own.
     pub fn all(workspace: &Path) -> Result<Vec<Exercise>> {
-        let directory = workspace.join("exercises");
+        let directory = workspace.join("lesson/exercises");
         let entries = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
         let mut exercises = Vec::new();
         for entry in entries {
@@ -82,7 +82,7 @@ impl Exercise {
     /// Under which name the judges start the attempt: that of the stage whose place it takes.
     pub fn judged_as(&self) -> String {
         let directory = self.solution.to_string_lossy();
-        host::package_in(&directory).unwrap_or("exercise").to_owned()
+        workshop::package_in(&directory).unwrap_or("exercise").to_owned()
     }
 
     /// Whether it belongs to the order of the stages: its answer is one.
@@ -93,7 +93,8 @@ impl Exercise {
     /// Whether it starts from nothing, and names no hook.
     pub fn is_own(&self) -> bool {
         let begins_and_ends_here = [&self.start, &self.solution];
-        !self.has_number() && begins_and_ends_here.iter().all(|it| it.starts_with("exercises"))
+        !self.has_number()
+            && begins_and_ends_here.iter().all(|it| it.starts_with("lesson/exercises"))
     }
 
     pub fn package(&self) -> String {
@@ -109,7 +110,7 @@ impl Exercise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::{stages, workspace};
+    use workshop::{stages, workspace};
 
     #[test]
     fn every_exercise_is_complete() {

@@ -4,8 +4,8 @@
 use std::{fs, path::Path};
 
 use anyhow::{Result, ensure};
-use host::{stages, tools};
 use regex_lite::Regex;
+use workshop::{stages, tools};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Experiment {
@@ -75,7 +75,7 @@ fn commands(block: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::workspace;
+    use workshop::workspace;
 
     #[test]
     fn experiments_are_cumulative_until_they_are_undone() {

@@ -4,10 +4,6 @@ use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::Result;
 use clap::Args;
-use host::{
-    cargo::executable,
-    fail::{USAGE, fail},
-};
 use incidents::{
     TICKET,
     plan::{Answer, Plan},
@@ -17,6 +13,10 @@ use vm::{
     cargo::build_all,
     commands::{launch::Program, shell, test::DISKS},
     run::{GuestOptions, Run},
+};
+use workshop::{
+    cargo::executable,
+    fail::{USAGE, fail},
 };
 
 use crate::{

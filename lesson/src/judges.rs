@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Result, bail};
-use host::{
+use workshop::{
+    attempts,
     cargo::{Cargo, executable},
     events::{Ended, Reader, Said, Verdict},
     judging::{Judging, Subject},
-    room, say,
+    say,
 };
 
 use vm::{
@@ -100,11 +101,11 @@ fn are_theirs<'a>(status: i32, verdicts: impl IntoIterator<Item = &'a Verdict>) 
 
 /// Builds an attempt; where it does not compile, the error is the compiler's message.
 pub fn build_attempt(cargo: &Cargo, package: &str) -> Result<Result<PathBuf, String>> {
-    let room = room::prepare(cargo, package)?;
-    if let Some(why) = &room.alone {
+    let prepared = attempts::prepare(cargo, package)?;
+    if let Some(why) = &prepared.fallback_reason {
         say!("cargo cannot read all attempts, so only {} is built:\n{why}", package);
     }
-    Ok(room.build(package, false)?.map_err(|said| explain::compiler(&said).to_owned()))
+    Ok(prepared.build(package, false)?.map_err(|said| explain::compiler(&said).to_owned()))
 }
 
 #[cfg(test)]
@@ -112,7 +113,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use host::workspace;
+    use workshop::workspace;
 
     use crate::exercise::Exercise;
 

@@ -9,9 +9,9 @@ mod explain;
 mod incident;
 mod judges;
 mod mistakes;
+mod mutants;
 mod next;
 mod prove;
-mod wrong;
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use host::{
+use workshop::{
     events::{Ended, Verdict},
     fail::{USAGE, fail},
     judging::Subject,
@@ -140,7 +140,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             say!("{error:#}");
-            ExitCode::from(host::fail::code(&error) as u8)
+            ExitCode::from(workshop::fail::code(&error) as u8)
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Which mistake an attempt makes: what a judge says of it is compared with what the judges said of the wrong
-//! answers of `exercises/mutants.toml`. `cargo lesson prove --record` notes that in `exercises/mistakes.toml`.
+//! answers of `lesson/exercises/mutants.toml`. `cargo lesson prove --record` notes that in `lesson/exercises/mistakes.toml`.
 
 use std::{collections::BTreeMap, fs, path::Path, sync::LazyLock};
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
 
-const FILE: &str = "exercises/mistakes.toml";
+const FILE: &str = "lesson/exercises/mistakes.toml";
 
 /// The most characters of a sentence: some judges list what they saw.
 const LENGTH: usize = 300;
@@ -95,7 +95,7 @@ impl Mistakes {
     }
 
     pub fn write(&self, workspace: &Path) -> Result<()> {
-        host::write(&workspace.join(FILE), &toml::to_string_pretty(self)?)?;
+        workshop::write(&workspace.join(FILE), &toml::to_string_pretty(self)?)?;
         Ok(())
     }
 
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn every_wrong_answer_is_taken_for_itself() {
-        let workspace = host::workspace();
+        let workspace = workshop::workspace();
         let known = Mistakes::read(&workspace).unwrap();
         let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for exercise in Exercise::all(&workspace).unwrap() {

@@ -1,7 +1,7 @@
 //! What comes after an exercise, and which exercises may come.
 
 use anyhow::Result;
-use host::stages;
+use workshop::stages;
 
 use crate::{desk::Desk, exercise::Exercise};
 
@@ -91,7 +91,7 @@ fn begins(exercise: &Exercise) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::workspace;
+    use workshop::workspace;
 
     /// Asks with these exercises done.
     fn with<T>(done: &[&str], ask: impl FnOnce(&Progress, &[Exercise]) -> T) -> T {

@@ -13,8 +13,8 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use host::{events::Verdict, judging::Subject, lock};
 use serde::Deserialize;
+use workshop::{events::Verdict, judging::Subject, lock};
 
 use vm::{
     cargo::follow::{at_once, workers},
@@ -28,7 +28,7 @@ use crate::{
     explain,
     judges::Judges,
     mistakes::{self, Mistakes, START},
-    wrong::{self, Edit, Program, Workshop, Wrong},
+    mutants::{self, Edit, Program, Workshop, Wrong},
 };
 
 /// The judge that starts a program, which is all that an error of the verifier needs.
@@ -37,7 +37,7 @@ const STARTS: &str = "exercise_leaves_nothing";
 /// How a judge's message begins where the program ends before it is judged: see `tests/guest/run.rs`.
 const NO_START: &str = "your program does not start:";
 
-/// What `exercises/mutants.toml` holds.
+/// What `lesson/exercises/mutants.toml` holds.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mutants {
@@ -118,7 +118,7 @@ pub struct Prove {
     /// Try nothing more after this time, and say how much was left (20m)
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     within: Option<Duration>,
-    /// Note what the judges say of wrong answers, in exercises/mistakes.toml
+    /// Note what the judges say of wrong answers, in lesson/exercises/mistakes.toml
     #[arg(long)]
     record: bool,
     /// Prove only what contains one of these
@@ -134,15 +134,15 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
     let Prove { kernel: kernels, all, days, within, record, filters } = options;
     let (all, deadline) = (*all, within.and_then(|within| Instant::now().checked_add(within)));
     // A proof that was interrupted leaves its programs.
-    wrong::remove(workspace);
-    let programs = wrong::programs(&run.cargo)?;
+    mutants::remove(workspace);
+    let programs = mutants::programs(&run.cargo)?;
     let judges = Judges::build(run, programs.iter().map(|program| program.package.as_str()))?;
     let cargo = &run.guests()?.quiet();
     let mut claims = claims(workspace, &judges, &programs, all)?;
     let wanted = |what: &str| filters.iter().any(|filter| what.contains(filter));
     claims.retain(|claim| filters.is_empty() || wanted(&claim.what));
     ensure!(!claims.is_empty(), "there is nothing to prove that contains one of {filters:?}");
-    let today = host::today();
+    let today = workshop::today();
     let mut turn = today;
     claims.retain(|claim| {
         let is_sampled = !matches!(claim.expected, Expected::Pass);
@@ -215,7 +215,7 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
             Ok(())
         });
     });
-    wrong::remove(workspace);
+    mutants::remove(workspace);
     let Sum { wrong, not_tried, mistakes, record } =
         sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     if record {
@@ -281,10 +281,10 @@ fn prove_on(
     }
 }
 
-/// Reads `exercises/mutants.toml`.
+/// Reads `lesson/exercises/mutants.toml`.
 pub fn mutants(workspace: &Path) -> Result<Mutants> {
-    let text =
-        fs::read_to_string(workspace.join("exercises/mutants.toml")).context("mutants.toml")?;
+    let text = fs::read_to_string(workspace.join("lesson/exercises/mutants.toml"))
+        .context("mutants.toml")?;
     toml::from_str(&text).context("mutants.toml")
 }
 
@@ -327,7 +327,7 @@ fn claims(
         }
     }
     for wrong in mutants.wrong {
-        let original = wrong::original(&wrong, programs, &exercises)?;
+        let original = mutants::original(&wrong, programs, &exercises)?;
         let exercise = exercises.iter().find(|it| Some(&it.id) == wrong.exercise.as_ref());
         ensure!(
             exercise.is_none_or(|it| it.judges.iter().any(|judge| judge.test == wrong.judge)),
@@ -353,7 +353,7 @@ fn claims(
             // A README cuts a long line, and ends it with `…`.
             lines.map(|line| line.trim().trim_end_matches('…').trim_end().to_owned()).collect()
         };
-        let stage = host::package_in(&experiment.stage).context("odd stage")?.to_owned();
+        let stage = workshop::package_in(&experiment.stage).context("odd stage")?.to_owned();
         let original = programs.iter().find(|it| it.directory == Path::new(&experiment.stage));
         let original = original.cloned().with_context(|| format!("{stage} is no program"))?;
         let mut refused = lines(&format!("{stage}: "));
@@ -370,7 +370,7 @@ fn claims(
             });
             let found = found.with_context(|| {
                 format!(
-                    "{}: exercises/mutants.toml names no judge for {}",
+                    "{}: lesson/exercises/mutants.toml names no judge for {}",
                     experiment.stage, experiment.edits
                 )
             })?;
@@ -406,7 +406,7 @@ fn claims(
 }
 
 fn stage_of(directory: &Path) -> Option<String> {
-    host::package_in(&directory.to_string_lossy()).map(str::to_owned)
+    workshop::package_in(&directory.to_string_lossy()).map(str::to_owned)
 }
 
 /// The first judge that says no, and why.

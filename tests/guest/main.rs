@@ -49,11 +49,11 @@ use std::{
 };
 
 use anyhow::Result;
-use host::{
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use workshop::{
     events::{Cost, NOT_RUN},
     judging::Judging,
 };
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::run::{NotJudged, OVER};
 

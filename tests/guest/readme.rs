@@ -101,7 +101,7 @@ fn readmes_show_real_output() -> Result<()> {
         run::stages()?.into_iter().chain(SHOWN_TOOLS.map(str::to_owned)).collect();
     let mut packages = Vec::new();
     for directory in &directories {
-        let package = host::package_in(directory).context("odd directory")?;
+        let package = workshop::package_in(directory).context("odd directory")?;
         if cfg!(not(target_arch = "x86_64")) && ["stage12", "ctracer"].contains(&package) {
             judged_weakly(&format!("{directory}/README.md shows functions of 6.1 on x86-64"));
         } else if is_subject(package) {

@@ -10,12 +10,12 @@ use std::{
     },
 };
 
-use host::judging::Judging;
 use rustix::{
     process::kill_process,
     thread::{CpuSet, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
+use workshop::judging::Judging;
 
 use crate::prelude::*;
 
@@ -135,7 +135,7 @@ pub fn workspace() -> PathBuf {
 
 /// The directories of the stages there, `stage00_tracex3` first.
 pub fn stages() -> Result<Vec<String>> {
-    Ok(host::stages(&workspace())?)
+    Ok(workshop::stages(&workspace())?)
 }
 
 /// Where this test's time goes, so far.
@@ -145,7 +145,7 @@ pub mod cost {
         time::Instant,
     };
 
-    use host::events::Cost;
+    use workshop::events::Cost;
 
     /// What was counted, and until when: of programs that start or end at once, each ms counts once.
     static SO_FAR: Mutex<(Cost, Option<Instant>)> =

@@ -409,7 +409,8 @@ fn incident_of_the_day_is_solved() -> Result<()> {
     // It makes its machine at least twice, where the fault does not show six times, and waits in each for services.
     const LIMIT: Duration = Duration::from_secs(500);
     let mut incidents = Command::new(run::built().join("incidents"));
-    let proof = Running::spawn(incidents.args(["prove", "--number", &host::today().to_string()]))?;
+    let proof =
+        Running::spawn(incidents.args(["prove", "--number", &workshop::today().to_string()]))?;
     let ended = proof.end_within(LIMIT)?;
     ensure!(ended.code == Some(0), "{}{}", ended.stderr, ended.stdout);
     Ok(())

@@ -15,9 +15,6 @@ use std::time::Duration;
 use crate::next::Next;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use host::fail::{MACHINE, USAGE, fail};
-use host::judging::Judging;
-use host::say;
 use rustix::fs::FlockOperation;
 use truth::{Badge, Case, Cell, Family, PLAN, Plan, RUNS, Report, Score, Tool, Verdict};
 use vm::arch::Arch;
@@ -26,11 +23,14 @@ use vm::cargo::{GUEST, build, build_all};
 use vm::commands::test::in_guest;
 use vm::fetch::rootfs::{self, Rootfs};
 use vm::run::{For, Run, named};
+use workshop::fail::{MACHINE, USAGE, fail};
+use workshop::judging::Judging;
+use workshop::say;
 
 /// What is written.
-const MARKDOWN: &str = "bench/TRUTH.md";
-const PICTURE: &str = "bench/truth.svg";
-const JSON: &str = "bench/truth.json";
+const MARKDOWN: &str = "truth/TRUTH.md";
+const PICTURE: &str = "truth/truth.svg";
+const JSON: &str = "truth/truth.json";
 /// The part of the Markdown that is written by hand ends with this line.
 const GENERATED: &str = "<!-- cargo truth writes what follows -->\n";
 /// How long a cell may take.
@@ -75,11 +75,11 @@ struct Options {
     /// Run this one cell, print its commands and its verdict, and write nothing
     #[arg(long, value_name = "CASE/TOOL", conflicts_with_all = ["case", "tool", "family"])]
     reproduce: Option<String>,
-    /// Only what an interrupted run left out: cells that bench/truth.json does not have, or has with too
+    /// Only what an interrupted run left out: cells that truth/truth.json does not have, or has with too
     /// few runs
     #[arg(long, conflicts_with = "reproduce")]
     missing: bool,
-    /// Run nothing: write the page and the picture of the cells in bench/truth.json again
+    /// Run nothing: write the page and the picture of the cells in truth/truth.json again
     #[arg(long, conflicts_with_all = ["case", "tool", "family", "reproduce", "missing"])]
     render: bool,
     /// On the newest kernel line, which the page does not have: print what differs from the newest one that it
@@ -280,7 +280,7 @@ fn compare(options: &Options) -> Result<i32> {
     let scores = yours.iter().flat_map(|tool| Score::of(&found, &cases, tool));
     let scores: Vec<Score> = scores.collect();
     if let Some(file) = &options.badge {
-        host::write(file, &(serde_json::to_string(&Badge::of(&scores))? + "\n"))?;
+        workshop::write(file, &(serde_json::to_string(&Badge::of(&scores))? + "\n"))?;
     }
     let is_wrong = scores.iter().any(Score::is_wrong);
     let wrong = found.wrong_of_ours()?;
@@ -478,9 +478,9 @@ fn judge(
 
 /// Keeps other runs of the command from reading and writing the results until it is dropped.
 fn lock(workspace: &Path) -> Result<File> {
-    let directory = workspace.join("bench");
+    let directory = workspace.join("truth");
     let lock = File::open(&directory).with_context(|| directory.display().to_string())?;
-    rustix::fs::flock(&lock, FlockOperation::LockExclusive).context("bench")?;
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive).context("truth")?;
     Ok(lock)
 }
 
@@ -497,9 +497,9 @@ fn write(workspace: &Path, report: &Report) -> Result<()> {
     let text = fs::read_to_string(&file).with_context(|| MARKDOWN)?;
     let (head, _) =
         text.split_once(GENERATED).with_context(|| format!("{MARKDOWN}: no {GENERATED}"))?;
-    host::write(&file, &format!("{head}{GENERATED}{}", report.markdown()?))?;
-    host::write(&workspace.join(PICTURE), &report.picture()?)?;
-    host::write(&workspace.join(JSON), &(serde_json::to_string_pretty(report)? + "\n"))
+    workshop::write(&file, &format!("{head}{GENERATED}{}", report.markdown()?))?;
+    workshop::write(&workspace.join(PICTURE), &report.picture()?)?;
+    workshop::write(&workspace.join(JSON), &workshop::json::to_lines(report)?)
 }
 
 #[cfg(test)]

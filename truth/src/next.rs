@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write,
     fs::{self, File},
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
 };
 
@@ -94,13 +94,13 @@ fn kind(btf: &Btf, of: Option<BtfType>) -> String {
 pub fn names(workspace: &Path) -> Result<BTreeSet<String>> {
     let name = Regex::new(r#""(?:[\w.]+/)*(\w+_\w+)""#)?;
     let mut names = BTreeSet::new();
-    let mut directories: Vec<PathBuf> = vec![workspace.to_owned()];
+    let mut directories = vec![workspace.to_owned(), workspace.join("lesson/exercises")];
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(&directory).with_context(|| directory.display().to_string())? {
             let path = entry?.path();
             let file = path.file_name().unwrap_or_default().to_string_lossy();
             let is_of_programs = directory != workspace
-                || ["appendix", "common", "exercises", "tools"].contains(&&*file)
+                || ["appendix", "common", "tools"].contains(&&*file)
                 || file.starts_with("stage");
             if path.is_dir() && is_of_programs {
                 directories.push(path);

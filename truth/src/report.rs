@@ -512,9 +512,8 @@ mod tests {
     /// Nobody has edited a figure by hand: `cargo truth --render` writes these files.
     #[test]
     fn the_page_and_the_picture_are_those_of_the_cells() {
-        let file = |name: &str| {
-            std::fs::read_to_string(format!("{}/../bench/{name}", env!("CARGO_MANIFEST_DIR")))
-        };
+        let file =
+            |name: &str| std::fs::read_to_string(format!("{}/{name}", env!("CARGO_MANIFEST_DIR")));
         let report: Report = serde_json::from_str(&file("truth.json").unwrap()).unwrap();
         let old = "is not what the cells say: `cargo truth --render` writes it";
         assert!(file("TRUTH.md").unwrap().ends_with(&report.markdown().unwrap()), "TRUTH.md {old}");

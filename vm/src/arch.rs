@@ -5,7 +5,7 @@ use std::fmt;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use host::fail::{MACHINE, fail};
+use workshop::fail::{MACHINE, fail};
 
 /// How a guest's code runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Arch {
         self == Arch::X86_64
     }
 
-    /// Whether `cargo truth` compares tools for it, and `bench/TRUTH.md` is about it.
+    /// Whether `cargo truth` compares tools for it, and `truth/TRUTH.md` is about it.
     pub fn has_peers(self) -> bool {
         self == Arch::X86_64
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use host::cargo::Cargo;
-use host::fail::{USAGE, fail};
+use workshop::cargo::Cargo;
+use workshop::fail::{USAGE, fail};
 
 use crate::arch::{Accel, Arch};
 use crate::cargo::programs::{self, Program};

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 #[test]
 fn the_devcontainer_is_the_machine_of_ci() {
-    let workspace = host::workspace();
+    let workspace = workshop::workspace();
     let read = |file: &str| fs::read_to_string(workspace.join(file)).unwrap();
     let container: Value = serde_json::from_str(&read(".devcontainer/devcontainer.json")).unwrap();
     // What the specification of development containers has, as far as we use it: another field is a mistake.

@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn clangd_finds_the_headers() {
-        let workspace = host::workspace();
+        let workspace = workshop::workspace();
         prepare(&workspace, Arch::of_guest(None).unwrap()).unwrap();
         let text = fs::read_to_string(workspace.join(".clangd")).unwrap();
         let (_, flags) = text.split_once("CompileFlags:\n  Add: ").unwrap();

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use host::lock;
 use rustix::process::{Pid, Signal, kill_process};
+use workshop::lock;
 
 use crate::session::processes::end_with_us;
 

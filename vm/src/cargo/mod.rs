@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::Artifact;
-use host::cargo::Cargo;
-use host::fail::{MACHINE, fail};
-use host::say;
+use workshop::cargo::Cargo;
+use workshop::fail::{MACHINE, fail};
+use workshop::say;
 
 use crate::arch::Arch;
 use crate::fetch::cache::find_tool;
@@ -26,7 +26,7 @@ pub const GUEST: &str = "guest";
 
 /// Cargo in the workspace. It is quiet where nobody watches: a first build takes minutes and should be seen to work.
 pub fn here() -> Cargo {
-    Cargo::new(host::workspace(), !std::io::stderr().is_terminal())
+    Cargo::new(workshop::workspace(), !std::io::stderr().is_terminal())
 }
 
 /// Does a piece of work, and says what it is once it has taken two seconds; on a terminal cargo
@@ -133,7 +133,7 @@ pub fn build_guest_tests(cargo: &Cargo) -> Result<PathBuf> {
 /// Runs a cargo command that builds and returns the executable of the target `name`.
 /// `args` begins with cargo's subcommand.
 pub fn build(cargo: &Cargo, args: &[&str], name: &str) -> Result<PathBuf> {
-    host::cargo::executable(&artifacts(cargo, args)?, name)
+    workshop::cargo::executable(&artifacts(cargo, args)?, name)
 }
 
 /// Runs a cargo command that builds and returns what it has made. `args` begins with cargo's

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use cargo_metadata::Metadata;
-use host::cargo::Cargo;
-use host::room;
-use host::say;
 use serde::Deserialize;
+use workshop::attempts;
+use workshop::cargo::Cargo;
+use workshop::say;
 
 use crate::cargo::{announced, build};
 
@@ -42,12 +42,12 @@ impl Program {
             let built = ["build", "--package", &self.package, "--bin", &self.name];
             return build(cargo, &built, &self.name);
         }
-        let room = room::prepare(cargo, &self.package)?;
-        if let Some(why) = &room.alone {
+        let prepared = attempts::prepare(cargo, &self.package)?;
+        if let Some(why) = &prepared.fallback_reason {
             say!("cargo cannot read all attempts, so only {} is built:\n{why}", self.package);
         }
         let what = format!("building: cargo build --package {}", self.package);
-        let built = announced(cargo, what, || room.build(&self.package, true))?;
+        let built = announced(cargo, what, || prepared.build(&self.package, true))?;
         built.map_err(|_| anyhow!("cargo build --package {} failed, see above", self.package))
     }
 }
@@ -77,7 +77,7 @@ pub fn programs(cargo: &Cargo) -> Result<Vec<Program>> {
 
 /// The learner's attempts at exercises. They are no part of the workspace.
 pub fn attempts(cargo: &Cargo) -> Vec<Program> {
-    let attempts = room::attempts(cargo).into_iter().map(|attempt| Program {
+    let attempts = attempts::attempts(cargo).into_iter().map(|attempt| Program {
         name: attempt.package.clone(),
         package: attempt.package,
         is_default: false,
@@ -197,12 +197,13 @@ mod tests {
 
     #[test]
     fn every_stage_is_a_program() {
-        let workspace = host::workspace();
+        let workspace = workshop::workspace();
         let programs = programs(&Cargo::new(&workspace, true)).unwrap();
         let packages: Vec<&str> = programs.iter().map(|p| p.package.as_str()).collect();
-        let (stages, tools) = (host::stages(&workspace).unwrap(), host::tools(&workspace).unwrap());
+        let (stages, tools) =
+            (workshop::stages(&workspace).unwrap(), workshop::tools(&workspace).unwrap());
         for directory in stages.iter().chain(&tools) {
-            let package = host::package_in(directory).unwrap();
+            let package = workshop::package_in(directory).unwrap();
             assert!(packages.contains(&package), "{package}: {programs:?}");
         }
         assert!(!packages.contains(&"vm"));

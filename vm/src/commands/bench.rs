@@ -15,8 +15,8 @@ use bench::budgets::{self, BUDGETS};
 use bench::plan::{CACHED, DIRECT, EMPTY, GROWTH, Load, Outcome, Plan, Row, questions};
 use bench::report::{CHART, Measurement, RESULTS, Results, Store};
 use clap::Args;
-use host::fail::{MACHINE, fail};
-use host::say;
+use workshop::fail::{MACHINE, fail};
+use workshop::say;
 
 use crate::cargo::artifacts;
 use crate::cargo::follow::follow;
@@ -300,7 +300,7 @@ mod tests {
     fn a_run_that_breaks_off_keeps_its_rows() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("bench")).unwrap();
-        let workspace = ::host::workspace();
+        let workspace = ::workshop::workspace();
         for file in [RESULTS, "bench/results.json"] {
             fs::copy(workspace.join(file), dir.path().join(file)).unwrap();
         }

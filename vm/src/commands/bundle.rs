@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
-use host::fail::{USAGE, fail};
-use host::say;
+use workshop::fail::{USAGE, fail};
+use workshop::say;
 
 use crate::fetch::cache::{self, Cache};
 use crate::run::{For, Run};
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn the_sources_are_added_once() {
-        let workspace = host::workspace();
+        let workspace = workshop::workspace();
         let config = fs::read_to_string(workspace.join(CONFIG)).unwrap();
         let once = with_sources(&config);
         assert!(once.contains("directory = \"vendor\"") && once.contains("vm = \"run"));

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use host::fail::MACHINE;
+use workshop::fail::MACHINE;
 
 use crate::cargo::has_rust_target;
 use crate::commands::launch::{self, Program};

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use host::fail::{Fail, GUEST_DIED, fail};
-use host::say;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
+use workshop::fail::{Fail, GUEST_DIED, fail};
+use workshop::say;
 
 use crate::commands::launch::{self, Program};
 use crate::commands::setup;

@@ -10,10 +10,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use host::cargo::is_cargos;
-use host::fail::{GUEST_DIED, USAGE, fail};
-use host::say;
 use rustix::fs::{FlockOperation, flock};
+use workshop::cargo::is_cargos;
+use workshop::fail::{GUEST_DIED, USAGE, fail};
+use workshop::say;
 
 use crate::arch::{Accel, Arch};
 use crate::cargo::{build, programs, programs_of_guests};

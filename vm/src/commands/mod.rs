@@ -28,7 +28,7 @@ pub fn main(on_host: bool, work: impl FnOnce() -> Result<i32>) -> ! {
         Err(error) => {
             // Ctrl-C ends cargo as well as this program: where both are on their way, 130 is the status.
             std::thread::sleep(std::time::Duration::from_millis(50));
-            cleanup::exit(::host::fail::code(&error), Some(&format!("{error:#}")))
+            cleanup::exit(::workshop::fail::code(&error), Some(&format!("{error:#}")))
         }
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use host::fail::{USAGE, fail};
-use host::judging::Judging;
-use host::say;
+use workshop::fail::{USAGE, fail};
+use workshop::judging::Judging;
+use workshop::say;
 
 use crate::cargo::programs::{self, named_in};
 use crate::cargo::{build_all, build_guest_tests, is_built};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use host::say;
+use workshop::say;
 
 use crate::cargo::clangd;
 use crate::commands::bundle;

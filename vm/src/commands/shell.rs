@@ -1,8 +1,8 @@
 //! `cargo vm shell`: a shell in the guest, or one more in the guest that runs.
 
 use anyhow::Result;
-use host::fail::{GUEST_DIED, fail};
-use host::say;
+use workshop::fail::{GUEST_DIED, fail};
+use workshop::say;
 
 use crate::commands::launch::{self, Program};
 use crate::machine::qemu::Guest;

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use host::events::Verdict;
-use host::fail::{Fail, MACHINE, USAGE, fail};
-use host::judging::{Judging, Partition};
-use host::{lock, say};
+use workshop::events::Verdict;
+use workshop::fail::{Fail, MACHINE, USAGE, fail};
+use workshop::judging::{Judging, Partition};
+use workshop::{lock, say};
 
 use crate::cargo::follow::{at_once, follow, workers};
 use crate::cargo::{GUEST, artifacts, build_all, build_guest_tests};
@@ -134,8 +134,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     let times = [build, start.elapsed()].map(|time| time.as_millis() as u64);
     [sum.timings.build, sum.timings.all] = times;
     if let Some(file) = &options.timings {
-        // Each boot and each test in a line of its own.
-        let json = serde_json::to_string(&sum.timings)?.replace("},{", "},\n{") + "\n";
+        let json = workshop::json::to_lines(&sum.timings)?;
         if let Err(error) = std::fs::write(file, json) {
             sum.broken(format!("--timings: {error:#}"));
         }
@@ -302,7 +301,7 @@ fn run_all(
                 judging.partition = partition;
                 if let Some(number) = number.checked_sub(*whole) {
                     // Each share's turn comes on another day.
-                    let number = (number + host::today() as usize) % shares;
+                    let number = (number + workshop::today() as usize) % shares;
                     judging.share = Partition { number, of: *shares };
                 }
                 run_guest(run, guest, &names[number], &judging, filter, &mut report)

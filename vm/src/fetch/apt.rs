@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use host::fail::{MACHINE, USAGE, fail};
-use host::say;
+use workshop::fail::{MACHINE, USAGE, fail};
+use workshop::say;
 
 use crate::fetch::cache::{self, find_tool};
 use crate::session::cleanup;

@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
-use host::fail::{MACHINE, fail};
-use host::say;
 use rustix::fs::FlockOperation;
 use sha2::{Digest, Sha256};
+use workshop::fail::{MACHINE, fail};
+use workshop::say;
 
 /// A snapshot of QEMU's that is there for longer has no owner.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(60);
@@ -296,7 +296,7 @@ pub fn run(name: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::fail::Fail;
+    use workshop::fail::Fail;
 
     #[test]
     fn the_environment_names_a_place() {

@@ -5,8 +5,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use host::fail::{MACHINE, USAGE, fail};
-use host::say;
+use workshop::fail::{MACHINE, USAGE, fail};
+use workshop::say;
 
 use crate::arch::Arch;
 use crate::fetch::apt;

@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use host::fail::{MACHINE, fail};
-use host::say;
 use serde::Deserialize;
+use workshop::fail::{MACHINE, fail};
+use workshop::say;
 
 use crate::arch::Arch;
 use crate::fetch::apt::{self, APT_HELPER, Source};

@@ -6,10 +6,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use host::fail::{USAGE, fail};
-use host::say;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use workshop::fail::{USAGE, fail};
+use workshop::say;
 
 use crate::arch::Arch;
 use crate::fetch::apt::Source;
@@ -227,7 +227,7 @@ mod tests {
     fn a_rootfs_is_a_system() {
         let dir = tempfile::tempdir().unwrap();
         let error = named(dir.path()).unwrap_err();
-        assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, USAGE);
+        assert_eq!(error.downcast_ref::<workshop::fail::Fail>().unwrap().code, USAGE);
         fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
         assert!(named(dir.path()).is_ok());
     }

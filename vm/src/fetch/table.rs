@@ -10,10 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use host::fail::{MACHINE, USAGE, fail};
-use host::say;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use workshop::fail::{MACHINE, USAGE, fail};
+use workshop::say;
 
 use crate::arch::Arch;
 use crate::fetch::apt::{self, Source};
@@ -464,7 +464,7 @@ pub fn repin(workspace: &Path, names: &[String], source: &Source, cache: &Cache)
         .take_while(|line| line.starts_with('#'))
         .map(|line| format!("{line}\n"))
         .collect();
-    host::write(&file, &format!("{head}\n{}", toml::to_string(&pins)?))?;
+    workshop::write(&file, &format!("{head}\n{}", toml::to_string(&pins)?))?;
     for pin in pins.package {
         let what = if before.contains(&pin) { "is the newest" } else { "is pinned now" };
         say!("{} {}: {} {what}", pin.line, pin.arch, pin.version);
@@ -601,7 +601,7 @@ mod tests {
         let line = following(Some("0-9"));
         // A failure that may pass changes nothing.
         let error = line.get(&archive.none(), &cache).unwrap_err();
-        assert!(!error.is::<host::fail::Fail>() && line.places(&cache).is_empty(), "{error}");
+        assert!(!error.is::<workshop::fail::Fail>() && line.places(&cache).is_empty(), "{error}");
         let release =
             |line: &Line, source| Ok::<_, anyhow::Error>(line.get(&source, &cache)?.release);
         assert_eq!(release(&line, archive.source()).unwrap(), "1.0.0-10-amd64");
@@ -634,7 +634,7 @@ mod tests {
         assert!(error.contains("is older than 1.0.0-11-amd64, which the tests"), "{error}");
         archive.carries(&["2.0.0-1"]);
         let error = line.get(&archive.source(), &cache).unwrap_err();
-        assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, MACHINE, "{error}");
+        assert_eq!(error.downcast_ref::<workshop::fail::Fail>().unwrap().code, MACHINE, "{error}");
         // A file that is not what the signed index says.
         archive.carries(&["1.0.0-10"]);
         archive.build("1.0.0-10");
@@ -659,7 +659,7 @@ mod tests {
         assert!(error.contains("amd64 6.1.9-51, arm64 6.1.9-50"), "{error}");
         assert_eq!(fs::read_to_string(&file).unwrap(), PINNED);
         let error = repin(&["6.12"]).unwrap_err();
-        assert_eq!(error.downcast_ref::<host::fail::Fail>().unwrap().code, USAGE, "{error}");
+        assert_eq!(error.downcast_ref::<workshop::fail::Fail>().unwrap().code, USAGE, "{error}");
 
         archive.carries_in(&[("amd64", &["6.1.9-51"]), ("arm64", &["6.1.9-51"])]);
         repin(&["6.1"]).unwrap();

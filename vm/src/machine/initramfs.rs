@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use cpio::NewcBuilder;
-use host::fail::{MACHINE, fail};
 use sha2::{Digest, Sha256};
+use workshop::fail::{MACHINE, fail};
 
 use crate::fetch::cache::{self, Cache, hex};
 use crate::fetch::kernel::Kernel;

@@ -6,9 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
-use host::fail::{MACHINE, USAGE, fail};
-use host::say;
 use serde::{Deserialize, Serialize};
+use workshop::fail::{MACHINE, USAGE, fail};
+use workshop::say;
 
 use crate::arch::{Accel, Arch};
 use crate::fetch::cache::{Cache, tool};
@@ -150,7 +150,7 @@ pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
 
 /// Remembers what was learnt about KVM. Without the note, it is learnt again.
 fn write_note(cache: &Cache, note: &Note) {
-    let write = || host::write(&cache.path("kvm.json"), &serde_json::to_string(note)?);
+    let write = || workshop::write(&cache.path("kvm.json"), &serde_json::to_string(note)?);
     if let Err(error) = write() {
         say!("the result of trying KVM could not be stored: {error:#}");
     }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use host::fail::{GUEST_DIED, USAGE, fail};
-use host::say;
 use rustix::process::Signal;
+use workshop::fail::{GUEST_DIED, USAGE, fail};
+use workshop::say;
 
 use crate::arch::{Accel, Arch};
 use crate::fetch::cache::{Cache, tool};

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
-use host::fail::{MACHINE, fail};
 use rustix::process::Signal;
+use workshop::fail::{MACHINE, fail};
 
 use crate::fetch::cache::find_tool;
 use crate::session::processes::end_with_us;

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use host::lock;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+use workshop::lock;
 
 use crate::session::processes;
 
@@ -66,7 +66,7 @@ pub fn exit(code: i32, message: Option<&str>) -> ! {
     }
     clean_up();
     if let Some(message) = message {
-        host::say!("{message}");
+        workshop::say!("{message}");
     }
     std::process::exit(code);
 }

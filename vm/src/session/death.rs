@@ -76,7 +76,7 @@ fn end_of(path: &Path) -> String {
 
 /// The last `n` lines that are not empty, without control characters.
 fn last_lines(text: &str, n: usize) -> Vec<String> {
-    let lines = text.lines().map(host::printable);
+    let lines = text.lines().map(workshop::printable);
     let lines: Vec<String> = lines.filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(n)..].to_vec()
 }

@@ -17,11 +17,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use host::fail::{Fail, MACHINE, USAGE, fail};
-use host::lock;
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
+use workshop::fail::{Fail, MACHINE, USAGE, fail};
+use workshop::lock;
 
 use crate::session::wire::{
     CHUNK, Exit, Message, Request, Size, Stream, read_message, size_of_arguments, write_message,

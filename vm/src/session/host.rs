@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use host::fail::{GUEST_DIED, fail};
-use host::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::termios::{isatty, tcgetwinsize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+use workshop::fail::{GUEST_DIED, fail};
+use workshop::lock;
 
 use crate::session::cleanup;
 use crate::session::death::tail;
@@ -270,7 +270,7 @@ fn write(output: &mut Option<File>, mut data: &[u8]) -> io::Result<()> {
             }
             Err(e) => {
                 if e.kind() != ErrorKind::BrokenPipe {
-                    host::say!("cannot write the program's output: {e}");
+                    workshop::say!("cannot write the program's output: {e}");
                 }
                 *output = None;
                 return Err(e);

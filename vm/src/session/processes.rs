@@ -11,11 +11,11 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use host::say;
 use rustix::process::{
     Pid, Signal, getpid, getppid, kill_process, set_child_subreaper,
     set_parent_process_death_signal,
 };
+use workshop::say;
 
 /// How long a process may take to end after SIGTERM, before it gets SIGKILL; and after that.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -13,9 +13,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use host::fail::{GUEST_DIED, fail};
 use rustix::fs::{FlockOperation, OFlags};
 use serde::{Deserialize, Serialize};
+use workshop::fail::{GUEST_DIED, fail};
 
 /// How many sessions a guest can have at once.
 pub const PORTS: u32 = 16;
@@ -202,7 +202,7 @@ pub fn socket(dir: &Path, port: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::fail::Fail;
+    use workshop::fail::Fail;
 
     fn info() -> Info {
         Info {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-use host::events::{Cost, Ended, NOT_RUN, Reader, Said, Verdict};
+use workshop::events::{Cost, Ended, NOT_RUN, Reader, Said, Verdict};
 
 use crate::commands::test::timings::{Guest, Test, Timings};
 use crate::fetch::table::Passed;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use host::say;
+use workshop::say;
 
 use crate::arch::Arch;
 use crate::commands::test::report::NOT_TESTED;
@@ -34,11 +34,11 @@ pub fn take(run: &Run, lines: &[(String, Passed)], bless: bool) -> Result<()> {
         known.insert(name.clone(), passed);
     }
     if bless {
-        host::write(&file, &(serde_json::to_string_pretty(&all)? + "\n"))?;
+        workshop::write(&file, &(serde_json::to_string_pretty(&all)? + "\n"))?;
         say!("{TESTED_FILE}: what the tests said is written");
         let page = workspace.join(PAGE);
         let text = fs::read_to_string(&page).with_context(|| page.display().to_string())?;
-        return host::write(&page, &with_table(&text, arch, &run.table, &all)?);
+        return workshop::write(&page, &with_table(&text, arch, &run.table, &all)?);
     }
     ensure!(
         news.is_empty(),
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_page_shows_what_was_tested() {
-        let (page, tested) = (fs::read_to_string(host::workspace().join(PAGE)), tested());
+        let (page, tested) = (fs::read_to_string(workshop::workspace().join(PAGE)), tested());
         let (page, tested) = (page.unwrap(), tested.unwrap());
         for arch in Arch::ALL {
             let temp = tempfile::tempdir().unwrap();

@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use host::events::Cost;
 use humantime::format_duration;
 use serde::Serialize;
+use workshop::events::Cost;
 
 /// How many of the slowest tests the end of a run names, for each kernel.
 const NAMED: usize = 10;

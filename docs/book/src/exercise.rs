@@ -1,0 +1,145 @@
+//! The exercises: `lesson/exercises/ID_name/exercise.toml`, as far as the book shows them.
+
+use std::{
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::escape;
+
+/// An exercise. `cargo lesson` reads the same file, and refuses fields that it does not know.
+#[derive(Deserialize)]
+pub struct Exercise {
+    /// Its directory, relative to the workspace.
+    #[serde(skip)]
+    pub place: PathBuf,
+    /// The part of the directory's name before the first `_`.
+    #[serde(default)]
+    pub id: String,
+    pub title: String,
+    /// The directory that an attempt starts from.
+    pub start: PathBuf,
+    /// The directory with the answer.
+    pub solution: PathBuf,
+    task: String,
+    read: String,
+    hints: Vec<String>,
+    #[serde(rename = "judge")]
+    judges: Vec<Judge>,
+}
+
+#[derive(Deserialize)]
+struct Judge {
+    title: String,
+    expected: String,
+}
+
+impl Exercise {
+    /// All exercises, by their directories' names.
+    pub fn all(root: &Path) -> Result<Vec<Exercise>> {
+        let mut exercises = Vec::new();
+        for entry in fs::read_dir(root.join("lesson/exercises")).context("lesson/exercises/")? {
+            let file = entry?.path().join("exercise.toml");
+            let Ok(text) = fs::read_to_string(&file) else { continue };
+            let mut exercise: Exercise =
+                toml::from_str(&text).with_context(|| file.display().to_string())?;
+            let place = file.parent().unwrap_or(&file).strip_prefix(root)?;
+            let name = place.file_name().unwrap_or_default().to_string_lossy();
+            if exercise.id.is_empty() {
+                exercise.id = name.split('_').next().unwrap_or_default().to_owned();
+            }
+            exercise.place = place.to_owned();
+            exercises.push(exercise);
+        }
+        exercises.sort_by(|one, other| one.place.cmp(&other.place));
+        Ok(exercises)
+    }
+
+    /// Whether it has a page of its own, because no stage has it in its text.
+    pub fn is_own(&self) -> bool {
+        !self.id.starts_with(|first: char| first.is_ascii_digit())
+    }
+
+    /// The page of an exercise that is in no stage's text; `diff` is the difference between start and answer.
+    pub fn page(&self, diff: &str) -> String {
+        format!(
+            "# {}: {}\n\n```\ncargo lesson start {}     # a copy of {}\ncargo lesson check\n```\n\n\
+             Read: {}\n\n## Your turn\n\n{}\n\n{}\n## The answer\n\n{}",
+            self.id,
+            self.title,
+            self.id,
+            self.start.display(),
+            linked(&self.read),
+            prose(&self.task),
+            self.folded(),
+            folded("Show the answer", diff),
+        )
+    }
+
+    /// The task of a stage, as `cargo lesson start` prints it, and what may help.
+    pub fn below_turn(&self) -> String {
+        let task = format!("The whole task (<code>cargo lesson start {}</code>)", self.id);
+        folded(&task, &prose(&self.task)) + &self.folded()
+    }
+
+    fn folded(&self) -> String {
+        let mut text = String::new();
+        for (number, hint) in (1..).zip(&self.hints) {
+            text += &folded(
+                &format!("Hint {number} of {}", self.hints.len()),
+                &if hint.trim().contains('\n') { plain(hint) } else { prose(hint) },
+            );
+        }
+        let mut judges = String::new();
+        for judge in &self.judges {
+            let _ =
+                writeln!(judges, "**{}**\n\n{}\n", escape(&judge.title), prose(&judge.expected));
+        }
+        text + &folded("What the judges expect", &judges)
+    }
+}
+
+/// Text whose spaces and line ends are its form.
+fn plain(text: &str) -> String {
+    format!("<pre class=\"plain\">{}</pre>\n", escape(text.trim_matches('\n')))
+}
+
+/// Lines that wrap, as paragraphs; those that are indented keep their form.
+fn prose(text: &str) -> String {
+    let mut html = String::new();
+    let is_indented = |line: &str| line.starts_with([' ', '\t']);
+    let lines: Vec<&str> = text.trim_matches('\n').lines().collect();
+    for group in lines.chunk_by(|one, next| is_indented(one) == is_indented(next)) {
+        html += &if is_indented(group[0]) {
+            plain(&group.join("\n"))
+        } else {
+            let parts = escape(&group.join(" "));
+            let mut parts = parts.split('`');
+            let mut line = parts.next().unwrap_or_default().to_owned();
+            for (number, part) in parts.enumerate() {
+                line += if number % 2 == 0 { "<code>" } else { "</code>" };
+                line += part;
+            }
+            format!("<p>{line}</p>\n")
+        };
+    }
+    html
+}
+
+/// What to read, with links.
+fn linked(text: &str) -> String {
+    let words = text.split_inclusive(' ').map(|word| match word.split_once("/README.md") {
+        Some((place, rest)) => format!("[{place}](../../{place}){rest}"),
+        None => word.to_owned(),
+    });
+    words.collect()
+}
+
+/// Something that is shown when the reader asks for it.
+pub fn folded(summary: &str, text: &str) -> String {
+    format!("<details class=\"fold\"><summary>{summary}</summary>\n\n{text}\n\n</details>\n\n")
+}
