@@ -41,7 +41,7 @@ fn readmes_name_what_exists() -> Result<()> {
     let btf = fs::read_dir("/sys/kernel/btf")?.map(|file| Ok(fs::read(file?.path())?));
     let btf = btf.collect::<Result<Vec<_>>>()?.concat();
     known.extend(btf.split(|byte| *byte == 0).filter_map(|name| str::from_utf8(name).ok()));
-    let pages = "ls *.md {docs,vm,mine,appendix,tools}/*.md stage*/*.md {appendix,tools}/*/*.md";
+    let pages = "ls *.md {docs,vm,appendix,tools}/*.md stage*/*.md {appendix,tools}/*/*.md";
     let pages = Running::bash(&format!("cd {}; {pages}", workspace().display()))?.end()?.stdout;
     let (mut unknown, mut found) = (String::new(), 0);
     for page in pages.lines() {
