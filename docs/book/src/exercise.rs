@@ -133,7 +133,7 @@ fn prose(text: &str) -> String {
 /// What to read, with links.
 fn linked(text: &str) -> String {
     let words = text.split_inclusive(' ').map(|word| match word.split_once("/README.md") {
-        Some((place, rest)) => format!("[{place}](../../{place}){rest}"),
+        Some((place, rest)) => format!("[{place}](../../../{place}){rest}"),
         None => word.to_owned(),
     });
     words.collect()
