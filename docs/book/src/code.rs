@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use regex::Regex;
 use similar::{Algorithm, DiffTag, TextDiff};
 
-use crate::escape;
+use crate::escape::escape;
 
 /// Unchanged lines that stay visible on each side of a change.
 const CONTEXT: usize = 4;

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::escape;
+use crate::escape::escape;
 
 /// A character's width and height.
 const WIDTH: usize = 8;

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::escape;
+use crate::escape::escape;
 
 /// An exercise. `cargo lesson` reads the same file, and refuses fields that it does not know.
 #[derive(Deserialize)]

@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range};
 use anyhow::{Context, Result};
 use regex::Regex;
 
-use crate::escape;
+use crate::escape::escape;
 
 /// Words with a second meaning, which the texts also use: a page of a book, the task of an exercise, the storage
 /// stack, bpftrace's name for fentry.

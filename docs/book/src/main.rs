@@ -2,6 +2,7 @@
 
 mod code;
 mod drawing;
+mod escape;
 mod exercise;
 mod glossary;
 mod markdown;
@@ -11,16 +12,12 @@ mod pdf;
 mod serve;
 mod slides;
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{net::SocketAddr, path::Path, process::ExitCode};
 
 use anyhow::{Context, Result};
 use clap::Parser;
 
-/// This machine lacks something that is needed.
+/// The exit code where this machine lacks something that is needed.
 const MACHINE: u8 = 3;
 
 /// The web book: makes target/book out of the workshop's READMEs, pages and sources
@@ -35,24 +32,12 @@ struct Cli {
     pdf: bool,
 }
 
-/// A message for the user that ends the program with exit code 3.
-#[derive(Debug)]
-struct Machine(String);
-
-impl std::fmt::Display for Machine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Machine {}
-
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("book: {error:#}");
-            ExitCode::from(if error.is::<Machine>() { MACHINE } else { 1 })
+            ExitCode::from(if error.is::<pdf::NoBrowser>() { MACHINE } else { 1 })
         }
     }
 }
@@ -69,33 +54,4 @@ fn run(cli: &Cli) -> Result<()> {
         Some(address) => serve::serve(&book, address),
         None => Ok(()),
     }
-}
-
-/// `text`, to stand in HTML: also in an attribute, and in a row of a table in Markdown.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            '|' => escaped += "&#124;",
-            other => escaped.push(other),
-        }
-    }
-    escaped
-}
-
-/// A path without `.` and `..`, as far as they can be resolved without a look at the disk.
-fn normal(path: &Path) -> PathBuf {
-    let mut normal = PathBuf::new();
-    for part in path.components() {
-        match part {
-            std::path::Component::ParentDir => drop(normal.pop()),
-            std::path::Component::CurDir => {}
-            other => normal.push(other),
-        }
-    }
-    normal
 }

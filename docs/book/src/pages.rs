@@ -5,18 +5,18 @@ use std::{
     collections::BTreeSet,
     fmt::Write,
     fs,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
 use mdbook_driver::{MDBook, config::Config};
 
 use crate::{
-    code, escape,
+    code,
+    escape::escape,
     exercise::Exercise,
     glossary::Glossary,
     markdown::{self, Extras, Links},
-    normal,
     outline::{self, Part},
     slides::{self, Sources},
 };
@@ -318,6 +318,19 @@ impl Links for Page<'_> {
 /// mdBook's name of a page: that of a directory is its `index.html`.
 fn as_index(path: &Path) -> PathBuf {
     if path.ends_with("README.md") { path.with_file_name("index.md") } else { path.to_owned() }
+}
+
+/// A path without `.` and `..`, as far as they can be resolved without a look at the disk.
+fn normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(normal.pop()),
+            Component::CurDir => {}
+            other => normal.push(other),
+        }
+    }
+    normal
 }
 
 fn read(root: &Path, path: &Path) -> Result<String> {

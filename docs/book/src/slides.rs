@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::{Context, Result};
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-use crate::{code, drawing, escape, markdown};
+use crate::{code, drawing, escape::escape, markdown};
 
 const STYLE: &str = include_str!("../slides.css");
 const SCRIPT: &str = include_str!("../slides.js");

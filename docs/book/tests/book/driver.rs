@@ -4,9 +4,16 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
+
+/// A script that returns what is wrong with the page that is open.
+pub const CHECK: &str = include_str!("check.js");
+/// Widths of the window, and what the reader prefers.
+pub const WAYS: [(u32, &str); 4] = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")];
 
 /// A browser with one window.
 pub struct Driver {
@@ -143,7 +150,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
+        if !thread::panicking() {
             self.call("DELETE", "", &Value::Null);
         }
         // It ends its browser, too.
@@ -151,6 +158,33 @@ impl Drop for Driver {
         Command::new("kill").args(["-TERM", &pid]).status().ok();
         self.child.wait().ok();
     }
+}
+
+/// Polls until a script returns something that is not false or null.
+pub fn wait(driver: &Driver, what: &str, script: &str) -> Value {
+    let began = Instant::now();
+    loop {
+        let value = driver.run(script);
+        if !matches!(value, Value::Null | Value::Bool(false)) {
+            return value;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "{what}: not within 20 s");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// What the browser has asked for.
+pub fn requests(driver: &Driver) -> Vec<String> {
+    let log = driver.log("performance");
+    let sent = log.iter().filter_map(|entry| {
+        let message: Value = serde_json::from_str(entry["message"].as_str()?).ok()?;
+        let message = &message["message"];
+        (message["method"] == "Network.requestWillBeSent")
+            .then(|| message["params"]["request"]["url"].as_str().unwrap().to_owned())
+    });
+    let sent: Vec<String> = sent.collect();
+    assert!(!sent.is_empty(), "the browser logs no requests");
+    sent
 }
 
 fn base64(text: &str) -> Vec<u8> {

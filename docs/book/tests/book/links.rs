@@ -10,6 +10,8 @@ use std::{
 
 use regex::Regex;
 
+use crate::built;
+
 /// What a page has: the anchors, the links, and what it loads.
 struct Html {
     ids: HashSet<String>,
@@ -76,9 +78,9 @@ fn normal(path: &Path) -> PathBuf {
 
 #[test]
 fn every_link_leads_somewhere() {
-    let book = crate::book();
+    let book = built::book();
     let mut files = Vec::new();
-    crate::pages(book, &mut files);
+    built::pages(book, &mut files);
     let pages: HashMap<PathBuf, Html> = files
         .into_iter()
         .map(|file| (file.clone(), parse(&fs::read_to_string(file).unwrap())))

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod built;
 mod driver;
 mod links;
 mod slides;
@@ -11,59 +12,15 @@ mod slides;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
-    sync::LazyLock,
     thread,
-    time::{Duration, Instant},
 };
 
-use driver::Driver;
+use built::{book, pages, url};
+use driver::{CHECK, Driver, WAYS, requests, wait};
 use serde_json::{Value, json};
 
-const CHECK: &str = include_str!("check.js");
 /// A laptop's and a phone's width.
 const WIDTHS: [u32; 2] = [1280, 390];
-const WAYS: [(u32, &str); 4] = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")];
-
-/// The book, built once.
-fn book() -> &'static Path {
-    static BOOK: LazyLock<PathBuf> = LazyLock::new(|| {
-        let output = Command::new(env!("CARGO_BIN_EXE_book")).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let index = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
-        index.parent().unwrap().to_owned()
-    });
-    &BOOK
-}
-
-/// The pages of the book.
-fn pages(place: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(place).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            pages(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "html") {
-            found.push(path);
-        }
-    }
-}
-
-/// Polls until a script returns something that is not false or null.
-fn wait(driver: &Driver, what: &str, script: &str) -> Value {
-    let began = Instant::now();
-    loop {
-        let value = driver.run(script);
-        if !matches!(value, Value::Null | Value::Bool(false)) {
-            return value;
-        }
-        assert!(began.elapsed() < Duration::from_secs(20), "{what}: not within 20 s");
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
-fn url(file: &Path) -> String {
-    format!("file://{}", file.display())
-}
 
 #[test]
 #[ignore = "needs Chromium and chromedriver: .ci/book"]
@@ -110,20 +67,6 @@ fn what_is_wrong<'a>(files: impl Iterator<Item = (usize, &'a PathBuf)>) -> Vec<S
         .filter(|request| !request.starts_with(&url(book)) && !request.starts_with("data:"));
     said.extend(elsewhere.map(|request| format!("asks for {request}")));
     said
-}
-
-/// What the browser has asked for.
-fn requests(driver: &Driver) -> Vec<String> {
-    let log = driver.log("performance");
-    let sent = log.iter().filter_map(|entry| {
-        let message: Value = serde_json::from_str(entry["message"].as_str()?).ok()?;
-        let message = &message["message"];
-        (message["method"] == "Network.requestWillBeSent")
-            .then(|| message["params"]["request"]["url"].as_str().unwrap().to_owned())
-    });
-    let sent: Vec<String> = sent.collect();
-    assert!(!sent.is_empty(), "the browser logs no requests");
-    sent
 }
 
 #[test]

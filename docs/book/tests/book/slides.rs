@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::{CHECK, WAYS, book, driver::Driver, requests, url, wait};
+use crate::{
+    built::{book, url},
+    driver::{CHECK, Driver, WAYS, requests, wait},
+};
 
 /// What does not fit on the slides that are shown: a list of sentences. What scrolls by itself may be wider.
 const FITS: &str = "
