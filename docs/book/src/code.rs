@@ -1,9 +1,8 @@
-//! Sources and the differences between them, as HTML that needs no script.
+//! Sources and the differences between them, as HTML that can be read without a script.
 
-use std::{fmt::Write, fs, path::Path, sync::LazyLock};
+use std::{fmt::Write, fs, ops::Range, path::Path};
 
 use anyhow::{Context, Result};
-use regex::Regex;
 use similar::{Algorithm, DiffTag, TextDiff};
 
 use crate::escape::escape;
@@ -44,19 +43,71 @@ pub fn whole_diff(
 
 /// The rows of a difference. Each line after the change has an id, such as `main.rs-12`.
 fn diff(file: &str, old: &str, new: &str) -> String {
-    let (mut html, mut open) = (String::new(), false);
     let diff = TextDiff::configure().algorithm(Algorithm::Patience).diff_lines(old, new);
-    let (old, new) = (diff.old_slices().to_vec(), diff.new_slices().to_vec());
+    let (old, new) = (lines(old), lines(new));
+    let mut rows = Rows { html: String::new(), is_open: false, file, old: &old, new: &new };
     let ops = diff.ops();
-    let mut pre = |html: &mut String, wanted: bool| {
-        if open != wanted {
-            *html += if wanted { "<pre class=\"diff\">" } else { "</pre>" };
-            open = wanted;
+    for (number, op) in ops.iter().enumerate() {
+        if op.tag() == DiffTag::Equal {
+            rows.unchanged(op.old_range(), op.new_range(), number > 0, number + 1 < ops.len());
+        } else {
+            rows.changed(op.old_range(), op.new_range());
         }
-    };
-    let same = |html: &mut String, from: usize, by: usize, lines: usize| {
+    }
+    rows.open(false);
+    rows.html
+}
+
+fn lines(text: &str) -> Vec<&str> {
+    text.split_inclusive('\n').collect()
+}
+
+/// The rows of a difference, while they are written.
+struct Rows<'a> {
+    html: String,
+    /// Whether the last `<pre>` has no end yet.
+    is_open: bool,
+    file: &'a str,
+    old: &'a [&'a str],
+    new: &'a [&'a str],
+}
+
+impl Rows<'_> {
+    /// Begins a `<pre>`, or ends it, unless that was done.
+    fn open(&mut self, wanted: bool) {
+        if self.is_open != wanted {
+            self.html += if wanted { "<pre class=\"diff\">" } else { "</pre>" };
+            self.is_open = wanted;
+        }
+    }
+
+    /// Lines that did not change: those near to a change are shown, and the others folded.
+    fn unchanged(&mut self, from: Range<usize>, by: Range<usize>, is_after: bool, is_before: bool) {
+        let lines = by.len();
+        let first = if is_after { CONTEXT.min(lines) } else { 0 };
+        let last = if is_before { CONTEXT.min(lines - first) } else { 0 };
+        let hidden = lines - first - last;
+        // Three lines take no more room than their summary.
+        if hidden <= 3 {
+            self.same(from.start, by.start, lines);
+            return;
+        }
+        self.same(from.start, by.start, first);
+        self.open(false);
+        let _ = write!(self.html, "<details><summary>{hidden} unchanged lines</summary>");
+        self.same(from.start + first, by.start + first, hidden);
+        self.open(false);
+        self.html += "</details>";
+        self.same(from.end - last, by.end - last, last);
+    }
+
+    /// Lines that both sides have: from `from` on in the old text, from `by` on in the new one.
+    fn same(&mut self, from: usize, by: usize, lines: usize) {
+        if lines > 0 {
+            self.open(true);
+        }
         for at in 0..lines {
-            let text = &new[by + at];
+            let text = self.new[by + at];
             // For the eye only: a screen reader, a search and a copy find the line once.
             let old = format!(
                 "<span class=\"old line\" aria-hidden=\"true\" data-n=\"{}\" data-text=\"{}\"{}></span>",
@@ -64,54 +115,28 @@ fn diff(file: &str, old: &str, new: &str) -> String {
                 escape(text.trim()),
                 indent(text)
             );
-            let id = Some(format!("{file}-{}", by + at + 1));
-            let new = line("span", "new line", id, Some(by + at + 1), text);
-            let _ = write!(html, "<span class=\"same\">{old}{new}</span>");
+            let new = line("span", "new line", Some(self.id(by + at)), Some(by + at + 1), text);
+            let _ = write!(self.html, "<span class=\"same\">{old}{new}</span>");
         }
-    };
-    for (number, op) in ops.iter().enumerate() {
-        let (from, by) = (op.old_range(), op.new_range());
-        if op.tag() == DiffTag::Equal {
-            let first = if number == 0 { 0 } else { CONTEXT.min(by.len()) };
-            let last = if number + 1 == ops.len() { 0 } else { CONTEXT.min(by.len() - first) };
-            let hidden = by.len() - first - last;
-            // Three lines take no more room than their summary.
-            if hidden <= 3 {
-                pre(&mut html, true);
-                same(&mut html, from.start, by.start, by.len());
-                continue;
-            }
-            if first > 0 {
-                pre(&mut html, true);
-                same(&mut html, from.start, by.start, first);
-            }
-            pre(&mut html, false);
-            let _ = write!(
-                html,
-                "<details><summary>{hidden} unchanged lines</summary><pre class=\"diff\">"
-            );
-            same(&mut html, from.start + first, by.start + first, hidden);
-            html += "</pre></details>";
-            if last > 0 {
-                pre(&mut html, true);
-                same(&mut html, from.end - last, by.end - last, last);
-            }
-            continue;
-        }
-        pre(&mut html, true);
-        html += "<span class=\"change\"><span class=\"old\">";
-        for at in from {
-            html += &line("del", "line", None, Some(at + 1), old[at]);
-        }
-        html += "</span><span class=\"new\">";
-        for at in by {
-            let id = Some(format!("{file}-{}", at + 1));
-            html += &line("ins", "line", id, Some(at + 1), new[at]);
-        }
-        html += "</span></span>";
     }
-    pre(&mut html, false);
-    html
+
+    /// Lines that were removed, beside those that were added.
+    fn changed(&mut self, from: Range<usize>, by: Range<usize>) {
+        self.open(true);
+        self.html += "<span class=\"change\"><span class=\"old\">";
+        for at in from {
+            self.html += &line("del", "line", None, Some(at + 1), self.old[at]);
+        }
+        self.html += "</span><span class=\"new\">";
+        for at in by {
+            self.html += &line("ins", "line", Some(self.id(at)), Some(at + 1), self.new[at]);
+        }
+        self.html += "</span></span>";
+    }
+
+    fn id(&self, line: usize) -> String {
+        format!("{}-{}", self.file, line + 1)
+    }
 }
 
 /// A block `diff` of a README, with a link to its place in the whole difference.
@@ -146,22 +171,11 @@ pub fn piece(block: &str, sources: &[(&str, String)]) -> String {
 fn line(tag: &str, class: &str, id: Option<String>, number: Option<usize>, text: &str) -> String {
     let text = text.trim_end_matches('\n');
     let code = text.trim_start_matches(['\t', ' ']);
-    let html = escape(code);
-    framed(tag, class, id, number, &text[..text.len() - code.len()], &html)
-}
-
-fn framed(
-    tag: &str,
-    class: &str,
-    id: Option<String>,
-    number: Option<usize>,
-    space: &str,
-    html: &str,
-) -> String {
+    let space = &text[..text.len() - code.len()];
     let id = id.map_or(String::new(), |id| format!(" id=\"{id}\""));
     let number = number.map_or(String::new(), |number| format!(" data-n=\"{number}\""));
-    let shift = indent(space);
-    format!("<{tag} class=\"{class}\"{id}{number}{shift}><i>{space}</i>{html}\n</{tag}>")
+    let (shift, code) = (indent(space), escape(code));
+    format!("<{tag} class=\"{class}\"{id}{number}{shift}><i>{space}</i>{code}\n</{tag}>")
 }
 
 /// The columns that a line is indented by, for the style sheet.
@@ -177,52 +191,13 @@ fn indent(text: &str) -> String {
     }
 }
 
-/// A source with line numbers and colours.
+/// A source with line numbers. source.js gives it its colours.
 pub fn numbered(name: &str, text: &str) -> String {
-    let mut html = "<pre class=\"source\">".to_owned();
-    let coloured = coloured(name, text);
-    for ((number, plain), row) in (1..).zip(text.lines()).zip(coloured.lines()) {
-        let space = &plain[..plain.len() - plain.trim_start_matches(['\t', ' ']).len()];
-        // A comment that began before may begin with the spaces of its line.
-        let row = row.replacen(space, "", 1);
-        html += &framed("span", "line", Some(format!("L{number}")), Some(number), space, &row);
+    let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
+    let language = extension.unwrap_or(if text.starts_with("#!") { "sh" } else { "" });
+    let mut html = format!("<pre class=\"source\" data-language=\"{}\">", escape(language));
+    for (number, row) in (1..).zip(text.lines()) {
+        html += &line("span", "line", Some(format!("L{number}")), Some(number), row);
     }
     html + "</pre>\n"
-}
-
-/// Comments, strings and keywords, with the class names that highlight.js has. A span ends with its line.
-fn coloured(name: &str, text: &str) -> String {
-    static C_LIKE: LazyLock<Regex> = LazyLock::new(|| {
-        pattern(
-            r#"(?<comment>//[^\n]*|/\*(?s:.*?)\*/)|(?<string>"(?:\\.|[^"\\\n])*")|(?<meta>#\[[^\n]*\]|#!\[[^\n]*\]|(?m:^#\w+))|(?<keyword>\b(?:as|bool|break|char|const|continue|crate|default|else|enum|extern|fn|for|if|impl|in|int|let|long|loop|match|mod|mut|pub|return|self|Self|short|sizeof|static|struct|super|switch|trait|type|typedef|union|unsafe|unsigned|use|void|volatile|where|while|[us](?:8|16|32|64)|[iu](?:8|16|32|64|size))\b)"#,
-        )
-    });
-    static SCRIPT: LazyLock<Regex> = LazyLock::new(|| {
-        pattern(
-            r#"(?<comment>(?m:(?:^|\s)#[^\n]*))|(?<string>"(?:\\.|[^"\\\n])*"|'[^'\n]*')|(?<meta>(?m:^\[[^\n]*\]))|(?<keyword>(?m:^[\w.-]+(?:\s*=)))"#,
-        )
-    });
-    let pattern = match Path::new(name).extension().and_then(|extension| extension.to_str()) {
-        Some("c" | "h" | "rs") => &*C_LIKE,
-        Some("toml" | "sh" | "yml" | "service") | None if !name.contains("LICENSE") => &*SCRIPT,
-        _ => return escape(text),
-    };
-    let (mut html, mut at) = (String::new(), 0);
-    for found in pattern.captures_iter(text) {
-        for class in ["comment", "string", "meta", "keyword"] {
-            let Some(part) = found.name(class) else { continue };
-            html += &escape(&text[at..part.start()]);
-            at = part.end();
-            for piece in part.as_str().split_inclusive('\n') {
-                let line = piece.trim_end_matches('\n');
-                let _ = write!(html, "<span class=\"hljs-{class}\">{}</span>", escape(line));
-                html += &piece[line.len()..];
-            }
-        }
-    }
-    html + &escape(&text[at..])
-}
-
-fn pattern(text: &str) -> Regex {
-    Regex::new(text).expect("the pattern is one of ours")
 }

@@ -22,6 +22,7 @@ use crate::{
 };
 
 const STYLE: &str = include_str!("../book.css");
+const SCRIPT: &str = include_str!("../source.js");
 const CONFIG: &str = include_str!("../book.toml");
 
 /// What directories contain that is not the workshop's.
@@ -99,6 +100,7 @@ impl Book {
         }
         write(&made.join("src/SUMMARY.md"), &summary)?;
         write(&made.join("book.css"), STYLE)?;
+        write(&made.join("source.js"), SCRIPT)?;
         let config: Config = CONFIG.parse().context("book.toml")?;
         MDBook::load_with_config(&made, config).and_then(|book| book.build()).context("mdBook")?;
         self.write_sources(&book)?;
