@@ -1,5 +1,5 @@
 //! A drawing made of characters, as the READMEs have it, as SVG: lines become lines, arrows arrows, and the
-//! words stay text. What it takes its colours from is the page's style.
+//! words stay text. The page's style gives it its colours.
 
 use std::fmt::Write;
 
@@ -40,51 +40,21 @@ pub fn is_one(text: &str) -> bool {
 /// The drawing as a figure, in one line of HTML. Rows that are marked have a colour of their own.
 pub fn figure(text: &str, is_marked: impl Fn(&str) -> bool) -> String {
     let grid: Vec<Vec<char>> = text.lines().map(|line| line.chars().collect()).collect();
-    let cells = |row: usize| (0..grid[row].len()).map(move |column| (row, column));
     let columns = grid.iter().map(Vec::len).max().unwrap_or(0);
-    let [mut lines, mut tips, mut bars, mut words] = [const { String::new() }; 4];
-    for (row, column) in (0..grid.len()).flat_map(cells) {
-        let (x, y) = (column * WIDTH, row * HEIGHT);
-        let (middle, centre) = (x + WIDTH / 2, y + HEIGHT / 2);
-        match cell(&grid, row, column) {
-            Cell::Lines(sides) => {
-                line(&mut lines, (middle, centre), reach(&grid, row, column, sides))
-            }
-            Cell::Tip(from) => {
-                line(&mut lines, (middle, centre), reach(&grid, row, column, from));
-                tip(&mut tips, (middle, centre), from);
-            }
-            Cell::Slope(is_rising) => {
-                let (from, to) = if is_rising { (y + HEIGHT, y) } else { (y, y + HEIGHT) };
-                let _ = write!(lines, "M{x} {from}L{} {to}", x + WIDTH);
-            }
-            Cell::Bar => {
-                let _ = write!(bars, "M{x} {}h{WIDTH}v{}h-{WIDTH}z", y + 5, HEIGHT - 10);
-            }
-            Cell::Text if column == 0 || cell(&grid, row, column - 1) != Cell::Text => {
-                let is_text = |&at: &usize| cell(&grid, row, at) == Cell::Text;
-                let word: String =
-                    (column..grid[row].len()).take_while(is_text).map(|at| grid[row][at]).collect();
-                let length = word.chars().count() * WIDTH;
-                let _ = write!(
-                    words,
-                    "<text x=\"{x}\" y=\"{}\" textLength=\"{length}\">{}</text>",
-                    y + 13,
-                    escape(&word)
-                );
-            }
-            Cell::Text | Cell::Space => {}
-        }
-    }
     let (width, height) = (columns * WIDTH, grid.len() * HEIGHT);
     let mut marks = String::new();
     for (row, _) in text.lines().enumerate().filter(|(_, line)| is_marked(line)) {
-        let _ = write!(
-            marks,
-            "<rect class=\"mark\" y=\"{}\" width=\"{width}\" height=\"{HEIGHT}\"/>",
-            row * HEIGHT
-        );
+        let y = row * HEIGHT;
+        let _ =
+            write!(marks, "<rect class=\"mark\" y=\"{y}\" width=\"{width}\" height=\"{HEIGHT}\"/>");
     }
+    let mut shapes = Shapes::default();
+    for row in 0..grid.len() {
+        for column in 0..grid[row].len() {
+            shapes.add(&grid, row, column);
+        }
+    }
+    let Shapes { lines, tips, bars, words } = shapes;
     let label: Vec<&str> =
         text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).collect();
     format!(
@@ -93,6 +63,49 @@ pub fn figure(text: &str, is_marked: impl Fn(&str) -> bool) -> String {
          {words}</svg></figure>",
         escape(&label.join(" ")),
     )
+}
+
+/// What a drawing consists of: three paths, and elements with text.
+#[derive(Default)]
+struct Shapes {
+    lines: String,
+    tips: String,
+    bars: String,
+    words: String,
+}
+
+impl Shapes {
+    /// Adds what stands in a cell. A word is added whole, at its first character.
+    fn add(&mut self, grid: &[Vec<char>], row: usize, column: usize) {
+        let (x, y) = (column * WIDTH, row * HEIGHT);
+        let middle = (x + WIDTH / 2, y + HEIGHT / 2);
+        match cell(grid, row, column) {
+            Cell::Lines(sides) => line(&mut self.lines, middle, reach(grid, row, column, sides)),
+            Cell::Tip(from) => {
+                line(&mut self.lines, middle, reach(grid, row, column, from));
+                tip(&mut self.tips, middle, from);
+            }
+            Cell::Slope(is_rising) => {
+                let (from, to) = if is_rising { (y + HEIGHT, y) } else { (y, y + HEIGHT) };
+                let _ = write!(self.lines, "M{x} {from}L{} {to}", x + WIDTH);
+            }
+            Cell::Bar => {
+                let _ = write!(self.bars, "M{x} {}h{WIDTH}v{}h-{WIDTH}z", y + 5, HEIGHT - 10);
+            }
+            Cell::Text if column == 0 || cell(grid, row, column - 1) != Cell::Text => {
+                let is_text = |&at: &usize| cell(grid, row, at) == Cell::Text;
+                let word: String =
+                    (column..grid[row].len()).take_while(is_text).map(|at| grid[row][at]).collect();
+                let (y, length) = (y + 13, word.chars().count() * WIDTH);
+                let word = escape(&word);
+                let _ = write!(
+                    self.words,
+                    "<text x=\"{x}\" y=\"{y}\" textLength=\"{length}\">{word}</text>"
+                );
+            }
+            Cell::Text | Cell::Space => {}
+        }
+    }
 }
 
 fn at(grid: &[Vec<char>], row: Option<usize>, column: Option<usize>) -> char {

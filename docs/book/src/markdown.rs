@@ -31,107 +31,154 @@ pub struct Extras<'a> {
 
 /// Makes a page of the book out of Markdown.
 pub fn page(text: &str, links: &impl Links, extras: &Extras) -> Result<String> {
-    let mut edits: Vec<(Range<usize>, String)> = Vec::new();
-    let (mut seen, mut sections) = (Vec::new(), Vec::new());
-    // How many elements are open in which no word is marked: links, headings, emphasis.
-    let mut quiet = 0_usize;
-    let (mut code_block, mut table) = (false, false);
+    let mut editor = Editor {
+        text,
+        links,
+        extras,
+        edits: Vec::new(),
+        seen: Vec::new(),
+        sections: Vec::new(),
+        quiet: 0,
+        code_block: false,
+        table: false,
+    };
     for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
+        editor.handle(event, range)?;
+    }
+    editor.extend_sections();
+    Ok(editor.edited())
+}
+
+/// Collects what changes in a page.
+struct Editor<'a, L> {
+    text: &'a str,
+    links: &'a L,
+    extras: &'a Extras<'a>,
+    /// The places that change, and their new text.
+    edits: Vec<(Range<usize>, String)>,
+    /// The meanings that the page shows already.
+    seen: Vec<String>,
+    /// The headings of sections.
+    sections: Vec<Range<usize>>,
+    /// How many elements are open in which no word is marked: links, headings, emphasis.
+    quiet: usize,
+    code_block: bool,
+    table: bool,
+}
+
+impl<L: Links> Editor<'_, L> {
+    fn handle(&mut self, event: Event, range: Range<usize>) -> Result<()> {
         match event {
-            Event::Start(Tag::Link { link_type: LinkType::Inline, dest_url, .. }) => {
-                quiet += 1;
-                edits.extend(retargeted(&text[range.clone()], &dest_url, links, range.start)?);
-            }
-            Event::Start(Tag::Image { dest_url, .. }) => {
-                quiet += 1;
-                edits.extend(retargeted(&text[range.clone()], &dest_url, links, range.start)?);
+            Event::Start(Tag::Link { link_type: LinkType::Inline, dest_url, .. })
+            | Event::Start(Tag::Image { dest_url, .. }) => {
+                self.quiet += 1;
+                self.retarget(range, &dest_url)?;
             }
             Event::Start(Tag::Heading { level, .. }) => {
-                quiet += 1;
+                self.quiet += 1;
                 if level == HeadingLevel::H2 {
-                    sections.push(range);
+                    self.sections.push(range);
                 }
             }
-            Event::Start(Tag::Link { .. } | Tag::Emphasis | Tag::Strong) => quiet += 1,
+            Event::Start(Tag::Link { .. } | Tag::Emphasis | Tag::Strong) => self.quiet += 1,
             Event::End(
                 TagEnd::Link
                 | TagEnd::Image
                 | TagEnd::Heading(_)
                 | TagEnd::Emphasis
                 | TagEnd::Strong,
-            ) => quiet -= 1,
+            ) => self.quiet -= 1,
             Event::Start(Tag::CodeBlock(kind)) => {
-                code_block = true;
-                let CodeBlockKind::Fenced(name) = kind else { continue };
-                let block = text[range.clone()].split_once('\n');
-                let inner = block.map_or("", |(_, inner)| inner.trim_end_matches('`'));
-                if &*name == "diff" {
-                    edits.push((range, code::piece(inner, &extras.sources) + "\n"));
-                } else if name.is_empty() && drawing::is_one(inner) {
-                    edits.push((range, drawing::figure(inner, |_| false) + "\n"));
+                self.code_block = true;
+                if let CodeBlockKind::Fenced(language) = kind {
+                    self.draw(range, &language);
                 }
             }
-            Event::End(TagEnd::CodeBlock) => code_block = false,
-            Event::Start(Tag::Table(_)) => table = true,
-            Event::End(TagEnd::Table) => table = false,
-            Event::Text(_) if quiet == 0 && !code_block && !table => {
-                if let Some(glossary) = extras.glossary {
-                    let marks = glossary.mark(&text[range.clone()], &mut seen);
-                    edits.extend(
-                        marks
-                            .into_iter()
-                            .map(|(at, html)| (range.start + at.start..range.start + at.end, html)),
-                    );
-                }
+            Event::End(TagEnd::CodeBlock) => self.code_block = false,
+            Event::Start(Tag::Table(_)) => self.table = true,
+            Event::End(TagEnd::Table) => self.table = false,
+            Event::Text(_) if self.quiet == 0 && !self.code_block && !self.table => {
+                self.mark(range);
             }
-            Event::Code(name) if quiet == 0 => {
-                let shown = &text[range.clone()];
-                if let Some(link) = links.source(&name)? {
-                    edits.push((range, format!("[{shown}]({link})")));
-                } else if let Some(glossary) = extras.glossary.filter(|_| !table) {
-                    let word = name.split('(').next().unwrap_or(&name);
-                    edits.extend(
-                        glossary.mark_one(word, shown, &mut seen).map(|html| (range, html)),
-                    );
-                }
-            }
+            Event::Code(name) if self.quiet == 0 => self.link_or_mark(range, &name)?,
             _ => {}
         }
+        Ok(())
     }
-    for (number, heading) in sections.iter().enumerate() {
-        let end = sections.get(number + 1).map_or(text.len(), |next| next.start);
-        match (text[heading.clone()].trim(), &extras.answer) {
-            ("## Your turn", _) => edits.push((end..end, format!("\n{}", extras.turn))),
-            ("## The answer", Some(answer)) => {
-                let open =
-                    "\n<details class=\"fold answer\"><summary>Show the answer</summary>\n\n";
-                edits.push((heading.end..heading.end, open.to_owned()));
-                edits.push((end..end, format!("\n{answer}\n</details>\n\n")));
-            }
-            _ => {}
-        }
-    }
-    edits.sort_by_key(|(range, _)| (range.start, range.end));
-    let (mut made, mut at) = (String::new(), 0);
-    for (range, new) in edits {
-        made.push_str(&text[at..range.start]);
-        made += &new;
-        at = range.end;
-    }
-    Ok(made + &text[at..])
-}
 
-/// The edit that makes a link lead to a page of the book: `](target)` becomes `](address)`.
-fn retargeted(
-    link: &str,
-    target: &str,
-    links: &impl Links,
-    offset: usize,
-) -> Result<Option<(Range<usize>, String)>> {
-    let written = format!("]({target}");
-    let Some(at) = link.rfind(&written).filter(|_| !is_elsewhere(target)) else { return Ok(None) };
-    let (start, end) = (offset + at + 2, offset + at + written.len());
-    Ok(Some((start..end, links.link(target)?)))
+    /// Makes a link lead to a page of the book: `](target)` becomes `](address)`.
+    fn retarget(&mut self, range: Range<usize>, target: &str) -> Result<()> {
+        let (shown, written) = (&self.text[range.clone()], format!("]({target}"));
+        let Some(at) = shown.rfind(&written).filter(|_| !is_elsewhere(target)) else {
+            return Ok(());
+        };
+        let (start, end) = (range.start + at + 2, range.start + at + written.len());
+        self.edits.push((start..end, self.links.link(target)?));
+        Ok(())
+    }
+
+    /// Gives a difference its colours, and a drawing its lines.
+    fn draw(&mut self, range: Range<usize>, language: &str) {
+        let block = self.text[range.clone()].split_once('\n');
+        let inner = block.map_or("", |(_, inner)| inner.trim_end_matches('`'));
+        if language == "diff" {
+            self.edits.push((range, code::piece(inner, &self.extras.sources) + "\n"));
+        } else if language.is_empty() && drawing::is_one(inner) {
+            self.edits.push((range, drawing::figure(inner, |_| false) + "\n"));
+        }
+    }
+
+    /// Marks the words of the glossary in a text.
+    fn mark(&mut self, range: Range<usize>) {
+        let Some(glossary) = self.extras.glossary else { return };
+        for (at, html) in glossary.mark(&self.text[range.clone()], &mut self.seen) {
+            self.edits.push((range.start + at.start..range.start + at.end, html));
+        }
+    }
+
+    /// Links the name of a source, or marks a word of the glossary that is written as code.
+    fn link_or_mark(&mut self, range: Range<usize>, name: &str) -> Result<()> {
+        let shown = &self.text[range.clone()];
+        if let Some(link) = self.links.source(name)? {
+            self.edits.push((range, format!("[{shown}]({link})")));
+        } else if let Some(glossary) = self.extras.glossary.filter(|_| !self.table) {
+            let word = name.split('(').next().unwrap_or(name);
+            let html = glossary.mark_one(word, shown, &mut self.seen);
+            self.edits.extend(html.map(|html| (range, html)));
+        }
+        Ok(())
+    }
+
+    /// Adds what *Your turn* ends with, and folds *The answer*.
+    fn extend_sections(&mut self) {
+        for (number, heading) in self.sections.iter().enumerate() {
+            let end = self.sections.get(number + 1).map_or(self.text.len(), |next| next.start);
+            match (self.text[heading.clone()].trim(), &self.extras.answer) {
+                ("## Your turn", _) => {
+                    self.edits.push((end..end, format!("\n{}", self.extras.turn)));
+                }
+                ("## The answer", Some(answer)) => {
+                    let open =
+                        "\n<details class=\"fold answer\"><summary>Show the answer</summary>\n\n";
+                    self.edits.push((heading.end..heading.end, open.to_owned()));
+                    self.edits.push((end..end, format!("\n{answer}\n</details>\n\n")));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The page with all changes.
+    fn edited(mut self) -> String {
+        self.edits.sort_by_key(|(range, _)| (range.start, range.end));
+        let (mut made, mut at) = (String::new(), 0);
+        for (range, new) in self.edits {
+            made.push_str(&self.text[at..range.start]);
+            made += &new;
+            at = range.end;
+        }
+        made + &self.text[at..]
+    }
 }
 
 /// Whether a link leads out of the repository.

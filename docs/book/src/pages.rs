@@ -70,6 +70,19 @@ impl Book {
         if made.exists() {
             fs::remove_dir_all(&made).with_context(|| made.display().to_string())?;
         }
+        self.write_chapters(&made.join("src"))?;
+        write(&made.join("book.css"), STYLE)?;
+        write(&made.join("source.js"), SCRIPT)?;
+        let config: Config = CONFIG.parse().context("book.toml")?;
+        MDBook::load_with_config(&made, config).and_then(|book| book.build()).context("mdBook")?;
+        self.write_sources(&book)?;
+        self.write_slides(&book)?;
+        self.copy_pictures(&book)?;
+        Ok(book)
+    }
+
+    /// Writes the chapters and their table of contents, which mdBook reads.
+    fn write_chapters(&self, made: &Path) -> Result<()> {
         let mut summary = "# Summary\n\n".to_owned();
         // A page may lead to another one that no part has yet: that is added to the last part.
         let (mut part, mut chapter) = (0, 0);
@@ -83,34 +96,30 @@ impl Book {
                 (part, chapter) = (part + 1, 0);
                 continue;
             };
-            let (path, label, is_nested) = (next.path.clone(), next.label.clone(), next.is_nested);
-            let in_front = current.title.is_empty();
-            drop(parts);
-            let text = self.chapter(&path)?;
-            let title = label.unwrap_or_else(|| markdown::title(&text).replace('`', ""));
-            let file = as_index(&path);
-            write(&made.join("src").join(&file), &text)?;
-            let bullet = match (in_front, is_nested) {
+            let (path, label) = (next.path.clone(), next.label.clone());
+            let bullet = match (current.title.is_empty(), next.is_nested) {
                 (true, _) => "",
                 (false, false) => "- ",
                 (false, true) => "  - ",
             };
+            drop(parts);
+            let text = self.chapter(&path)?;
+            let title = label.unwrap_or_else(|| markdown::title(&text).replace('`', ""));
+            let file = as_index(&path);
+            write(&made.join(&file), &text)?;
             let _ = writeln!(summary, "{bullet}[{title}]({})", file.display());
             chapter += 1;
         }
-        write(&made.join("src/SUMMARY.md"), &summary)?;
-        write(&made.join("book.css"), STYLE)?;
-        write(&made.join("source.js"), SCRIPT)?;
-        let config: Config = CONFIG.parse().context("book.toml")?;
-        MDBook::load_with_config(&made, config).and_then(|book| book.build()).context("mdBook")?;
-        self.write_sources(&book)?;
-        self.write_slides(&book)?;
+        write(&made.join("SUMMARY.md"), &summary)
+    }
+
+    fn copy_pictures(&self, book: &Path) -> Result<()> {
         for picture in &*self.pictures.borrow() {
             let to = book.join(picture);
-            fs::create_dir_all(to.parent().unwrap_or(&book))?;
+            fs::create_dir_all(to.parent().unwrap_or(book))?;
             fs::copy(self.root.join(picture), &to).with_context(|| to.display().to_string())?;
         }
-        Ok(book)
+        Ok(())
     }
 
     /// The text of a chapter, as mdBook gets it.
