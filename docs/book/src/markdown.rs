@@ -10,8 +10,8 @@ use crate::{code, drawing, glossary::Glossary};
 
 /// What the transformation asks of the book.
 pub trait Links {
-    /// The address of what a relative link leads to.
-    fn link(&self, target: &str) -> Result<String>;
+    /// The address of what a relative link leads to; `None`: the book does not have it.
+    fn link(&self, target: &str) -> Result<Option<String>>;
     /// The address of a source that the text names, such as `src/main.rs`.
     fn source(&self, name: &str) -> Result<Option<String>>;
 }
@@ -106,14 +106,20 @@ impl<L: Links> Editor<'_, L> {
         Ok(())
     }
 
-    /// Makes a link lead to a page of the book: `](target)` becomes `](address)`.
+    /// Makes a link lead to a page of the book: `](target)` becomes `](address)`. What the book does not have is no
+    /// link there.
     fn retarget(&mut self, range: Range<usize>, target: &str) -> Result<()> {
         let (shown, written) = (&self.text[range.clone()], format!("]({target}"));
         let Some(at) = shown.rfind(&written).filter(|_| !is_elsewhere(target)) else {
             return Ok(());
         };
-        let (start, end) = (range.start + at + 2, range.start + at + written.len());
-        self.edits.push((start..end, self.links.link(target)?));
+        match self.links.link(target)? {
+            Some(address) => {
+                let (start, end) = (range.start + at + 2, range.start + at + written.len());
+                self.edits.push((start..end, address));
+            }
+            None => self.edits.push((range, shown[..at].trim_start_matches('[').to_owned())),
+        }
         Ok(())
     }
 
@@ -206,8 +212,8 @@ mod tests {
     struct Upper;
 
     impl Links for Upper {
-        fn link(&self, target: &str) -> Result<String> {
-            Ok(target.to_uppercase())
+        fn link(&self, target: &str) -> Result<Option<String>> {
+            Ok((target != "r.json").then(|| target.to_uppercase()))
         }
         fn source(&self, name: &str) -> Result<Option<String>> {
             Ok((name == "src/main.rs").then(|| "M".to_owned()))
@@ -222,6 +228,12 @@ mod tests {
             made,
             "# T\n[a](B#C) `[a](b)` [x](https://d/e) [![i](J.SVG)](K) [`src/main.rs`](M)\n\n```\n[a](b)\n```\n"
         );
+    }
+
+    #[test]
+    fn what_the_book_does_not_have_is_no_link() {
+        let made = page("[`r`](r.json), [a](b)", &Upper, &Extras::default()).unwrap();
+        assert_eq!(made, "`r`, [a](B)");
     }
 
     #[test]

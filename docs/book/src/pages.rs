@@ -28,6 +28,10 @@ const CONFIG: &str = include_str!("../book.toml");
 /// What directories contain that is not the workshop's.
 const NOT_OURS: [&str; 2] = ["target", "vendor"];
 
+/// Records that programs write and read: thousands of lines that nobody reads in a book. They have no pages, and
+/// their names lead nowhere.
+const RECORDS: [&str; 3] = ["results.json", "truth.json", "mutants.toml"];
+
 /// The book, before it is written.
 pub struct Book {
     root: PathBuf,
@@ -178,11 +182,16 @@ impl Book {
         self.exercises.iter().find(|exercise| exercise.is_own() && exercise.place == place)
     }
 
+    fn ensure_exists(&self, path: &Path) -> Result<()> {
+        let exists = self.root.join(path).exists();
+        ensure!(exists, "{} does not exist, and a page links it", path.display());
+        Ok(())
+    }
+
     /// Where the book has a file or directory of the workspace.
     fn place(&self, path: &Path) -> Result<PathBuf> {
-        let file = self.root.join(path);
-        ensure!(file.exists(), "{} does not exist, and a page links it", path.display());
-        if file.is_dir() {
+        self.ensure_exists(path)?;
+        if self.root.join(path).is_dir() {
             if self.own_exercise(path).is_none() {
                 let readme = path.join("README.md");
                 if self.root.join(&readme).exists() {
@@ -277,8 +286,12 @@ impl Book {
         }
         body += "<ul>\n";
         for name in self.names(path)? {
-            let address = page.address(&path.join(&name))?;
-            let _ = writeln!(body, "<li><a href=\"{address}\">{}</a></li>", escape(&name));
+            let (file, shown) = (path.join(&name), escape(&name));
+            let _ = if is_record(&file) {
+                writeln!(body, "<li>{shown}</li>")
+            } else {
+                writeln!(body, "<li><a href=\"{}\">{shown}</a></li>", page.address(&file)?)
+            };
         }
         Ok(body + "</ul>\n")
     }
@@ -300,15 +313,20 @@ impl Page<'_> {
 }
 
 impl Links for Page<'_> {
-    fn link(&self, target: &str) -> Result<String> {
+    fn link(&self, target: &str) -> Result<Option<String>> {
         let (file, anchor) = match target.split_once('#') {
             Some((file, anchor)) => (file, format!("#{anchor}")),
             None => (target, String::new()),
         };
         if file.is_empty() {
-            return Ok(anchor);
+            return Ok(Some(anchor));
         }
-        Ok(self.address(&self.place.join(file))? + &anchor)
+        let path = normal(&self.place.join(file));
+        if is_record(&path) {
+            self.book.ensure_exists(&path)?;
+            return Ok(None);
+        }
+        Ok(Some(self.address(&path)? + &anchor))
     }
 
     fn source(&self, name: &str) -> Result<Option<String>> {
@@ -317,13 +335,19 @@ impl Links for Page<'_> {
         {
             return Ok(Some("../".repeat(self.place.components().count()) + page));
         }
-        if !name.contains('/') || name.contains([' ', '*']) || name.starts_with('/') {
+        let is_path = name.contains('/') && !name.contains([' ', '*']) && !name.starts_with('/');
+        if !is_path || is_record(Path::new(name)) {
             return Ok(None);
         }
         let places = [self.place.join(name), PathBuf::from(name)];
         let found = places.iter().find(|path| self.book.root.join(path).is_file());
         found.map(|path| self.address(path)).transpose()
     }
+}
+
+/// Whether a file is a record that programs write and read.
+fn is_record(path: &Path) -> bool {
+    RECORDS.iter().any(|name| path.ends_with(name))
 }
 
 /// mdBook's name of a page: that of a directory is its `index.html`.

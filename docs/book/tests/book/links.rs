@@ -12,6 +12,9 @@ use regex::Regex;
 
 use crate::built;
 
+/// The largest page that is to be read: a record that has become a page is larger.
+const PAGE: u64 = 200_000;
+
 /// What a page has: the anchors, the links, and what it loads.
 struct Html {
     ids: HashSet<String>,
@@ -121,4 +124,19 @@ fn every_link_leads_somewhere() {
     println!("{} pages, {followed} links, {anchors} anchors, {pictures} pictures", pages.len());
     assert!(said.is_empty(), "{}", Vec::from_iter(said).join("\n"));
     assert!(pages.len() > 200 && followed > 1500 && anchors > 800 && pictures > 0);
+}
+
+#[test]
+fn no_page_is_a_record() {
+    let book = built::book();
+    let mut files = Vec::new();
+    built::pages(book, &mut files);
+    // Two pages with the text of many others: the one that prints them, and the slides.
+    files.retain(|file| !["print.html", "slides.html"].iter().any(|name| file.ends_with(name)));
+    let large: Vec<_> = files.iter().filter(|file| file.metadata().unwrap().len() > PAGE).collect();
+    assert!(large.is_empty(), "more than {PAGE} bytes: {large:?}");
+    for record in ["bench/results.json", "truth/truth.json", "lesson/exercises/mutants.toml"] {
+        assert!(book.ancestors().nth(2).unwrap().join(record).is_file(), "{record} has moved");
+        assert!(!book.join(record.to_owned() + ".html").exists(), "{record} has a page");
+    }
 }
