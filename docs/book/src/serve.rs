@@ -1,4 +1,7 @@
-//! `--serve`: the book over HTTP, for a look at it.
+//! `--serve`: the book over HTTP, for a look at it from another machine, or out of a container.
+//!
+//! `mdbook serve` cannot do that: it makes the book itself, from the chapters alone, so that the pages of sources, the
+//! pictures and the slides would be missing. It also has to be installed.
 
 use std::{
     fs,
