@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Result, anyhow};
 
-use crate::{Completed, Event};
+use crate::event::{Completed, Event};
 
 /// Functions by which direct I/O is known, in the order of `enum direct` in file.h.
 pub const DIRECTS: [&str; 6] = [

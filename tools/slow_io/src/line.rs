@@ -11,11 +11,11 @@ use libbpf_rs::Map;
 use serde_json::{Value, json};
 
 use crate::{
-    Completed,
     cgroups::Cgroups,
     cli::{Clock, Slow},
     clock,
     disks::Names,
+    event::Completed,
     file::{self, File},
     operation::{self, Operations},
     parts::{self, Parts},

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use common::Session;
 use libbpf_rs::{
     ErrorKind::{Interrupted, PermissionDenied},
-    MapCore, RingBufferBuilder,
+    MapCore, RingBuffer, RingBufferBuilder,
     skel::Skel,
 };
 use serde_json::json;
@@ -20,6 +20,7 @@ mod cgroups;
 mod cli;
 mod clock;
 mod disks;
+mod event;
 mod file;
 mod line;
 mod operation;
@@ -30,12 +31,12 @@ mod who;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
-use cli::{SlowCli as Cli, Who};
+use cli::{Slow, SlowCli as Cli, Who};
 use disks::Names;
 use line::Lines;
 use operation::Operations;
-use sums::Sums;
-use trace::{TraceSkelBuilder, types::completed as Completed, types::event as Event};
+use sums::{Disk, Sums};
+use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
 
 /// How long slow bios are printed before the end of the run is looked for.
 const TURN: Duration = Duration::from_millis(100);
@@ -43,62 +44,18 @@ const TURN: Duration = Duration::from_millis(100);
 /// The inode number of the PID namespace of the host: PROC_PID_INIT_INO of the kernel.
 const INITIAL: u32 = 0xeffffffc;
 
-// SAFETY: the C struct holds integers only: any bytes are a value of it.
-unsafe impl plain::Plain for Completed {}
-// SAFETY: as above.
-unsafe impl plain::Plain for Event {}
-
 fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
 
 fn run(cli: &Cli, session: &mut Session) -> Result<()> {
+    let options = &cli.own;
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    open.maps.ios.set_max_entries(cli.own.room.in_flight)?;
-    open.maps.issues.set_max_entries(cli.own.room.in_flight)?;
-    open.maps.ways.set_max_entries(cli.own.room.in_flight)?;
-    if cli.own.who.is_some() {
-        open.maps.causes.set_max_entries(cli.own.causes)?;
-    }
-    if cli.own.before.is_some() {
-        open.maps.recent.set_max_entries(recent::ENTRIES)?;
-    }
-    let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.slow = cli.own.min.as_nanos() as u64;
-    if let Some(disk) = &cli.own.disk {
-        constants.only_disk = disk.diskseq;
-        constants.only_partition = if disk.is_partition { disk.device.0 } else { 0 };
-    }
-    constants.only_process = cli.own.pid.unwrap_or(0);
-    constants.with_cgroup = cli.own.cgroup.is_some();
-    // Of the root, all.
-    let root = cgroups::number("/").ok();
-    constants.only_cgroup = cli.own.cgroup.filter(|_| cli.own.cgroup != root).unwrap_or(0);
-    let namespace = common::pid_namespace()?;
-    constants.pid_namespace = if namespace == INITIAL { 0 } else { namespace };
-    let with_stack = cli.own.stack || cli.own.who == Some(Who::Stack);
-    constants.with_stack = with_stack;
-    constants.who = cli.own.who.is_some();
-    constants.who_by_stack = cli.own.who == Some(Who::Stack);
-    constants.record = cli.own.before.is_some();
-    constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
-    // Of modules that may not be loaded: then there are no such bios.
-    constants.ends = common::ends_of_clones()?;
-    constants.with_file = cli.own.file;
-    if cli.own.file {
-        constants.directs = common::kernel_functions_if_any(file::DIRECTS)?;
-    }
+    size_maps(&mut open, options)?;
     let preempts = common::preempts()?;
-    constants.first = preempts.into();
-    let progs = &mut open.progs;
-    progs.rq_end_probe.set_autoload(preempts);
-    progs.bio_end_probe.set_autoload(preempts);
-    progs.rq_start.set_autoload(!preempts);
-    progs.rq_start_probe.set_autoload(preempts);
-    let probes = preempts || with_stack;
-    progs.bio_start.set_autoload(!probes);
-    progs.bio_start_probe.set_autoload(probes);
+    set_constants(&mut open, options, preempts)?;
+    choose_programs(&mut open, options, preempts);
     let skel = session.load(open)?;
     let names = Names::default();
     names.look()?;
@@ -109,24 +66,113 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     // error from its callback ends it after each turn.
     let turn = Cell::new(None);
     let bold = session.stdout_is_terminal();
-    let mut lines = Lines::new(&cli.own, bold, &operations, &names, &skel.maps, &turn);
+    let mut lines = Lines::new(options, bold, &operations, &names, &skel.maps, &turn);
     let mut ring = RingBufferBuilder::new();
     ring.add(&skel.maps.events, |bytes| lines.add(bytes))?;
     let ring = ring.build()?;
-    // The completions first: then no I/O is seen to start whose completion is not hooked yet.
-    let progs = &skel.progs;
-    let bio_ends = [&progs.bio_end, &progs.bio_end_probe];
-    session.attach(bio_ends)?;
-    let rq_ends = [&progs.rq_end, &progs.rq_end_probe];
-    session.attach(rq_ends)?;
+    attach(&skel.progs, session)?;
+    session.begin()?;
+    print_slow_bios(session, &skel, &ring, &turn, &names, &mut sums)?;
+    session.detach()?;
+    turn.set(None);
+    ring.consume()?;
+    drop(ring);
+    lines.finish()?;
+    let disks = sums.read(&skel.maps.other_disks, &names)?;
+    print_disks(&disks, options);
+    if options.who.is_some() {
+        who::print(&skel.maps, options, &operations, &names)?;
+    }
+    let completed = disks.iter().map(Disk::bios).sum();
+    if options.json {
+        print_counters(&skel, completed)
+    } else {
+        print_totals(&skel, options, completed)
+    }
+}
+
+fn size_maps(open: &mut OpenTraceSkel<'_>, options: &Slow) -> Result<()> {
+    let maps = &mut open.maps;
+    maps.ios.set_max_entries(options.room.in_flight)?;
+    maps.issues.set_max_entries(options.room.in_flight)?;
+    maps.ways.set_max_entries(options.room.in_flight)?;
+    if options.who.is_some() {
+        maps.causes.set_max_entries(options.causes)?;
+    }
+    if options.before.is_some() {
+        maps.recent.set_max_entries(recent::ENTRIES)?;
+    }
+    Ok(())
+}
+
+fn set_constants(open: &mut OpenTraceSkel<'_>, options: &Slow, preempts: bool) -> Result<()> {
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.slow = options.min.as_nanos() as u64;
+    if let Some(disk) = &options.disk {
+        constants.only_disk = disk.diskseq;
+        constants.only_partition = if disk.is_partition { disk.device.0 } else { 0 };
+    }
+    constants.only_process = options.pid.unwrap_or(0);
+    constants.with_cgroup = options.cgroup.is_some();
+    // Of the root, all.
+    let root = cgroups::number("/").ok();
+    constants.only_cgroup = options.cgroup.filter(|_| options.cgroup != root).unwrap_or(0);
+    let namespace = common::pid_namespace()?;
+    constants.pid_namespace = if namespace == INITIAL { 0 } else { namespace };
+    constants.with_stack = with_stack(options);
+    constants.who = options.who.is_some();
+    constants.who_by_stack = options.who == Some(Who::Stack);
+    constants.record = options.before.is_some();
+    constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
+    // Of modules that may not be loaded: then there are no such bios.
+    constants.ends = common::ends_of_clones()?;
+    constants.with_file = options.file;
+    if options.file {
+        constants.directs = common::kernel_functions_if_any(file::DIRECTS)?;
+    }
+    constants.first = preempts.into();
+    Ok(())
+}
+
+/// Whether the stack of each submission is needed.
+fn with_stack(options: &Slow) -> bool {
+    options.stack || options.who == Some(Who::Stack)
+}
+
+/// Loads of each hook the program for this kernel and for these options.
+fn choose_programs(open: &mut OpenTraceSkel<'_>, options: &Slow, preempts: bool) {
+    let progs = &mut open.progs;
+    progs.rq_end_probe.set_autoload(preempts);
+    progs.bio_end_probe.set_autoload(preempts);
+    progs.rq_start.set_autoload(!preempts);
+    progs.rq_start_probe.set_autoload(preempts);
+    let probes = preempts || with_stack(options);
+    progs.bio_start.set_autoload(!probes);
+    progs.bio_start_probe.set_autoload(probes);
+}
+
+/// Attaches the completions first: then no I/O is seen to start whose completion is not hooked yet.
+fn attach(progs: &TraceProgs<'_>, session: &mut Session) -> Result<()> {
+    session.attach([&progs.bio_end, &progs.bio_end_probe])?;
+    session.attach([&progs.rq_end, &progs.rq_end_probe])?;
     session.attach([
         &progs.rq_start,
         &progs.rq_start_probe,
         &progs.bio_remap,
         &progs.bio_chained,
     ])?;
-    session.attach([&progs.bio_start, &progs.bio_start_probe])?;
-    session.begin()?;
+    session.attach([&progs.bio_start, &progs.bio_start_probe])
+}
+
+/// Prints lines until the run is over, and gives each disk that comes meanwhile its sums.
+fn print_slow_bios(
+    session: &Session,
+    skel: &TraceSkel<'_>,
+    ring: &RingBuffer<'_>,
+    turn: &Cell<Option<Instant>>,
+    names: &Names,
+    sums: &mut Sums,
+) -> Result<()> {
     let mut of_others = 0;
     while !session.is_over() {
         turn.set(Some(Instant::now() + TURN));
@@ -141,40 +187,41 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         if others != of_others {
             of_others = others; // there is a new disk, or was one
             names.look()?;
-            sums.follow(&skel.maps.disks, &names)?;
+            sums.follow(&skel.maps.disks, names)?;
         }
         if turn.get().is_none() {
             break; // a line could not be made
         }
     }
-    session.detach()?;
-    turn.set(None);
-    ring.consume()?;
-    drop(ring);
-    lines.finish()?;
-    let disks = sums.read(&skel.maps.other_disks, &names)?;
-    let completed: u64 = disks.iter().map(|disk| disk.bios()).sum();
+    Ok(())
+}
+
+fn print_disks(disks: &[Disk], options: &Slow) {
     for disk in disks {
-        match cli.own.json {
+        match options.json {
             true => println!("{}", disk.json()),
-            false => disk.print(cli.own.histogram),
+            false => disk.print(options.histogram),
         }
     }
-    if cli.own.who.is_some() {
-        who::print(&skel.maps, &cli.own, &operations, &names)?;
-    }
+}
+
+/// The last line of --json.
+fn print_counters(skel: &TraceSkel<'_>, completed: u64) -> Result<()> {
     let counts = common::counters(&skel.maps.bss_data)?;
     let in_flight = skel.maps.ios.keys().count();
-    if cli.own.json {
-        let counters = json!({
-            "kind": "counters", "completed": completed, "in_flight": in_flight,
-            "dropped": counts.dropped, "unmatched": counts.unmatched, "refused": counts.refused,
-            "lost": counts.lost, "without_cause": counts.nobody,
-            "skipped": common::times_skipped(skel.object())?,
-        });
-        println!("{counters}");
-        return Ok(());
-    }
+    let counters = json!({
+        "kind": "counters", "completed": completed, "in_flight": in_flight,
+        "dropped": counts.dropped, "unmatched": counts.unmatched, "refused": counts.refused,
+        "lost": counts.lost, "without_cause": counts.nobody,
+        "skipped": common::times_skipped(skel.object())?,
+    });
+    println!("{counters}");
+    Ok(())
+}
+
+fn print_totals(skel: &TraceSkel<'_>, options: &Slow, completed: u64) -> Result<()> {
+    let counts = common::counters(&skel.maps.bss_data)?;
+    let in_flight = skel.maps.ios.keys().count();
     println!();
     common::print_total(completed, "bios completed");
     println!("{in_flight:>8} in flight");
@@ -185,9 +232,12 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         counts.refused
     );
     println!("{:>8} lines lost (ring buffer full)", counts.lost);
-    if cli.own.who.is_some() {
+    if options.who.is_some() {
         println!("{:>8} without a cause (more than --causes)", counts.nobody);
     }
+    let progs = &skel.progs;
+    let (bio_ends, rq_ends) =
+        ([&progs.bio_end, &progs.bio_end_probe], [&progs.rq_end, &progs.rq_end_probe]);
     // What is not known of a request is "-" in its bio's line.
     let pairs = [(bio_ends, in_flight as u64 + counts.dropped), (rq_ends, u64::MAX)];
     common::print_skipped_by_pairs(skel.object(), &pairs)

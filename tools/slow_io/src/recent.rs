@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use libbpf_rs::{Map, MapCore, MapFlags};
 
-use crate::Completed;
+use crate::event::Completed;
 
 /// How many records the map has room for: RECENT in recent.h for each of two programs.
 pub const ENTRIES: u32 = 2 * 1024;
