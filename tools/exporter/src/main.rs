@@ -1,8 +1,6 @@
 //! Latency histograms of all disks, for Prometheus.
 
 use std::{
-    collections::BTreeMap,
-    fs,
     mem::MaybeUninit,
     net::{SocketAddr, TcpListener},
     path::PathBuf,
@@ -14,25 +12,23 @@ use anyhow::{Context, Result};
 use clap::Args;
 use common::{Cli, InFlight, Session};
 use common_http::{Request, Server};
-use libbpf_rs::skel::Skel;
 
 mod audit;
 mod canary;
 mod http;
 mod metrics;
 mod requests;
+mod scrape;
 mod series;
 mod shared;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
-use audit::Audit;
 use canary::Canary;
-use metrics::{Build, Ios, Metrics, reads_not_measured};
 use requests::Requests;
-use series::{Histograms, Memory, Series, Sums};
-use shared::Shared;
-use trace::TraceSkelBuilder;
+use scrape::{Measured, Scraper};
+use series::{Histograms, Memory};
+use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
 
 /// What is served, and where.
 #[derive(Args, Debug)]
@@ -54,19 +50,13 @@ struct Exporter {
     room: InFlight,
 }
 
-/// What the histograms are of.
-enum Measured<'a> {
-    Requests(Requests),
-    Bios(Histograms<'a>),
-}
-
-impl Measured<'_> {
-    fn read(&self) -> Result<BTreeMap<Series, Sums>> {
-        match self {
-            Measured::Requests(requests) => requests.read(),
-            Measured::Bios(histograms) => histograms.read(),
-        }
-    }
+/// What is measured, by the options.
+#[derive(Clone, Copy)]
+struct Chosen {
+    bios: bool,
+    parts: bool,
+    /// How many CPUs there may be.
+    cpus: u32,
 }
 
 fn main() -> ExitCode {
@@ -74,16 +64,52 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
-    let Exporter { listen, bios, parts, ref room, ref canary } = cli.own;
-    let bios = bios || parts;
-    let listener = TcpListener::bind(listen).with_context(|| {
-        format!("{listen} cannot be listened on; choose another address with --listen")
-    })?;
-    let address = listener.local_addr().context("the listening socket has no address")?;
-
+    let options = &cli.own;
+    let (listener, address) = listen(options.listen)?;
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let cpus = libbpf_rs::num_possible_cpus().context("the number of CPUs is unknown")? as u32;
+    let chosen = Chosen { bios: options.bios || options.parts, parts: options.parts, cpus };
+    size_maps(&mut open, chosen, &options.room)?;
+    let preempts = common::preempts()?;
+    set_constants(&mut open, chosen, preempts)?;
+    choose_programs(&mut open, chosen, preempts)?;
+    let skel = session.load(open)?;
+    let measured = if chosen.bios {
+        Measured::Bios(Histograms::new(&skel.maps, cpus)?)
+    } else {
+        Measured::Requests(Requests::new(&skel.maps, cpus)?)
+    };
+    attach(&skel.progs, session)?;
+    let mut scraper = Scraper::new(&skel, measured, chosen.parts, cpus)?;
+    if let Some(path) = &options.canary {
+        scraper.canary = Some(Canary::new(path, chosen.bios, reads(&skel, chosen)?)?);
+    }
+    let mut server = Server::new(listener, "GET")?;
+    eprintln!("exporter: http://{address}/metrics");
+    session.begin()?;
+    while !session.is_over() {
+        let mut metrics = |format| scraper.scrape(session, format);
+        let answer = |request: &Request| http::answer(request, &mut metrics);
+        server.serve(Duration::from_millis(50), answer)?;
+    }
+    drop(server);
+    // From here on, connections are refused. It is the kernel that needs time to detach the programs.
+    session.detach_at_once();
+    Ok(())
+}
+
+fn listen(wanted: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(wanted).with_context(|| {
+        format!("{wanted} cannot be listened on; choose another address with --listen")
+    })?;
+    let address = listener.local_addr().context("the listening socket has no address")?;
+    Ok((listener, address))
+}
+
+/// Gives maps that are not used the least room.
+fn size_maps(open: &mut OpenTraceSkel<'_>, chosen: Chosen, room: &InFlight) -> Result<()> {
+    let Chosen { bios, parts, cpus } = chosen;
     let maps = &mut open.maps;
     maps.ios.set_max_entries(if bios { room.in_flight } else { 1 })?;
     maps.issues.set_max_entries(if parts { room.in_flight } else { 1 })?;
@@ -92,11 +118,15 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     maps.requests.set_max_entries(if bios { 1 } else { series::PLACES * cpus })?;
     maps.others.set_max_entries(cpus)?;
     maps.pages.set_max_entries(cpus)?;
+    Ok(())
+}
+
+fn set_constants(open: &mut OpenTraceSkel<'_>, chosen: Chosen, preempts: bool) -> Result<()> {
     let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.cpus = cpus;
+    constants.cpus = chosen.cpus;
     constants.page_shift = common::page_shift();
-    constants.with_parts = parts;
-    if bios {
+    constants.with_parts = chosen.parts;
+    if chosen.bios {
         constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
         // Of modules that may not be loaded: then there are no such bios.
         constants.ends = common::ends_of_clones()?;
@@ -104,8 +134,13 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
         constants.address_of_mq_flush_data_end_io =
             common::kernel_function("mq_flush_data_end_io")?;
     }
-    let preempts = common::preempts()?;
     constants.first = preempts.into();
+    Ok(())
+}
+
+/// Loads the programs for this kernel and for what is measured.
+fn choose_programs(open: &mut OpenTraceSkel<'_>, chosen: Chosen, preempts: bool) -> Result<()> {
+    let Chosen { bios, parts, .. } = chosen;
     let progs = &mut open.progs;
     progs.rq_done.set_autoload(!bios);
     progs.rq_requeued.set_autoload(!bios);
@@ -121,67 +156,25 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     progs.filemap_read_session.set_autoload(has_sessions);
     progs.filemap_read_entry.set_autoload(!has_sessions);
     progs.filemap_read_exit.set_autoload(!has_sessions);
-    let skel = session.load(open)?;
-    let measured = if bios {
-        Measured::Bios(Histograms::new(&skel.maps, cpus)?)
-    } else {
-        Measured::Requests(Requests::new(&skel.maps, cpus)?)
-    };
-    let pages: Shared<shared::Pages> = Shared::new(&skel.maps.pages, cpus as usize)?;
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel's release")?;
-    let build = Build { version: env!("CARGO_PKG_VERSION"), kernel: kernel.trim().to_owned() };
+    Ok(())
+}
 
-    session.attach([&skel.progs.rq_requeued, &skel.progs.rq_done])?;
-    // The completions first: then no I/O is seen to start whose completion is not hooked yet.
-    let progs = &skel.progs;
+/// Attaches the completions first: then no I/O is seen to start whose completion is not hooked yet.
+fn attach(progs: &TraceProgs<'_>, session: &mut Session) -> Result<()> {
+    session.attach([&progs.rq_requeued, &progs.rq_done])?;
     session.attach([&progs.bio_end, &progs.bio_end_probe, &progs.rq_end, &progs.rq_end_probe])?;
     session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_chained, &progs.bio_start])?;
     session.attach([&progs.page_added, &progs.filemap_read_exit])?;
-    session.attach([&progs.filemap_read_entry, &progs.filemap_read_session])?;
-    let mut audit = Audit::begin(bios, || measured.read())?;
-    let reads: canary::Reads = if bios {
-        let memory = Memory::new(&skel.maps, cpus)?;
-        Box::new(move |disks| memory.reads(disks))
+    session.attach([&progs.filemap_read_entry, &progs.filemap_read_session])
+}
+
+/// What the canary finds its reads in.
+fn reads(skel: &TraceSkel<'_>, chosen: Chosen) -> Result<canary::Reads> {
+    if chosen.bios {
+        let memory = Memory::new(&skel.maps, chosen.cpus)?;
+        Ok(Box::new(move |disks| memory.reads(disks)))
     } else {
-        let requests = Requests::new(&skel.maps, cpus)?;
-        Box::new(move |disks| requests.reads(disks))
-    };
-    let canary = canary.as_ref().map(|path| Canary::new(path, bios, reads));
-    let mut canary = canary.transpose()?;
-    let mut server = Server::new(listener, "GET")?;
-    eprintln!("exporter: http://{address}/metrics");
-    session.begin()?;
-    while !session.is_over() {
-        let mut metrics = |format| {
-            session.hooks_still_run()?;
-            let counts = common::counters(&skel.maps.bss_data)?;
-            let look = audit.look()?; // before our figures are read
-            let series = measured.read()?;
-            let gaps = audit.compare(&look, &series);
-            let ios = match &measured {
-                Measured::Requests(requests) => Ios::requests(series, requests.others()),
-                Measured::Bios(_) => Ios::bios(series, parts, counts),
-            };
-            let metrics = Metrics {
-                build: build.clone(),
-                ios,
-                gaps,
-                canary: canary.as_ref().map(Canary::sight),
-                pages: pages.iter().map(shared::Pages::read).collect(),
-                reads_not_measured: reads_not_measured(counts),
-                skipped: session.times_skipped(skel.object())?,
-            };
-            let text = metrics.encode(format);
-            if let Some(canary) = &mut canary {
-                canary.fly();
-            }
-            text
-        };
-        let answer = |request: &Request| http::answer(request, &mut metrics);
-        server.serve(Duration::from_millis(50), answer)?;
+        let requests = Requests::new(&skel.maps, chosen.cpus)?;
+        Ok(Box::new(move |disks| requests.reads(disks)))
     }
-    drop(server);
-    // From here on, connections are refused. It is the kernel that needs time to detach the programs.
-    session.detach_at_once();
-    Ok(())
 }

@@ -334,17 +334,12 @@ fn in_seconds(ns: u64) -> f64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn both_formats_have_all() {
-        let series = || {
-            BTreeMap::from([(
-                ("v\"d\\a\n".to_owned(), "read"),
-                Sums { parts: [0, 0, 0, 0, 1_000, 3_000_000_000], ..Sums::default() },
-            )])
-        };
-        let metrics = |ios| Metrics {
+    /// What a scrape got: of one series, with a name that has to be escaped.
+    fn metrics(ios: fn(BTreeMap<Series, Sums>) -> Ios) -> Metrics {
+        let sums = Sums { parts: [0, 0, 0, 0, 1_000, 3_000_000_000], ..Sums::default() };
+        Metrics {
             build: Build { version: "1", kernel: "6".into() },
-            ios,
+            ios: ios(BTreeMap::from([(("v\"d\\a\n".to_owned(), "read"), sums)])),
             gaps: vec![
                 Gap { disk: "vda".into(), missing_in: Some((8, Some(9))) },
                 Gap { disk: "vdb".into(), missing_in: Some((0, None)) },
@@ -360,13 +355,20 @@ mod tests {
             pages: vec![[1, 2, 3], [10, 20, 30]],
             reads_not_measured: [("dropped", 4), ("unmatched", 5), ("asynchronous", 6)],
             skipped: 7,
-        };
+        }
+    }
+
+    fn bios(series: BTreeMap<Series, Sums>) -> Ios {
         let not_measured =
             [("dropped", 1), ("unmatched", 2), ("refused", 9), ("too_many_disks", 3)];
-        let bios = || Ios::Bios { series: series(), with_parts: true, not_measured };
-        let requests = || Ios::requests(series(), [1, 2, 3, 4, 5, 6]);
+        Ios::Bios { series, with_parts: true, not_measured }
+    }
+
+    #[test]
+    fn both_formats_have_all_of_requests() {
+        let requests = || metrics(|series| Ios::requests(series, [1, 2, 3, 4, 5, 6]));
         both_have(
-            [Format::OpenMetrics, Format::Prometheus].map(|f| metrics(requests()).encode(f)),
+            [Format::OpenMetrics, Format::Prometheus].map(|format| requests().encode(format)),
             &[
                 "storage_request_latency_seconds_count{disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
                 "storage_requests_not_measured_total{reason=\"no_statistics\"} 1.0",
@@ -386,8 +388,12 @@ mod tests {
                 "storage_canary_wait_seconds{disk=\"vda\"} 0.75",
             ],
         );
-        let new = metrics(bios()).encode(Format::OpenMetrics).unwrap();
-        let old = metrics(bios()).encode(Format::Prometheus).unwrap();
+    }
+
+    #[test]
+    fn both_formats_have_all_of_bios() {
+        let new = metrics(bios).encode(Format::OpenMetrics).unwrap();
+        let old = metrics(bios).encode(Format::Prometheus).unwrap();
         let lines = [
             "storage_exporter_build_info{version=\"1\",kernel=\"6\"} 1",
             "storage_bio_latency_seconds_count{disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
