@@ -106,7 +106,7 @@ impl<'a> Results<'a> {
         Some(thread(self.measured(name, load)?, self.native) - base)
     }
 
-    /// The same with the tracer's own process.
+    /// What a row adds to a read, the tracer's own process included.
     fn whole(&self, name: &str, load: Load) -> Option<f64> {
         let base = elapsed(self.measured("nothing", load)?);
         Some(elapsed(self.measured(name, load)?) - base)
@@ -131,48 +131,79 @@ impl<'a> Results<'a> {
 
     /// `others`: what was measured on other kernels.
     fn write_tables(&self, text: &mut String, others: &[(&str, Results)]) -> std::fmt::Result {
-        let unit = if self.native { "ns (median; spread of the runs)" } else { "instructions" };
-        let cell = |name: &str, load| match (self.added(name, load), self.measured(name, load)) {
+        if let Some(base) = self.base(Load::Direct) {
+            self.write_direct(text, base, others)?;
+        }
+        if let (Some(small), Some(large)) = (self.base(Load::Cached4k), self.base(Load::Cached1m)) {
+            self.write_cached(text, small, large)?;
+        }
+        self.write_starts(text)?;
+        self.write_notes(text)
+    }
+
+    fn unit(&self) -> &'static str {
+        if self.native { "ns (median; spread of the runs)" } else { "instructions" }
+    }
+
+    /// What a row adds to a read; natively, also how far its runs lie apart.
+    fn cell(&self, name: &str, load: Load) -> String {
+        match (self.added(name, load), self.measured(name, load)) {
             (Some(added), Some(measured)) if self.native => {
                 format!("{} ({:.1} %)", grouped(added), 100.0 * spread(measured, true))
             }
             (Some(added), _) => grouped(added),
             _ => "–".into(),
-        };
-        if let Some(base) = self.base(Load::Direct) {
-            write!(text, "A direct read of 4 KiB alone: {} {unit}", grouped(base))?;
-            for (kernel, other) in others {
-                let base = other.base(Load::Direct).map_or("–".into(), grouped);
-                write!(text, ", on {kernel} {base}")?;
+        }
+    }
+
+    /// Direct reads: a column for each kernel.
+    fn write_direct(
+        &self,
+        text: &mut String,
+        base: f64,
+        others: &[(&str, Results)],
+    ) -> std::fmt::Result {
+        let unit = self.unit();
+        write!(text, "A direct read of 4 KiB alone: {} {unit}", grouped(base))?;
+        for (kernel, other) in others {
+            let base = other.base(Load::Direct).map_or("–".into(), grouped);
+            write!(text, ", on {kernel} {base}")?;
+        }
+        let columns: String = others.iter().map(|(kernel, _)| format!(" {kernel} |")).collect();
+        let lines = "---:|".repeat(others.len());
+        writeln!(text, ".\n\n| direct 4 KiB reads | added | with its process |{columns}")?;
+        writeln!(text, "|---|---:|---:|{lines}")?;
+        for row in &self.outcomes[1..] {
+            let Some(whole) = self.whole(&row.name, Load::Direct) else { continue };
+            let (added, whole) = (self.cell(&row.name, Load::Direct), grouped(whole));
+            write!(text, "| {} | {added} | {whole} |", row.name)?;
+            for (_, other) in others {
+                write!(text, " {} |", shown(other.added(&row.name, Load::Direct)))?;
             }
-            let columns: String = others.iter().map(|(kernel, _)| format!(" {kernel} |")).collect();
-            let lines = "---:|".repeat(others.len());
-            writeln!(text, ".\n\n| direct 4 KiB reads | added | with its process |{columns}")?;
-            writeln!(text, "|---|---:|---:|{lines}")?;
-            for row in &self.outcomes[1..] {
-                let Some(whole) = self.whole(&row.name, Load::Direct) else { continue };
-                let (added, whole) = (cell(&row.name, Load::Direct), grouped(whole));
-                write!(text, "| {} | {added} | {whole} |", row.name)?;
-                for (_, other) in others {
-                    write!(text, " {} |", shown(other.added(&row.name, Load::Direct)))?;
-                }
-                writeln!(text)?;
+            writeln!(text)?;
+        }
+        Ok(())
+    }
+
+    /// Reads from the page cache; `small` and `large`: what one of each size takes alone.
+    fn write_cached(&self, text: &mut String, small: f64, large: f64) -> std::fmt::Result {
+        let (small, large, unit) = (grouped(small), grouped(large), self.unit());
+        writeln!(
+            text,
+            "\nA read from the page cache alone: {small} {unit} for 4 KiB, {large} for 1 MiB.\n"
+        )?;
+        writeln!(text, "| reads from the page cache | 4 KiB | 1 MiB |\n|---|---:|---:|")?;
+        for row in &self.outcomes[1..] {
+            if row.measured.iter().any(|measured| measured.load != Load::Direct) {
+                let cells = [Load::Cached4k, Load::Cached1m].map(|load| self.cell(&row.name, load));
+                writeln!(text, "| {} | {} | {} |", row.name, cells[0], cells[1])?;
             }
         }
-        if let (Some(small), Some(large)) = (self.base(Load::Cached4k), self.base(Load::Cached1m)) {
-            let (small, large) = (grouped(small), grouped(large));
-            writeln!(
-                text,
-                "\nA read from the page cache alone: {small} {unit} for 4 KiB, {large} for 1 MiB.\n"
-            )?;
-            writeln!(text, "| reads from the page cache | 4 KiB | 1 MiB |\n|---|---:|---:|")?;
-            for row in &self.outcomes[1..] {
-                if row.measured.iter().any(|measured| measured.load != Load::Direct) {
-                    let cells = [Load::Cached4k, Load::Cached1m].map(|load| cell(&row.name, load));
-                    writeln!(text, "| {} | {} | {} |", row.name, cells[0], cells[1])?;
-                }
-            }
-        }
+        Ok(())
+    }
+
+    /// How each tracer started and ended, and its programs in the kernel.
+    fn write_starts(&self, text: &mut String) -> std::fmt::Result {
         writeln!(
             text,
             "\n| start and programs | attached ms | CPU ms | memory KiB | exit ms | verified | bytes |\n\
@@ -194,7 +225,7 @@ impl<'a> Results<'a> {
                 bytes
             )?;
         }
-        self.write_notes(text)
+        Ok(())
     }
 
     fn write_notes(&self, text: &mut String) -> std::fmt::Result {
@@ -393,68 +424,97 @@ impl Store {
         let kernels: Vec<(&str, Results)> = kernels.collect::<Result<_>>()?;
         let (newest, last) = kernels.last().context("nothing was measured")?;
         let mut text = String::new();
+        self.write_versions(&mut text)?;
+        write_questions(&mut text, &questions, &kernels)?;
+        write_growth(&mut text, newest, last)?;
+        write_cpus(&mut text, newest, last)?;
+        let chart = last.chart(newest, &questions);
+        write_programs(&mut text, kernels, default)?;
+        Ok((text, chart))
+    }
+
+    /// On what each kernel's figures were measured.
+    fn write_versions(&self, text: &mut String) -> std::fmt::Result {
         for (kernel, measurement) in &self.0 {
             let of = |(package, version)| format!(", {package} {version}");
             let versions: String = measurement.versions.iter().map(of).collect();
             writeln!(text, "- {kernel}: {}{versions}", measurement.on)?;
         }
-        let head: String = kernels.iter().map(|(kernel, _)| format!(" {kernel} |")).collect();
-        let line = "---:|".repeat(kernels.len());
-        writeln!(text, "\n### Question by question")?;
-        for question in &questions {
-            writeln!(text, "\n| {} |{head}\n|---|{line}", question.name)?;
-            for name in question.rows() {
-                write!(text, "| {name} |")?;
-                for (_, results) in &kernels {
-                    write!(text, " {} |", shown(results.whole(name, question.load())))?;
-                }
-                writeln!(text)?;
-            }
-            let ours = |results: &Results| results.whole(&question.ours, question.load());
-            let is_dearer = kernels.iter().any(|(_, results)| {
-                let others = question.rows().filter_map(|n| results.whole(n, question.load()));
-                ours(results) > others.reduce(f64::min)
-            });
-            if is_dearer {
-                let why = question.why.as_deref().unwrap_or(NO_REASON);
-                writeln!(text, "\nWhy ours is not the cheapest:\n{why}")?;
-            }
-        }
-        writeln!(text, "\n### How the cost grows, on {newest}\n")?;
-        writeln!(text, "| disks and threads | 1 | 4 disks | 16 disks | 16 threads | 64 threads |")?;
-        writeln!(text, "|---|---:|---:|---:|---:|---:|")?;
-        for name in GROWTH {
-            let cells = Load::GROWTH.map(|load| shown(last.whole(name, load)));
-            writeln!(text, "| {name} | {} |", cells.join(" | "))?;
-        }
-        writeln!(text, "\n### At a million reads a second, on {newest}\n")?;
-        writeln!(text, "| by arithmetic | % of a read | CPUs at 1 million | CPUs at 5 million |")?;
-        writeln!(text, "|---|---:|---:|---:|")?;
-        for name in GROWTH {
-            if let (Some(whole), Some(base)) =
-                (last.whole(name, Load::Direct), last.base(Load::Direct))
-            {
-                let cpus = [1e6, 5e6].map(|reads| format!("{:.2}", whole * reads / SPEED));
-                writeln!(text, "| {name} | {:.0} | {} |", 100.0 * whole / base, cpus.join(" | "))?;
-            }
-        }
-        writeln!(text, "\n### All programs\n")?;
-        let (of_default, others): (Vec<_>, Vec<_>) =
-            kernels.into_iter().partition(|(kernel, _)| *kernel == default);
-        let (_, results) = of_default.first().context("the default kernel was not measured")?;
-        results.write_tables(&mut text, &others)?;
-        for (kernel, other) in &others {
-            let mut notes = String::new();
-            other.write_notes(&mut notes)?;
-            text += &notes.replace("Notes:", &format!("Notes of {kernel}:"));
-        }
-        let (kernel, last) = of_default
-            .iter()
-            .chain(&others)
-            .max_by_key(|(name, _)| *name)
-            .context("nothing was measured")?;
-        Ok((text, last.chart(kernel, &questions)))
+        Ok(())
     }
+}
+
+/// A table for each question, with a column for each kernel.
+fn write_questions(
+    text: &mut String,
+    questions: &[Question],
+    kernels: &[(&str, Results)],
+) -> std::fmt::Result {
+    let head: String = kernels.iter().map(|(kernel, _)| format!(" {kernel} |")).collect();
+    let line = "---:|".repeat(kernels.len());
+    writeln!(text, "\n### Question by question")?;
+    for question in questions {
+        writeln!(text, "\n| {} |{head}\n|---|{line}", question.name)?;
+        for name in question.rows() {
+            write!(text, "| {name} |")?;
+            for (_, results) in kernels {
+                write!(text, " {} |", shown(results.whole(name, question.load())))?;
+            }
+            writeln!(text)?;
+        }
+        let ours = |results: &Results| results.whole(&question.ours, question.load());
+        let is_dearer = kernels.iter().any(|(_, results)| {
+            let others = question.rows().filter_map(|n| results.whole(n, question.load()));
+            ours(results) > others.reduce(f64::min)
+        });
+        if is_dearer {
+            let why = question.why.as_deref().unwrap_or(NO_REASON);
+            writeln!(text, "\nWhy ours is not the cheapest:\n{why}")?;
+        }
+    }
+    Ok(())
+}
+
+fn write_growth(text: &mut String, kernel: &str, results: &Results) -> std::fmt::Result {
+    writeln!(text, "\n### How the cost grows, on {kernel}\n")?;
+    writeln!(text, "| disks and threads | 1 | 4 disks | 16 disks | 16 threads | 64 threads |")?;
+    writeln!(text, "|---|---:|---:|---:|---:|---:|")?;
+    for name in GROWTH {
+        let cells = Load::GROWTH.map(|load| shown(results.whole(name, load)));
+        writeln!(text, "| {name} | {} |", cells.join(" | "))?;
+    }
+    Ok(())
+}
+
+/// How many CPUs a tracer takes on a busy machine.
+fn write_cpus(text: &mut String, kernel: &str, results: &Results) -> std::fmt::Result {
+    writeln!(text, "\n### At a million reads a second, on {kernel}\n")?;
+    writeln!(text, "| by arithmetic | % of a read | CPUs at 1 million | CPUs at 5 million |")?;
+    writeln!(text, "|---|---:|---:|---:|")?;
+    for name in GROWTH {
+        if let (Some(whole), Some(base)) =
+            (results.whole(name, Load::Direct), results.base(Load::Direct))
+        {
+            let cpus = [1e6, 5e6].map(|reads| format!("{:.2}", whole * reads / SPEED));
+            writeln!(text, "| {name} | {:.0} | {} |", 100.0 * whole / base, cpus.join(" | "))?;
+        }
+    }
+    Ok(())
+}
+
+/// All rows: of the default kernel, with a column for each other one.
+fn write_programs(text: &mut String, kernels: Vec<(&str, Results)>, default: &str) -> Result<()> {
+    writeln!(text, "\n### All programs\n")?;
+    let (of_default, others): (Vec<_>, Vec<_>) =
+        kernels.into_iter().partition(|(kernel, _)| *kernel == default);
+    let (_, results) = of_default.first().context("the default kernel was not measured")?;
+    results.write_tables(text, &others)?;
+    for (kernel, other) in &others {
+        let mut notes = String::new();
+        other.write_notes(&mut notes)?;
+        *text += &notes.replace("Notes:", &format!("Notes of {kernel}:"));
+    }
+    Ok(())
 }
 
 /// A figure of the tables: row and column.
