@@ -32,7 +32,7 @@ use crate::{
     screen::View,
     terminal::{Event, FullScreen, is_suspend},
 };
-use trace::TraceSkelBuilder;
+use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
 
 /// The options that only this program has.
 #[derive(Args, Debug)]
@@ -71,25 +71,11 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
     let options = &cli.own;
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
-    let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.page_shift = common::page_shift();
-    // Without io_uring, no read has this callback.
-    constants.address_of_io_complete_rw = common::kernel_function_if_any("io_complete_rw")?;
-    constants.pid_namespace = common::pid_namespace()?;
     let has_sessions = common::has_sessions()?;
-    open.progs.filemap_read_session.set_autoload(has_sessions);
-    open.progs.filemap_read_entry.set_autoload(!has_sessions);
-    open.progs.filemap_read_exit.set_autoload(!has_sessions);
+    prepare(&mut open, has_sessions)?;
     let skel = session.load(open)?;
-    let progs = &skel.progs;
-    let (dirtied, added) = (&progs.folio_dirtied, &progs.page_added);
-    if has_sessions {
-        session.attach([dirtied, added, &progs.filemap_read_session])?;
-    } else {
-        session.attach([dirtied, added, &progs.filemap_read_exit, &progs.filemap_read_entry])?;
-    }
+    attach(&skel.progs, has_sessions, session)?;
     session.begin()?;
-
     let mut sampler = Sampler::new();
     let map = &skel.maps.processes;
     let on_terminal = session.stdout_is_terminal() && stdin().is_terminal();
@@ -98,49 +84,91 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
         session.detach()?;
         sampler.sample(map)?;
     } else {
-        let mut is_last = false;
-        while !is_last {
-            let next = sampler.last + options.interval;
-            while !session.is_over() && Instant::now() < next {
-                let left = next.saturating_duration_since(Instant::now());
-                thread::sleep(left.min(Duration::from_millis(50)));
-            }
-            is_last = session.is_over();
-            if is_last {
-                session.detach()?;
-            }
-            let (time, mut rows) = sampler.sample(map)?;
-            sort(&mut rows, options.sort, options.reverse);
-            if options.json {
-                println!("{}", json!({ "seconds": time.as_secs_f64(), "processes": rows }));
-            } else {
-                print!("{}", table(sampler.start.elapsed(), &rows));
-            }
-            stdout().flush()?;
-        }
+        print_intervals(options, session, &mut sampler, map)?;
     }
-
-    let total = &sampler.total;
-    let counts = common::counters(&skel.maps.bss_data)?;
-    let in_flight = skel.maps.starts.keys().count();
     if options.json {
-        let skipped = common::times_skipped(skel.object())?;
-        println!(
-            "{}",
-            json!({
-                "total": total, "refused": counts.refused, "in_flight": in_flight,
-                "dropped": counts.dropped, "unmatched": counts.unmatched,
-                "uncounted": counts.uncounted, "skipped": skipped,
-            })
-        );
-        return Ok(());
+        print_json_total(&skel, &sampler.total)
+    } else {
+        print_total(&skel, &sampler.total)
     }
+}
+
+/// Sets the constants, and loads for reads the programs that this kernel has.
+fn prepare(open: &mut OpenTraceSkel<'_>, has_sessions: bool) -> Result<()> {
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.page_shift = common::page_shift();
+    // Without io_uring, no read has this callback.
+    constants.address_of_io_complete_rw = common::kernel_function_if_any("io_complete_rw")?;
+    constants.pid_namespace = common::pid_namespace()?;
+    open.progs.filemap_read_session.set_autoload(has_sessions);
+    open.progs.filemap_read_entry.set_autoload(!has_sessions);
+    open.progs.filemap_read_exit.set_autoload(!has_sessions);
+    Ok(())
+}
+
+fn attach(progs: &TraceProgs<'_>, has_sessions: bool, session: &mut Session) -> Result<()> {
+    let (dirtied, added) = (&progs.folio_dirtied, &progs.page_added);
+    if has_sessions {
+        session.attach([dirtied, added, &progs.filemap_read_session])
+    } else {
+        session.attach([dirtied, added, &progs.filemap_read_exit, &progs.filemap_read_entry])
+    }
+}
+
+/// Prints a table, or a JSON object, for each interval. The last one ends when the programs are detached.
+fn print_intervals(
+    options: &Top,
+    session: &mut Session,
+    sampler: &mut Sampler,
+    map: &impl MapCore,
+) -> Result<()> {
+    let mut is_last = false;
+    while !is_last {
+        let next = sampler.last + options.interval;
+        while !session.is_over() && Instant::now() < next {
+            let left = next.saturating_duration_since(Instant::now());
+            thread::sleep(left.min(Duration::from_millis(50)));
+        }
+        is_last = session.is_over();
+        if is_last {
+            session.detach()?;
+        }
+        let (time, mut rows) = sampler.sample(map)?;
+        sort(&mut rows, options.sort, options.reverse);
+        if options.json {
+            println!("{}", json!({ "seconds": time.as_secs_f64(), "processes": rows }));
+        } else {
+            print!("{}", table(sampler.start.elapsed(), &rows));
+        }
+        stdout().flush()?;
+    }
+    Ok(())
+}
+
+/// The last line of --json.
+fn print_json_total(skel: &TraceSkel<'_>, total: &Counts) -> Result<()> {
+    let counts = common::counters(&skel.maps.bss_data)?;
+    let skipped = common::times_skipped(skel.object())?;
+    println!(
+        "{}",
+        json!({
+            "total": total, "refused": counts.refused,
+            "in_flight": skel.maps.starts.keys().count(),
+            "dropped": counts.dropped, "unmatched": counts.unmatched,
+            "uncounted": counts.uncounted, "skipped": skipped,
+        })
+    );
+    Ok(())
+}
+
+fn print_total(skel: &TraceSkel<'_>, total: &Counts) -> Result<()> {
+    let counts = common::counters(&skel.maps.bss_data)?;
     println!("{:>8} reads through the page cache", total.reads);
     println!("{:>8} pages hit, {} missed: {}", total.hits, total.misses, ratio(total));
     println!("{:>8} readahead (pages brought in beyond those asked for)", total.readahead);
     println!("{:>8} pages dirtied", total.dirtied);
     println!("{:>8} refused (would have had to wait; not in the total)", counts.refused);
-    println!("{in_flight:>8} in flight");
+    println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped (map full, or return not seen)", counts.dropped);
     println!("{:>8} unmatched (return without an entry)", counts.unmatched);
     println!("{:>8} not counted (map of processes full)", counts.uncounted);
