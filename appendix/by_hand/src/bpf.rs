@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    cli::{Unsupported, say},
     insn::Code,
+    message::{Unsupported, say},
 };
 
 // Commands of bpf(2).
@@ -98,7 +98,7 @@ unsafe fn bpf<Attributes>(command: i32, attributes: &mut Attributes) -> io::Resu
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
 }
 
-/// The same for a command that returns a new file descriptor.
+/// Calls bpf(2) with a command that returns a new file descriptor.
 ///
 /// # Safety
 /// As for `bpf`.
@@ -157,14 +157,9 @@ impl Map {
         Ok(Map { fd, key_size: key_size as usize })
     }
 
-    /// The number of its file descriptor.
-    pub fn number(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
-
     fn element(&self, key: &[u8], value: u64) -> ElementAttributes {
         assert_eq!(key.len(), self.key_size, "the key has another size");
-        let map = self.number() as u32;
+        let map = self.as_raw_fd() as u32;
         ElementAttributes { map, padding: 0, key: key.as_ptr() as u64, value, flags: 0 }
     }
 
@@ -207,6 +202,12 @@ impl Map {
                 Err(error) => return Err(error).context("the keys of a map could not be read"),
             }
         }
+    }
+}
+
+impl AsRawFd for Map {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the four programs have in common for the user: options, signals, messages, exit codes.
 
 use std::{
-    fmt, fs,
+    fs,
     io::{self, Write},
     process::ExitCode,
     sync::{
@@ -13,6 +13,11 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser};
+
+use crate::{
+    message::{Unsupported, Usage, say},
+    tracefs,
+};
 
 /// The end of `--help`.
 pub const AFTER_HELP: &str = "\
@@ -49,35 +54,12 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 /// The name of a system call, as tracefs writes it.
 pub fn syscall(text: &str) -> Result<String, String> {
-    if crate::perf::is_name(text) {
+    if tracefs::is_name(text) {
         Ok(text.to_owned())
     } else {
         Err("a system call's name has letters, digits and underscores: openat".into())
     }
 }
-
-/// This machine cannot run the program. Exit code 3.
-#[derive(Debug)]
-pub struct Unsupported(pub String);
-
-/// An argument that turned out to be wrong. Exit code 2.
-#[derive(Debug)]
-pub struct Usage(pub String);
-
-impl fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Unsupported {}
-impl std::error::Error for Usage {}
 
 /// A run: when it is to end.
 pub struct Run {
@@ -147,7 +129,7 @@ fn start<Cli: AsRef<Common>>(
                        cargo vm run";
         return Err(Unsupported(message.into()).into());
     }
-    crate::perf::tracefs()?;
+    tracefs::tracefs()?;
     let stop = Arc::new(AtomicBool::new(false));
     let handler = Arc::clone(&stop);
     ctrlc::set_handler(move || handler.store(true, Ordering::SeqCst))
@@ -173,11 +155,6 @@ fn check_release(release: &str) -> Result<(), Unsupported> {
 fn reader_is_gone(error: &anyhow::Error) -> bool {
     let cause = error.downcast_ref::<io::Error>();
     cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
-}
-
-/// Writes to stderr. `eprint!` would panic where nobody reads it any more.
-pub fn say(text: &str) {
-    io::stderr().write_all(text.as_bytes()).ok();
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! the address in `r10`. A program finds its context in `r1` and returns `r0`. A call takes its
 //! arguments in `r1` to `r5`, returns `r0`, and may change `r1` to `r5`; `r6` to `r9` keep their values.
 
-use crate::bpf::Map;
+use std::os::fd::AsRawFd;
 
 /// One instruction, as the kernel reads it: `struct bpf_insn` in linux/bpf.h.
 #[repr(C)]
@@ -123,8 +123,8 @@ impl Code {
     }
 
     /// `dst = address of map`: the kernel replaces the file descriptor when it loads the program.
-    pub fn set_map(&mut self, dst: Reg, map: &Map) {
-        self.push(LD | DW | IMM, dst, PSEUDO_MAP_FD, 0, map.number());
+    pub fn set_map(&mut self, dst: Reg, map: &impl AsRawFd) {
+        self.push(LD | DW | IMM, dst, PSEUDO_MAP_FD, 0, map.as_raw_fd());
         self.push(0, R0, 0, 0, 0);
     }
 
@@ -202,7 +202,7 @@ impl Code {
     ///
     /// The load, the addition and the store need not be atomic: no other CPU has this value, and
     /// nothing interrupts the program to run it a second time.
-    pub fn count(&mut self, counters: &Map, index: u32, scratch: i16) {
+    pub fn count(&mut self, counters: &impl AsRawFd, index: u32, scratch: i16) {
         self.store32(R10, scratch, index as i32);
         self.stack_address(R2, scratch.into());
         self.set_map(R1, counters);

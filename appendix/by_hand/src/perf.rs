@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     fs, io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    path::{Path, PathBuf},
     ptr,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
@@ -14,7 +13,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     bpf::{Map, MapKind, Program, online_cpus, possible_cpus},
-    cli::{Unsupported, Usage},
+    message::{Unsupported, Usage},
+    tracefs::tracefs,
 };
 
 const TYPE_SOFTWARE: u32 = 1;
@@ -82,14 +82,6 @@ fn control(event: &OwnedFd, request: libc::c_ulong, argument: i32) -> io::Result
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// Where tracefs is mounted.
-pub fn tracefs() -> Result<PathBuf> {
-    let places = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"].map(PathBuf::from);
-    let mounted = places.into_iter().find(|path| path.join("trace_pipe").exists());
-    let missing = "tracefs is not mounted: mount -t tracefs tracefs /sys/kernel/tracing";
-    mounted.ok_or_else(|| Unsupported(missing.into()).into())
 }
 
 /// A program that runs whenever the kernel passes a tracepoint, until this is dropped.
@@ -309,13 +301,6 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Whether a file of this name can lie in a directory: a system call's name has letters, digits and
-/// underscores.
-pub fn is_name(text: &str) -> bool {
-    Path::new(text).components().count() == 1
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -368,11 +353,5 @@ mod tests {
             sent += 1;
         }
         assert_eq!(ring.take().unwrap(), []);
-    }
-
-    #[test]
-    fn a_name_is_no_path() {
-        assert!(is_name("openat") && is_name("clone3") && is_name("newfstatat"));
-        assert!(!is_name("") && !is_name("..") && !is_name("a/b") && !is_name("a b"));
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::perf::tracefs;
+use crate::tracefs::tracefs;
 
 /// What the names of our instances begin with; those of the stages, too.
 const PREFIX: &str = "bpf-workshop-";
