@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, ensure};
 use common::btf::Btf;
 
-use crate::record::{Change, Pairs};
+use crate::value::{Change, Pairs};
 
 mod builder;
 mod scalar;
 use builder::Builder;
 use scalar::{Field, Shape};
-pub use scalar::{Functions, Scalar, hex};
+pub use scalar::{Functions, Scalar};
 
 /// The fields of a struct, and how to read them.
 pub struct Layout {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::record::{Event, Life};
+use crate::{life::Life, record::Event};
 
 /// At so many events, those of lives that ended well are dropped for the first time.
 const FEW: usize = 20_000;

@@ -9,14 +9,16 @@ use anyhow::{Context, Result};
 
 use crate::{
     cli::Ctracer,
-    decode::{Layout, Scalar, hex},
+    decode::{Layout, Scalar},
     errors::Held,
     events::{Calls, Place, Raw},
+    life::Life,
     lives::{Lives, Rules},
-    record::{Event, Kind, Ledger, Life, Line, Trace},
+    record::{Event, Kind, Ledger, Line, Trace},
     report::Report,
     summary::Summary,
     text::{HEADING, Text},
+    value::hex,
 };
 
 /// Everything that is known about the objects so far.

@@ -10,8 +10,8 @@
 use std::collections::HashMap;
 
 use crate::{
-    decode::hex,
-    record::{Life, Link},
+    life::{Life, Link},
+    value::hex,
 };
 
 /// What a function does to the life of an object.

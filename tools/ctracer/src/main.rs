@@ -19,6 +19,7 @@ mod events;
 mod filter;
 mod follow;
 mod ledger;
+mod life;
 mod lives;
 mod many;
 mod outputs;
@@ -26,6 +27,7 @@ mod record;
 mod report;
 mod summary;
 mod text;
+mod value;
 mod trace {
     #![allow(missing_docs)]
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));

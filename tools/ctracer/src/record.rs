@@ -8,12 +8,14 @@
 //! false.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::{decode::Scalar, errno, lives::Effect};
-
-/// Names and values, in their order.
-pub type Pairs = Map<String, Value>;
+use crate::{
+    decode::Scalar,
+    life::Life,
+    lives::Effect,
+    value::{Change, Pairs},
+};
 
 /// A line of the record. The key `line` says which one it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -123,46 +125,6 @@ pub struct Event {
     pub changes: Option<Vec<Change>>,
 }
 
-/// A field whose value differs from that of the object's event before.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Change {
-    /// Its path: `bi_iter.bi_sector`.
-    pub field: String,
-    pub before: Value,
-    pub after: Value,
-}
-
-/// How an object came from another one.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Link {
-    /// A copy for a device below.
-    Clone,
-    /// A part that was split off.
-    Split,
-    /// The parent completes when this one has.
-    Chain,
-}
-
-/// An object from its first event to its end. Another object at the same address later is another
-/// life.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Life {
-    /// Its number: they are numbered in the order in which they began.
-    pub life: usize,
-    pub address: String,
-    /// How many lives at this address were seen before.
-    pub generation: u32,
-    /// The life that it came from, and how.
-    pub parent: Option<usize>,
-    pub link: Option<Link>,
-    pub begin: u64,
-    /// The last call that completed or freed the object; `None`: it was alive at the end of the trace,
-    /// or the type has no known end function.
-    pub end: Option<u64>,
-    pub duration: Option<u64>,
-}
-
 /// Where every hit of every probe went, entries and returns together: all but the last one add up to
 /// `hits`. [`Ledger::lines`] says what they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -200,13 +162,6 @@ impl Ledger {
     }
 }
 
-impl Life {
-    /// The life that it came from, and how.
-    pub fn origin(&self) -> Option<(usize, Link)> {
-        self.parent.zip(self.link)
-    }
-}
-
 impl Event {
     /// The memory that it takes, in bytes: about so many, as an allocation has some of its own.
     pub fn memory(&self) -> usize {
@@ -220,15 +175,4 @@ impl Event {
         let texts = self.comm.len() + self.function.len() + self.address.len();
         size_of::<Event>() + 4 * ALLOCATION + texts + values.sum::<usize>()
     }
-}
-
-/// A field's value as people read it.
-pub fn plain(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-/// An argument or a result as people read it: an error by its name.
-pub fn named(value: &Value) -> String {
-    let error = value.as_i64().and_then(errno::of);
-    error.map_or_else(|| plain(value), |name| format!("-{name}"))
 }

@@ -5,7 +5,10 @@ use std::{collections::HashMap, io::BufRead};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::record::{Event, Kind, Ledger, Life, Line, Trace};
+use crate::{
+    life::Life,
+    record::{Event, Kind, Ledger, Line, Trace},
+};
 
 /// A trace. Events, lives and calls are in the order of their times.
 #[derive(Default)]

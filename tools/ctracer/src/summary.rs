@@ -2,7 +2,10 @@
 
 use std::{cmp::Reverse, collections::HashMap};
 
-use crate::record::{Kind, Ledger, Life, Trace};
+use crate::{
+    life::Life,
+    record::{Kind, Ledger, Trace},
+};
 
 /// How many hops are listed.
 const HOPS: usize = 15;

@@ -5,7 +5,11 @@
 //!   137.330123456   0 dd-1234                          | submit_bio(struct bio *bio) #3 {
 //! ```
 
-use crate::record::{Event, Kind, Life, Link, Trace, named, plain};
+use crate::{
+    life::{Life, Link},
+    record::{Event, Kind, Trace},
+    value::{named, plain},
+};
 
 /// Turns events into lines. A call without calls of its own becomes one line.
 #[derive(Default)]
@@ -131,7 +135,10 @@ fn line(start: &str, duration: Option<u64>, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Change, Function, Probe};
+    use crate::{
+        record::{Function, Probe},
+        value::Change,
+    };
 
     fn trace() -> Trace {
         let function = |name: &str| Function {

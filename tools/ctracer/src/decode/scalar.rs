@@ -9,7 +9,7 @@ use libbpf_rs::libbpf_sys::{
 };
 use serde_json::Value;
 
-use crate::errno;
+use crate::{errno, value::hex};
 
 /// The block layer keeps the operation in this many low bits of `bi_opf`, and flags above them.
 const OPERATION_BITS: u32 = 8;
@@ -151,11 +151,6 @@ impl Scalar {
     }
 }
 
-/// An address as a text: JSON's numbers are too small for it in many programs.
-pub fn hex(address: u64) -> String {
-    format!("{address:#x}")
-}
-
 /// The constants of an enum. Of several with the same value, the first counts; one that only says
 /// how many there are is left out.
 pub fn names(kind: Type) -> Names {
@@ -201,7 +196,7 @@ fn operation_and_flags(operations: Option<&Names>, flags: &Names, value: u128) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::named;
+    use crate::value::named;
 
     #[test]
     fn a_value_has_the_width_of_its_type() {

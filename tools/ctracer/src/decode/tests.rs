@@ -5,7 +5,7 @@ use std::{env, fs, process::Command};
 use serde_json::Value;
 
 use super::*;
-use crate::record::plain;
+use crate::value::plain;
 
 const SOURCE: &str = r#"
 typedef unsigned char u8;

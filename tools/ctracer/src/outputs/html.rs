@@ -8,8 +8,10 @@ use serde::{Serialize, Serializer as _, ser::SerializeMap};
 use serde_json::{Map, Serializer, Value, ser::Formatter};
 
 use crate::{
-    record::{Kind, Ledger, Life, Pairs, named, plain},
+    life::Life,
+    record::{Kind, Ledger},
     report::Report,
+    value::{Pairs, named, plain},
 };
 
 const PAGE: &str = include_str!("../../templates/page.html");

@@ -18,8 +18,9 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    record::{Change, Event, Kind, named, plain},
+    record::{Event, Kind},
     report::Report,
+    value::{Change, named, plain},
 };
 
 /// The number of the first object as a process, and of its life as a thread. The kernel's threads have

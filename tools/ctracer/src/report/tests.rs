@@ -3,7 +3,9 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     decode::tests::{bio, layout},
-    record::{Change, Function, Link, Pairs},
+    life::Link,
+    record::Function,
+    value::{Change, Pairs},
 };
 
 /// A trace as a table: `(time, cpu, thread, depth, function, life, is it a return)`.
