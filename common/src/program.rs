@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{IsTerminal, Write},
+    io::IsTerminal,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
@@ -17,7 +17,7 @@ use clap::{Args, CommandFactory, FromArgMatches};
 
 #[cfg(feature = "pages")]
 use crate::pages;
-use crate::{cli::Cli, error::Unsupported, session::Session, stdout};
+use crate::{cli::Cli, error::Unsupported, message::say, session::Session, stdout};
 
 /// Wrong usage.
 const USAGE: u8 = 2;
@@ -116,7 +116,8 @@ fn start<Own: Args>(
         .context("no handler for Ctrl-C could be installed")?;
     let on_terminal = std::io::stdout().is_terminal();
     stdout::passed_on(&stop, || {
-        let mut session = Session::new(*program, cli, Arc::clone(&stop), on_terminal);
+        let Program { name, directory, .. } = *program;
+        let mut session = Session::new(name, directory, cli, Arc::clone(&stop), on_terminal);
         run(cli, &mut session)?;
         session.hooks_still_run()
     })
@@ -134,9 +135,4 @@ fn newer_source(program: &Program) -> Option<PathBuf> {
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.is_file() && modified(path).is_some_and(|time| time > built))
-}
-
-/// Writes to stderr. `eprint!` would panic where nobody reads it any more (`2>&1 | head`).
-pub(crate) fn say(text: &str) {
-    std::io::stderr().write_all(text.as_bytes()).ok();
 }

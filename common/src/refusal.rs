@@ -9,7 +9,7 @@ use std::{
 use anyhow::anyhow;
 use libbpf_rs::{PrintLevel, set_print};
 
-use crate::program::say;
+use crate::message::say;
 
 /// What was being done when it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

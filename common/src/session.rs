@@ -24,8 +24,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use crate::{
     addresses,
     cli::Cli,
+    message::say,
     preflight,
-    program::{Program, say},
     refusal::{self, Step},
     results,
     trace_pipe::TracePipe,
@@ -37,7 +37,9 @@ use crate::{
 /// maps, [`load`](Session::load), [`attach`](Session::attach), [`trace`](Session::trace) until it
 /// ends, [`detach`](Session::detach). Dropped, a session leaves nothing behind.
 pub struct Session {
-    program: Program,
+    name: &'static str,
+    /// The directory of the package's sources.
+    directory: &'static str,
     duration: Option<Duration>,
     verbose: bool,
     on_terminal: bool,
@@ -52,13 +54,15 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new<Own: Args>(
-        program: Program,
+        name: &'static str,
+        directory: &'static str,
         cli: &Cli<Own>,
         stop: Arc<AtomicBool>,
         on_terminal: bool,
     ) -> Session {
         Session {
-            program,
+            name,
+            directory,
             duration: cli.duration,
             verbose: cli.verbose,
             on_terminal,
@@ -109,7 +113,7 @@ impl Session {
             for (name, info) in results::programs(skel.object())? {
                 let verified = info.verified_insns;
                 let bytes = info.jited_prog_len;
-                let stage = self.program.name;
+                let stage = self.name;
                 say(&format!(
                     "{stage}: {name}(): {verified} instructions verified, {bytes} bytes of machine code\n"
                 ));
@@ -147,7 +151,7 @@ impl Session {
             );
         }
         self.start = Some(Instant::now());
-        let name = self.program.name;
+        let name = self.name;
         say(&match self.duration {
             Some(time) => format!("{name}: tracing for {}\n", humantime::format_duration(time)),
             None => format!("{name}: tracing until Ctrl-C\n"),
@@ -171,7 +175,7 @@ impl Session {
         while !self.is_over() {
             thread::sleep(Duration::from_millis(50));
             let seconds = self.start.map_or(0, |start| start.elapsed().as_secs());
-            let text = format!("{}: {seconds} s", self.program.name);
+            let text = format!("{}: {seconds} s", self.name);
             if seconds > 0 && text != shown && io::stderr().is_terminal() {
                 say(&format!("\r{text}"));
                 shown = text;
@@ -241,8 +245,7 @@ impl Session {
             problems.find(|problem| problem.is::<crate::Unsupported>())
         };
         let missing = if refusal::by_verifier() { None } else { missing() };
-        missing
-            .unwrap_or_else(|| refusal::explain(step, &error, self.program.directory, self.verbose))
+        missing.unwrap_or_else(|| refusal::explain(step, &error, self.directory, self.verbose))
     }
 }
 
