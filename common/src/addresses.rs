@@ -1,13 +1,10 @@
 //! Addresses of kernel functions.
 
-use std::{
-    fs::File,
-    io::{BufRead, BufReader},
-};
+use std::io::BufRead;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use crate::error::unsupported;
+use crate::{error::unsupported, kallsyms};
 
 /// The address of a function of the running kernel. Where the kernel has no such function, or hides its
 /// address, this fails with [`Unsupported`](crate::Unsupported) (exit code 3).
@@ -43,11 +40,10 @@ pub fn ends_of_clones() -> Result<[u64; 8]> {
 
 /// The addresses of functions, read at once; of those that the kernel does not have, a number that is no address.
 pub fn kernel_functions_if_any<const N: usize>(names: [&str; N]) -> Result<[u64; N]> {
-    let path = "/proc/kallsyms";
-    let mut kallsyms = BufReader::new(File::open(path).context(path)?);
+    let mut symbols = kallsyms::open()?;
     let mut found = [u64::MAX; N];
-    let places = |name: &[u8]| names.iter().position(|known| known.as_bytes() == name);
-    while let Some((place, address)) = next(&mut kallsyms, places).context(path)? {
+    let places = |name: &str| names.iter().position(|known| *known == name);
+    while let Some((place, address)) = kallsyms::next_function(&mut symbols, places)? {
         found[place] = address;
     }
     Ok(found)
@@ -63,9 +59,7 @@ pub fn functions_have_names() -> Result<()> {
 /// `extern const void FUNCTION __ksym` in the BPF program gives the address, too, but then libbpf reads
 /// all of /proc/kallsyms, some 600,000,000 instructions. This stops at the function.
 fn address(name: &str) -> Result<Option<u64>> {
-    let path = "/proc/kallsyms";
-    let kallsyms = BufReader::new(File::open(path).context(path)?);
-    match look_up(kallsyms, name).context(path)? {
+    match look_up(kallsyms::open()?, name)? {
         Some(0) => unsupported(format!(
             "the kernel hides the address of {name}(): the capability CAP_SYSLOG is missing, or \
              kernel.kptr_restrict is 2 (then: sysctl kernel.kptr_restrict=1)"
@@ -75,29 +69,9 @@ fn address(name: &str) -> Result<Option<u64>> {
 }
 
 /// The address of a function, from the lines of /proc/kallsyms.
-fn look_up(mut kallsyms: impl BufRead, function: &str) -> Result<Option<u64>> {
-    let found = next(&mut kallsyms, |name| (name == function.as_bytes()).then_some(()))?;
+fn look_up(mut symbols: impl BufRead, function: &str) -> Result<Option<u64>> {
+    let found = kallsyms::next_function(&mut symbols, |name| (name == function).then_some(()))?;
     Ok(found.map(|(_, address)| address))
-}
-
-/// The next function that is looked for, with what `known` says of its name, and its address. A line is
-/// `ffffffff81000000 t name`, and behind a tab the module.
-fn next<T>(
-    kallsyms: &mut impl BufRead,
-    known: impl Fn(&[u8]) -> Option<T>,
-) -> Result<Option<(T, u64)>> {
-    let mut line = Vec::new();
-    while kallsyms.read_until(b'\n', &mut line)? > 0 {
-        let mut words = line.split(|byte| byte.is_ascii_whitespace());
-        let (address, kind, name) = (words.next(), words.next(), words.next());
-        if let (Some(address), Some(b"t" | b"T")) = (address, kind)
-            && let Some(known) = name.and_then(&known)
-        {
-            return Ok(Some((known, u64::from_str_radix(str::from_utf8(address)?, 16)?)));
-        }
-        line.clear();
-    }
-    Ok(None)
 }
 
 #[cfg(test)]

@@ -4,23 +4,23 @@ use std::{
     collections::{HashMap, HashSet},
     fmt, fs,
     panic::resume_unwind,
-    path::PathBuf,
     thread,
 };
 
 use anyhow::{Context, Result};
 
-use crate::preflight::tracefs;
+use crate::{kallsyms, preflight::tracefs};
 
 /// `available_filter_functions` and `kallsyms`. Both take the kernel seconds to write: on two CPUs at
 /// a time.
 fn lists() -> Result<(String, String)> {
-    let read = |path: PathBuf| {
-        fs::read_to_string(&path).with_context(|| format!("{} could not be read", path.display()))
-    };
     let (traceable, symbols) = thread::scope(|scope| {
-        let symbols = scope.spawn(|| read("/proc/kallsyms".into()));
-        let traceable = tracefs().and_then(|path| read(path.join("available_filter_functions")));
+        let symbols = scope.spawn(kallsyms::read);
+        let traceable = tracefs().and_then(|path| {
+            let path = path.join("available_filter_functions");
+            fs::read_to_string(&path)
+                .with_context(|| format!("{} could not be read", path.display()))
+        });
         (traceable, symbols.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     Ok((traceable?, symbols?))
@@ -60,21 +60,16 @@ impl Kernel {
             let module = (!module.is_empty()).then(|| module.to_owned());
             kernel.traceable.insert((name.to_owned(), module));
         }
-        for line in symbols.lines() {
-            let mut words = line.split_whitespace();
-            let (Some(address), Some(kind), Some(name)) =
-                (words.next(), words.next(), words.next())
-            else {
-                continue;
-            };
+        for symbol in kallsyms::symbols(&symbols) {
+            let name = symbol.name;
             let base = name.split('.').next().unwrap_or(name);
-            if !names.contains(base) || !["t", "T", "w", "W"].contains(&kind) {
+            if !names.contains(base) || !["t", "T", "w", "W"].contains(&symbol.kind) {
                 continue;
             }
             if base != name {
                 kernel.changed.insert(base.to_owned(), name.to_owned());
             }
-            let address = u64::from_str_radix(address, 16).unwrap_or(0);
+            let address = symbol.address().unwrap_or(0);
             kernel.addresses.entry(name.to_owned()).or_default().push(address);
         }
         kernel.symbols = symbols;

@@ -7,6 +7,7 @@ mod cli;
 mod device;
 mod error;
 pub mod hookable;
+pub mod kallsyms;
 mod message;
 #[cfg(feature = "pages")]
 mod pages;

@@ -14,7 +14,7 @@ use libbpf_rs::btf::{
 };
 use rustix::io::Errno;
 
-use crate::error::unsupported;
+use crate::{error::unsupported, kallsyms};
 
 /// Fails, with exit code 3, where the kernel is older than 6.1, this process may not load BPF
 /// programs, the kernel describes no types (BTF), tracefs is not mounted, or the kernel is locked down.
@@ -275,8 +275,8 @@ fn function(name: &str) -> Result<()> {
     if names().any(|known| known == name) {
         return Ok(());
     }
-    let known = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
-    let present = known.lines().any(|line| line.split_whitespace().nth(2) == Some(name));
+    let known = kallsyms::read().unwrap_or_default();
+    let present = kallsyms::symbols(&known).any(|symbol| symbol.name == name);
     let why = if present {
         format!("has the function {name}(), but does not let it be traced")
     } else {

@@ -1,12 +1,6 @@
 //! The names of the functions in a stack.
 
-use std::{
-    collections::HashMap,
-    fs::{self, File},
-    io::Write,
-    os::fd::AsRawFd,
-    path::PathBuf,
-};
+use std::{collections::HashMap, fs::File, io::Write, os::fd::AsRawFd, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use blazesym::{
@@ -18,6 +12,8 @@ use blazesym::{
 };
 use libbpf_rs::{MapCore, MapFlags};
 use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::kallsyms;
 
 /// Prints a stack: `=> ext4_file_read_iter() [ext4]`.
 pub fn print_stack(stacks: &impl MapCore, id: i64) -> Result<()> {
@@ -65,13 +61,11 @@ fn no_stack(id: i64) -> String {
 
 /// The kernel function at each address, `function() [module]`; `0x…` where there is none.
 pub fn functions(addresses: &[u64]) -> Result<Vec<String>> {
-    let path = "/proc/kallsyms";
-    let kallsyms = fs::read_to_string(path)
-        .context("the kernel's addresses have no names: /proc/kallsyms could not be read")?;
-    // The kernel makes these 10 MB for every reader anew, which takes longer than all the rest:
-    // blazesym reads a copy.
+    let path = kallsyms::PATH;
+    let text = kallsyms::read().context("the kernel's addresses have no names")?;
+    // Reading it twice would take longer than all the rest: blazesym reads a copy.
     let mut copy = File::from(memfd_create("kallsyms", MemfdFlags::CLOEXEC).context(path)?);
-    copy.write_all(kallsyms.as_bytes()).context(path)?;
+    copy.write_all(text.as_bytes()).context(path)?;
     let kernel = Source::Kernel(Kernel {
         kallsyms: PathBuf::from(format!("/proc/self/fd/{}", copy.as_raw_fd())).into(),
         vmlinux: MaybeDefault::None,
@@ -85,7 +79,7 @@ pub fn functions(addresses: &[u64]) -> Result<Vec<String>> {
         found.len(),
         addresses.len()
     );
-    let modules = modules(&kallsyms);
+    let modules = modules(&text);
     let names = found.iter().zip(addresses).map(|(found, &address)| {
         let Some(symbol) = found.as_sym() else {
             return format!("{address:#x}");
@@ -99,16 +93,14 @@ pub fn functions(addresses: &[u64]) -> Result<Vec<String>> {
 }
 
 /// The module of each symbol that is not in the kernel proper: `[ext4]`. From the lines of
-/// /proc/kallsyms, `ffffffffc0500010 t ext4_readahead\t[ext4]`: from 6.4 on, a module has several
-/// ranges of addresses, of which /proc/modules shows the first one with the size of all.
-fn modules<'a>(kallsyms: &'a str) -> HashMap<(u64, &'a str), &'a str> {
-    let symbol = |line: &'a str| {
-        let (symbol, module) = line.split_once('\t')?;
-        let mut words = symbol.split(' ');
-        let address = u64::from_str_radix(words.next()?, 16).ok()?;
-        Some(((address, words.nth(1)?), module))
-    };
-    kallsyms.lines().filter_map(symbol).collect()
+/// /proc/kallsyms: from 6.4 on, a module has several ranges of addresses, of which /proc/modules
+/// shows the first one with the size of all.
+fn modules(text: &str) -> HashMap<(u64, &str), &str> {
+    let located = kallsyms::symbols(text).filter_map(|symbol| {
+        let module = symbol.module?;
+        Some(((symbol.address()?, symbol.name), module))
+    });
+    located.collect()
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@
 //! [`Layout`] is built once from BTF: a flat list of fields, each with its name, its position and
 //! how its value is written. Decoding an event is then a walk over that list.
 
-use std::collections::HashMap;
-
 use anyhow::{Context, Result, ensure};
-use common::btf::Btf;
+use common::{
+    btf::Btf,
+    kallsyms::{self, Symbol},
+};
 
 use crate::value::{Change, Pairs};
 
@@ -26,22 +27,21 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of `struct type_name`. Fails where BTF has no definition of it. `kallsyms`, the
+    /// The layout of `struct type_name`. Fails where BTF has no definition of it. `symbols`, the
     /// content of /proc/kallsyms, gives pointers to functions their names: it has lines like
     /// `ffffffff814a2b10 t bio_endio`, for a module's with the module behind.
-    pub fn new(btf: &Btf, type_name: &str, kallsyms: &str) -> Result<Self> {
+    pub fn new(btf: &Btf, type_name: &str, symbols: &str) -> Result<Self> {
         let found = btf
             .structure(type_name)
             .with_context(|| format!("BTF has no definition of struct {type_name}"))?;
         let mut builder = Builder::new(btf);
         builder.members(found, type_name, "", 0)?;
-        let function = |line: &str| {
-            let mut words = line.split_whitespace();
-            let address = u64::from_str_radix(words.next()?, 16).ok().filter(|&at| at != 0)?;
-            let is_code = words.next()?.eq_ignore_ascii_case("t");
-            is_code.then_some((address, words.next()?.to_owned()))
-        };
-        let functions: HashMap<_, _> = kallsyms.lines().filter_map(function).collect();
+        let functions = kallsyms::symbols(symbols).filter(Symbol::is_function);
+        let functions = functions.filter_map(|function| {
+            let address = function.address().filter(|&at| at != 0)?;
+            Some((address, function.name.to_owned()))
+        });
+        let functions = functions.collect();
         Ok(Self { size: found.size(), fields: builder.fields, functions })
     }
 
