@@ -1,7 +1,9 @@
 //! The kernel's description of its types (BTF), vmlinux's and that of every module.
 //!
 //! libbpf parses it. libbpf-rs opens no module's BTF, because that one continues vmlinux's; hence
-//! libbpf's own functions.
+//! libbpf's own functions. The crate btf-rs (2.0) opens it, too, but copies each type: vmlinux's take it 373
+//! ms instead of 45, and 42 MB instead of 14. It maps the file where the kernel lets it, and then a walk over
+//! all functions takes 105 ms instead of 12. It is under the LGPL alone.
 
 use std::{
     ffi::{CStr, CString},
