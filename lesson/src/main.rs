@@ -30,7 +30,7 @@ use workshop::{
     events::{Ended, Verdict},
     fail::{USAGE, fail},
     judging::Subject,
-    printable, say, workspace,
+    printable, say,
 };
 
 use textwrap::{Options, WordSplitter, indent};
@@ -146,7 +146,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
-    let workspace = workspace();
+    let workspace = workshop::root()?;
     let run = || Run::new(cli.arch);
     let exercises = Exercise::all(&workspace)?;
     let mut desk = Desk::open(&workspace)?;

@@ -57,7 +57,7 @@ impl Run {
     /// Looks at the environment, for guests of this architecture, or of this machine's.
     pub fn new(arch: Option<Arch>) -> Result<Run> {
         let arch = Arch::of_guest(arch)?;
-        let cargo = crate::cargo::here();
+        let cargo = crate::cargo::here()?;
         check_target(target_dir().as_deref())?;
         let (source, cache) = (Source::from_env()?, Cache::open(&cargo.workspace)?);
         Ok(Run {

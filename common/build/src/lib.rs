@@ -12,6 +12,10 @@ use std::{
 use libbpf_cargo::SkeletonBuilder;
 use libbpf_rs::{Linker, libbpf_sys::API_HEADERS};
 
+/// Where a clone has been moved or copied, cargo builds this crate and what uses it again, as this value
+/// differs: so `HERE` is never in another clone. See common/base/src/root.rs.
+const _: Option<&str> = option_env!("WORKSHOP_ROOT");
+
 /// The directory of this package; the workspace's root is two above it.
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 

@@ -14,7 +14,7 @@ mod slides;
 
 use std::{net::SocketAddr, path::Path, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 
 /// The exit code where this machine lacks something that is needed.
@@ -43,9 +43,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<()> {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = here.ancestors().nth(2).context("docs/book/ has no workspace")?;
-    let book = pages::Book::read(root)?.write()?;
+    let book = pages::Book::read(&common_base::root::find()?)?.write()?;
     println!("{}", book.join("index.html").display());
     if cli.pdf {
         println!("{}", pdf::print(&book)?.display());

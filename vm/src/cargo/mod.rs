@@ -25,8 +25,8 @@ use crate::fetch::rootfs;
 pub const GUEST: &str = "guest";
 
 /// Cargo in the workspace. It is quiet where nobody watches: a first build takes minutes and should be seen to work.
-pub fn here() -> Cargo {
-    Cargo::new(workshop::workspace(), !std::io::stderr().is_terminal())
+pub fn here() -> Result<Cargo> {
+    Ok(Cargo::new(workshop::root()?, !std::io::stderr().is_terminal()))
 }
 
 /// Does a piece of work, and says what it is once it has taken two seconds; on a terminal cargo

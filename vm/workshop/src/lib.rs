@@ -17,10 +17,15 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// The workspace that this was built in.
+/// The workspace that this program works in: the root of a clone. An error outside of any, and where the
+/// program was built from another clone.
+pub fn root() -> Result<PathBuf> {
+    Ok(common_base::root::find()?)
+}
+
+/// As [`root`], for tests: it panics where there is none.
 pub fn workspace() -> PathBuf {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    workspace.canonicalize().unwrap_or(workspace)
+    root().unwrap_or_else(|error| panic!("{error:#}"))
 }
 
 /// What a mutex guards, also where a thread that held it has panicked: that one has said so.
