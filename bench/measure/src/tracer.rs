@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::disable_transparent_huge_pages;
 
 use bench::plan::{BpfProgram, Started};
 
@@ -44,12 +45,7 @@ impl Tracer {
         // Whether the heap gets a huge page depends on where it happens to lie: 2 MiB of memory.
         // SAFETY: one system call, async-signal-safe, no memory of the parent touched.
         unsafe {
-            command.pre_exec(|| {
-                match libc::prctl(libc::PR_SET_THP_DISABLE, 1_u64, 0_u64, 0_u64, 0_u64) {
-                    0 => Ok(()),
-                    _ => Err(io::Error::last_os_error()),
-                }
-            });
+            command.pre_exec(|| Ok(disable_transparent_huge_pages(true)?));
         }
         let child = command.spawn().with_context(|| format!("cannot start {program}"))?;
         let started = Started {
@@ -181,7 +177,7 @@ fn tail(path: &Path) -> Result<String> {
 fn cpu_time(child: &Child) -> Result<Duration> {
     let mut clock = 0;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: both pointers are to places of the right type.
+    // rustix has no clock of another process. SAFETY: both pointers are to places of the right type.
     let done = unsafe {
         libc::clock_getcpuclockid(child.id() as i32, &mut clock) == 0
             && libc::clock_gettime(clock, &mut time) == 0

@@ -29,6 +29,6 @@ pub fn plain(value: &Value) -> String {
 
 /// An argument or a result as people read it: an error by its name.
 pub fn named(value: &Value) -> String {
-    let error = value.as_i64().and_then(errno::of);
+    let error = value.as_i64().and_then(errno::name);
     error.map_or_else(|| plain(value), |name| format!("-{name}"))
 }

@@ -127,7 +127,7 @@ impl Scalar {
             Shape::Bool => (number != 0).into(),
             Shape::Unsigned => number.to_string().into(),
             Shape::Signed => signed.to_string().into(),
-            Shape::Pointer => match (functions.get(&(number as u64)), errno::of(number as i64)) {
+            Shape::Pointer => match (functions.get(&(number as u64)), errno::name(number as i64)) {
                 (Some(name), _) => name.clone().into(),
                 (_, Some(error)) => format!("-{error}").into(),
                 _ => hex(number as u64).into(),
@@ -144,8 +144,8 @@ impl Scalar {
     /// The name of the error that a pointer or a negative integer stands for: `EINVAL`.
     pub fn error(&self, register: u64) -> Option<String> {
         match self.value(register.into(), &Functions::new()) {
-            Value::Number(number) => errno::of(number.as_i64()?),
-            _ if self.shape == Shape::Pointer => errno::of(register as i64),
+            Value::Number(number) => errno::name(number.as_i64()?),
+            _ if self.shape == Shape::Pointer => errno::name(register as i64),
             _ => None,
         }
     }
