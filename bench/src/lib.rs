@@ -8,10 +8,10 @@ pub mod report;
 
 #[cfg(test)]
 mod tests {
-    use crate::plan::{Load, Measured, Outcome, Run, Started};
+    use crate::plan::{BenchOutcome, Load, Measured, Run, Started};
 
     /// Results of two rows: nothing, and a program that adds `added`.
-    pub(crate) fn outcomes(added: f64, kib: u64) -> Vec<Outcome> {
+    pub(crate) fn outcomes(added: f64, kib: u64) -> Vec<BenchOutcome> {
         let measured = |elapsed: f64| {
             let run = |more| Run {
                 elapsed: elapsed + more + 5.0,
@@ -28,13 +28,13 @@ mod tests {
             programs: Vec::new(),
         };
         vec![
-            Outcome {
+            BenchOutcome {
                 name: "nothing".into(),
                 measured: measured(5000.0),
                 started: None,
                 note: None,
             },
-            Outcome {
+            BenchOutcome {
                 name: "stage04 quiet".into(),
                 measured: measured(5000.0 + added),
                 started: Some(started),

@@ -14,15 +14,15 @@ pub enum Load {
     Direct,
     /// 4 KiB at a random place, all of it in the page cache.
     Cached4k,
-    /// The same, 1 MiB at a time.
+    /// 1 MiB at a random place, all of it in the page cache.
     Cached1m,
     /// As [`Load::Direct`], from 4 disks in turn.
     Disks4,
-    /// From 16.
+    /// As [`Load::Direct`], from 16 disks in turn.
     Disks16,
     /// By 16 threads at once, of a disk that takes [`Load::DELAY_NS`].
     Threads16,
-    /// By 64.
+    /// By 64 threads at once, of a disk that takes [`Load::DELAY_NS`].
     Threads64,
 }
 
@@ -64,7 +64,7 @@ pub const GROWTH: [&str; 6] = [
 
 /// The loads of a tracer of the page cache.
 pub const CACHED: &[Load] = &[Load::Cached4k, Load::Cached1m];
-/// Those of any other.
+/// The loads of any other tracer.
 pub const DIRECT: &[Load] = &[Load::Direct];
 
 /// Pairs of programs that do nothing: name for `measure --floor`, of the row, what reads.
@@ -109,7 +109,7 @@ pub struct Question {
     /// Whether each read is a line.
     #[serde(default)]
     lines: bool,
-    /// Those of others.
+    /// The tracers of others that answer it.
     pub peer: Vec<Peer>,
 }
 
@@ -175,7 +175,7 @@ pub const MOUNTS: &str = "cd \"$1\"; mkdir -p proc sys dev run tmp usr/src usr/l
 
 /// What to measure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Plan {
+pub struct BenchPlan {
     /// One after the other.
     pub rows: Vec<Row>,
     /// I/Os a run of [`Load::Direct`] and [`Load::Cached4k`]; those of 1 MiB are fewer.
@@ -241,7 +241,7 @@ pub struct Started {
 
 /// What came out of a row.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct BenchOutcome {
     /// The row's name.
     pub name: String,
     /// The load's runs.

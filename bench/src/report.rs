@@ -8,13 +8,13 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{GROWTH, Load, Measured, Outcome, Question, Run, questions};
+use crate::plan::{BenchOutcome, GROWTH, Load, Measured, Question, Run, questions};
 
 /// The results, for people, relative to the workspace's root.
 pub const RESULTS: &str = "bench/RESULTS.md";
 /// A picture of them.
 pub const CHART: &str = "bench/added.svg";
-/// The same for the next run, which measures another kernel or other rows.
+/// The results, for the next run, which measures another kernel or other rows.
 const STORE: &str = "bench/results.json";
 /// Instructions a second of a CPU: 3 GHz, and one in each cycle.
 const SPEED: f64 = 3e9;
@@ -28,7 +28,7 @@ const AGREE: f64 = 0.005;
 
 /// What was measured, against what a read costs alone.
 pub struct Results<'a> {
-    outcomes: &'a [Outcome],
+    outcomes: &'a [BenchOutcome],
     native: bool,
 }
 
@@ -84,7 +84,7 @@ fn grouped(value: f64) -> String {
 
 impl<'a> Results<'a> {
     /// Fails where the first row is not `nothing`.
-    pub fn new(outcomes: &'a [Outcome], native: bool) -> Result<Results<'a>> {
+    pub fn new(outcomes: &'a [BenchOutcome], native: bool) -> Result<Results<'a>> {
         let first = outcomes.first().filter(|outcome| outcome.name == "nothing");
         first.context("the first row is not `nothing`: there is nothing to compare with")?;
         Ok(Results { outcomes, native })
@@ -310,7 +310,7 @@ pub struct Measurement {
     /// The packages of the tracers that are not ours, and their versions, as well.
     pub versions: BTreeMap<String, String>,
     /// The rows.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<BenchOutcome>,
 }
 
 /// What was measured on all kernels, by kernel line.
@@ -327,8 +327,8 @@ fn both(old: &str, new: &str) -> String {
 }
 
 /// Moves the rows of a run onto an earlier one, whose reads alone took a few instructions more or less.
-fn onto(old: &[Outcome], new: &mut [Outcome]) {
-    let alone = |rows: &[Outcome]| rows.first().map_or(Vec::new(), |row| row.measured.clone());
+fn onto(old: &[BenchOutcome], new: &mut [BenchOutcome]) {
+    let alone = |rows: &[BenchOutcome]| rows.first().map_or(Vec::new(), |row| row.measured.clone());
     let (from, to) = (alone(new), alone(old));
     for measured in new.iter_mut().flat_map(|row| &mut row.measured) {
         let of = |all: &[Measured]| all.iter().find(|m| m.load == measured.load).cloned();
@@ -395,7 +395,7 @@ impl Store {
         }
         new.outcomes.extend(left);
         if !all {
-            let place = |row: &Outcome| order.iter().position(|name| *name == row.name);
+            let place = |row: &BenchOutcome| order.iter().position(|name| *name == row.name);
             new.outcomes.sort_by_key(|row| place(row).unwrap_or(order.len()));
         }
         new.versions = old.versions.into_iter().chain(new.versions).collect();

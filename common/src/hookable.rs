@@ -30,7 +30,7 @@ fn lists() -> Result<(String, String)> {
 pub struct Kernel {
     /// The content of /proc/kallsyms.
     pub symbols: String,
-    /// Those that can be traced, and the module they belong to.
+    /// The functions that can be traced, and the module they belong to.
     traceable: HashSet<(String, Option<String>)>,
     addresses: HashMap<String, Vec<u64>>,
     /// Functions that the compiler has changed: `name` of `name.isra.0`.
@@ -84,22 +84,22 @@ impl Kernel {
     }
 
     /// Why a function of vmlinux, or of a module, cannot be hooked; `None`: it can.
-    pub fn refuses(&self, name: &str, module: Option<&str>) -> Option<Refusal> {
+    pub fn refuses(&self, name: &str, module: Option<&str>) -> Option<NotHookable> {
         let known = self.addresses.get(name).map_or(0, Vec::len);
         let listed = self.traceable.contains(&(name.to_owned(), module.map(str::to_owned)));
         match (known, listed, self.changed.get(name)) {
-            (0, _, Some(changed)) => Some(Refusal::Changed(changed.clone())),
-            (0, _, None) => Some(Refusal::NoSymbol),
-            (_, false, _) => Some(Refusal::NotTraceable),
+            (0, _, Some(changed)) => Some(NotHookable::Changed(changed.clone())),
+            (0, _, None) => Some(NotHookable::NoSymbol),
+            (_, false, _) => Some(NotHookable::NotTraceable),
             (1, true, _) => None,
-            (several, true, _) => Some(Refusal::Several(several)),
+            (several, true, _) => Some(NotHookable::Several(several)),
         }
     }
 }
 
 /// Why a function cannot be hooked.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refusal {
+pub enum NotHookable {
     /// It has no code of its own.
     NoSymbol,
     /// The compiler has made another function of it, of this name, with other parameters.
@@ -112,24 +112,26 @@ pub enum Refusal {
     Probe(String),
 }
 
-impl Refusal {
+impl NotHookable {
     /// The reason, without what is special about this function.
     pub fn reason(&self) -> &'static str {
         match self {
-            Refusal::NoSymbol => "no symbol: inlined everywhere, or freed after boot",
-            Refusal::Changed(_) => "changed by the compiler",
-            Refusal::NotTraceable => "the kernel does not allow tracing it (notrace)",
-            Refusal::Several(_) => "several functions have this name",
-            Refusal::Probe(_) => "the kernel refuses a probe",
+            NotHookable::NoSymbol => "no symbol: inlined everywhere, or freed after boot",
+            NotHookable::Changed(_) => "changed by the compiler",
+            NotHookable::NotTraceable => "the kernel does not allow tracing it (notrace)",
+            NotHookable::Several(_) => "several functions have this name",
+            NotHookable::Probe(_) => "the kernel refuses a probe",
         }
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for NotHookable {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Refusal::Changed(what) | Refusal::Probe(what) => write!(f, "{}: {what}", self.reason()),
-            Refusal::Several(number) => write!(f, "{number} functions have this name"),
+            NotHookable::Changed(what) | NotHookable::Probe(what) => {
+                write!(f, "{}: {what}", self.reason())
+            }
+            NotHookable::Several(number) => write!(f, "{number} functions have this name"),
             _ => f.write_str(self.reason()),
         }
     }

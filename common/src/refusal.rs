@@ -52,7 +52,7 @@ pub(crate) fn keep_messages(verbose: bool) {
 
 /// Whether it was the verifier that refused a program.
 pub(crate) fn by_verifier() -> bool {
-    Refusal::parse(&messages()).is_some()
+    VerifierRefusal::parse(&messages()).is_some()
 }
 
 /// The error that tells why `step` failed. `package` is the directory of the program's sources.
@@ -63,7 +63,7 @@ pub(crate) fn explain(
     verbose: bool,
 ) -> anyhow::Error {
     let log = messages();
-    let reason = match Refusal::parse(&log) {
+    let reason = match VerifierRefusal::parse(&log) {
         Some(refusal) => refusal.describe(Path::new(package)),
         None => {
             let what = match step {
@@ -86,7 +86,7 @@ const MISSING: &str = "this kernel's BTF does not have";
 
 /// What the verifier says when it rejects a program.
 #[derive(Debug, PartialEq, Eq)]
-struct Refusal<'a> {
+struct VerifierRefusal<'a> {
     program: &'a str,
     reason: String,
     /// What it suggests: from 7.3 on.
@@ -96,8 +96,8 @@ struct Refusal<'a> {
     code: Vec<(&'a str, Option<&'a str>)>,
 }
 
-impl<'a> Refusal<'a> {
-    fn parse(log: &'a str) -> Option<Refusal<'a>> {
+impl<'a> VerifierRefusal<'a> {
+    fn parse(log: &'a str) -> Option<VerifierRefusal<'a>> {
         let (before, rest) = log.split_once("-- BEGIN PROG LOAD LOG --")?;
         let program = before.rsplit("prog '").next()?.split('\'').next()?;
         let said = rest.split_once("-- END PROG LOAD LOG --").map_or(rest, |(said, _)| said);
@@ -136,7 +136,7 @@ impl<'a> Refusal<'a> {
         if let Some(detail) = detail {
             reason += &format!(" ({detail})");
         }
-        Some(Refusal { program, reason, suggestion: paragraph("Suggestion:"), code })
+        Some(VerifierRefusal { program, reason, suggestion: paragraph("Suggestion:"), code })
     }
 
     fn describe(&self, package: &Path) -> String {
@@ -225,16 +225,16 @@ mod tests {
 
     #[test]
     fn the_reason_is_the_verifiers_last_word() {
-        let refusal = Refusal::parse(OLD).unwrap();
+        let refusal = VerifierRefusal::parse(OLD).unwrap();
         assert_eq!(refusal.program, "io_end");
         assert_eq!(refusal.reason, "R0 invalid mem access 'map_value_or_null'");
         assert_eq!(refusal.code[0], ("start = *found;", None));
-        assert_eq!(Refusal::parse("libbpf: failed to find BTF\n"), None);
+        assert_eq!(VerifierRefusal::parse("libbpf: failed to find BTF\n"), None);
     }
 
     #[test]
     fn the_line_is_found_in_the_source() {
-        let refusal = Refusal::parse(OLD).unwrap();
+        let refusal = VerifierRefusal::parse(OLD).unwrap();
         let source = "\tstart = *found;\n\n\n\n\n\tfound = bpf_map_lookup_elem(&starts, &io);\n\n\tstart = *found;\n";
         assert_eq!(refusal.line_in(source), Some(8));
         assert_eq!(refusal.line_in("nothing like it"), None);
@@ -248,7 +248,7 @@ mod tests {
             R0 min value is outside of the allowed memory range\n\
             processed 9 insns (limit 1000000)\n-- END PROG LOAD LOG --\n";
         assert_eq!(
-            Refusal::parse(log).unwrap().reason,
+            VerifierRefusal::parse(log).unwrap().reason,
             "R0 min value is outside of the allowed memory range (8 bytes at offset 0 of a map's \
              value, which has 4 bytes)"
         );
@@ -261,7 +261,7 @@ mod tests {
             failed to resolve CO-RE relocation <byte_off> [39] struct bio.bi_sectr (0:0 @ offset 0)\n\
             processed 1 insns (limit 1000000)\n-- END PROG LOAD LOG --\n";
         assert_eq!(
-            Refusal::parse(log).unwrap().describe(Path::new("/nowhere")),
+            VerifierRefusal::parse(log).unwrap().describe(Path::new("/nowhere")),
             "x() needs struct bio.bi_sectr, which this kernel's BTF does not have\n  \
              trace.bpf.c:9: return bio->bi_sectr;"
         );
@@ -275,7 +275,7 @@ mod tests {
             Reason:\n  R0 has never been initialized on this path,\n  so it cannot be read.\n\n\
             At:\n  insn 0\n        | ^-- error: R0 is not readable\n\n\
             Suggestion:\n  Initialize R0.\n\nprocessed 1 insns (limit 1000000)\n-- END PROG LOAD LOG --\n";
-        let refusal = Refusal::parse(log).unwrap();
+        let refusal = VerifierRefusal::parse(log).unwrap();
         assert_eq!(
             refusal.describe(Path::new("/nowhere")),
             "the verifier rejects x(): R0 has never been initialized on this path, so it cannot be read.\n  \

@@ -30,9 +30,9 @@ pub fn print_skipped(object: &Object) -> Result<()> {
     Ok(())
 }
 
-/// The same for an object of which two programs hook one event: what one of them misses, the other
-/// one sees. So of these two, it counts what both may have missed: the smaller number, and no more
-/// than the `unmeasured` starts, of which an event that nobody has seen leaves one behind.
+/// Prints how often a program was skipped, of an object of which two programs hook one event. What one
+/// of the two misses, the other one sees. So this counts what both may have missed: the smaller number,
+/// and no more than the `unmeasured` starts, of which an event that nobody has seen leaves one behind.
 pub fn print_skipped_by_both(
     object: &Object,
     both: [&ProgramMut; 2],
@@ -41,7 +41,8 @@ pub fn print_skipped_by_both(
     print_skipped_by_pairs(object, &[(both, unmeasured)])
 }
 
-/// The same for several events that two programs hook.
+/// Prints how often a program was skipped, of an object that hooks several events with two programs each:
+/// see [`print_skipped_by_both`].
 pub fn print_skipped_by_pairs(object: &Object, pairs: &[([&ProgramMut; 2], u64)]) -> Result<()> {
     let (mut skips, not_counted) = (skipped(object)?, not_counted(object)?);
     for (both, unmeasured) in pairs {

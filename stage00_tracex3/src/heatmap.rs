@@ -123,7 +123,7 @@ mod tests {
 
     const TEXT: Heatmap = Heatmap { all: false, text: true };
 
-    fn of(latencies: &[(u64, u64)]) -> Histogram {
+    fn from_latencies(latencies: &[(u64, u64)]) -> Histogram {
         let mut histogram = Histogram::default();
         for &(ns, count) in latencies {
             histogram.slots[slot(ns)] += count;
@@ -135,7 +135,7 @@ mod tests {
     fn a_latency_stands_under_its_name() {
         for (all, text) in [(false, true), (true, true), (false, false)] {
             let heatmap = Heatmap { all, text };
-            let row = heatmap.row(&of(&[(10_000_000, 1)]));
+            let row = heatmap.row(&from_latencies(&[(10_000_000, 1)]));
             let at = heatmap.scale().find("|10ms").unwrap();
             assert_eq!(row.find(|c| c != ' '), Some(at), "{row:?}");
         }
@@ -155,27 +155,28 @@ mod tests {
 
     #[test]
     fn nothing_that_was_counted_is_left_blank() {
-        let row = TEXT.row(&of(&[(5, 1), (20_000, 500), (1_000_000, 1000), (1 << 63, 1)]));
+        let row =
+            TEXT.row(&from_latencies(&[(5, 1), (20_000, 500), (1_000_000, 1000), (1 << 63, 1)]));
         let cells = format!(".{:12}o{:16}@{:39}. # 1502", "", "", "");
         assert_eq!(row, cells);
     }
 
     #[test]
     fn an_idle_row_says_so() {
-        assert_eq!(TEXT.row(&of(&[])), format!("{:71} # no I/O", ""));
+        assert_eq!(TEXT.row(&from_latencies(&[])), format!("{:71} # no I/O", ""));
     }
 
     #[test]
     fn a_row_is_as_wide_as_its_scale_and_text_has_no_codes() {
         let wide = Heatmap { all: true, text: true };
         for heatmap in [TEXT, wide] {
-            let row = heatmap.row(&of(&[(20_000_000_000, 1)]));
+            let row = heatmap.row(&from_latencies(&[(20_000_000_000, 1)]));
             assert_eq!(row.find('@'), heatmap.scale().find("|10s"));
             assert!(!(row + &heatmap.legend()).contains('\x1b'));
         }
         assert_eq!((TEXT.scale().len(), wide.scale().len()), (74, 104));
         let coloured = Heatmap { all: false, text: false };
-        assert!(coloured.row(&of(&[(20_000, 1)])).contains("\x1b[48;5;226m \x1b[0m"));
+        assert!(coloured.row(&from_latencies(&[(20_000, 1)])).contains("\x1b[48;5;226m \x1b[0m"));
         assert_eq!(coloured.legend().matches("\x1b[0m").count(), SYMBOLS.len());
     }
 }

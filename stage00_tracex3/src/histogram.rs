@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(first, 0, "the last slot ends at 2^64");
     }
 
-    fn of(latencies: impl IntoIterator<Item = u64>) -> Histogram {
+    fn from_latencies(latencies: impl IntoIterator<Item = u64>) -> Histogram {
         let mut histogram = Histogram::default();
         for ns in latencies {
             histogram.slots[slot(ns)] += 1;
@@ -116,21 +116,21 @@ mod tests {
 
     #[test]
     fn a_percentile_is_at_most_a_slot_too_long() {
-        let thousand = of((1..=1000).map(|n| n * 10_000));
+        let thousand = from_latencies((1..=1000).map(|n| n * 10_000));
         for (permille, exact) in [(1, 10_000), (500, 5_000_000), (990, 9_900_000), (999, 9_990_000)]
         {
             let measured = thousand.percentile(permille);
             assert!((exact..=exact + exact / 32).contains(&measured), "{permille}: {measured}");
         }
         assert_eq!(thousand.percentile(1000), 10_000_000, "never beyond the exact maximum");
-        assert_eq!(of([7]).percentile(500), 7);
-        assert_eq!(of([]).percentile(999), 0);
+        assert_eq!(from_latencies([7]).percentile(500), 7);
+        assert_eq!(from_latencies([]).percentile(999), 0);
     }
 
     #[test]
     fn intervals_are_told_apart() {
-        let earlier = of([10, 20, 5_000]);
-        let later = of([10, 20, 20, 5_000, 70]);
+        let earlier = from_latencies([10, 20, 5_000]);
+        let later = from_latencies([10, 20, 20, 5_000, 70]);
         let new = later.since(&earlier);
         assert_eq!((new.count(), new.slots[slot(20)], new.slots[slot(70)]), (2, 1, 1));
         assert_eq!(earlier.since(&earlier).count(), 0);

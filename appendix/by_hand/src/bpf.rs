@@ -213,15 +213,15 @@ impl AsRawFd for Map {
 
 /// A program in the kernel. It is unloaded when the last file descriptor that refers to it is closed:
 /// ours, and those of the events it is attached to.
-pub struct Program {
+pub struct LoadedProgram {
     fd: OwnedFd,
     name: &'static str,
 }
 
-impl Program {
+impl LoadedProgram {
     /// Loads a program. Where the verifier rejects it, the error holds the verifier's log; with
     /// `verbose`, the log of a program that it accepts is printed.
-    pub fn load(name: &'static str, code: &Code, verbose: bool) -> Result<Program> {
+    pub fn load(name: &'static str, code: &Code, verbose: bool) -> Result<LoadedProgram> {
         let mut log = Vec::new();
         let mut loaded = try_load(name, code, &mut log);
         if verbose || loaded.is_err() {
@@ -239,7 +239,7 @@ impl Program {
         if verbose {
             say(&format!("the verifier accepts {name}:\n{log}"));
         }
-        Ok(Program { fd, name })
+        Ok(LoadedProgram { fd, name })
     }
 
     /// The name under which bpftool lists it.

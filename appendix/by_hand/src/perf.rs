@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    bpf::{Map, MapKind, Program, online_cpus, possible_cpus},
+    bpf::{LoadedProgram, Map, MapKind, online_cpus, possible_cpus},
     message::{Unsupported, Usage},
     tracefs::tracefs,
 };
@@ -94,7 +94,7 @@ impl Attached {
     ///
     /// The event is opened on one CPU, but the program runs on all of them: it belongs to the
     /// tracepoint, not to the event.
-    pub fn to_syscall(program: &Program, side: &str, syscall: &str) -> Result<Attached> {
+    pub fn to_syscall(program: &LoadedProgram, side: &str, syscall: &str) -> Result<Attached> {
         let events = tracefs()?.join("events/syscalls");
         let id = events.join(format!("{side}_{syscall}/id"));
         let id = fs::read_to_string(&id).with_context(|| id.display().to_string())?;

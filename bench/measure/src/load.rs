@@ -161,7 +161,7 @@ fn thread_ns() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// The same reads by fio, with the time that it says they took.
+/// Direct reads by fio, with the time that it says they took.
 fn fio(ios: u32) -> Result<Run> {
     let size = format!("--io_size={}", u64::from(ios) * 4096);
     let output = Command::new("fio")

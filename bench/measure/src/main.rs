@@ -1,5 +1,5 @@
-//! Measures what a read costs while a tracer runs: `measure PLAN` takes a [`bench::plan::Plan`] as JSON and
-//! prints an [`bench::plan::Outcome`] for each row, one a line. `cargo vm bench` starts it, in the guest.
+//! Measures what a read costs while a tracer runs: `measure PLAN` takes a [`bench::plan::BenchPlan`] as JSON and
+//! prints a [`bench::plan::BenchOutcome`] for each row, one a line. `cargo vm bench` starts it, in the guest.
 //!
 //! `measure --floor KIND` attaches a pair of empty programs until Ctrl-C.
 
@@ -18,7 +18,7 @@ use std::sync::mpsc::channel;
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
-use bench::plan::{Load, MOUNTS, Measured, Outcome, Plan, Row};
+use bench::plan::{BenchOutcome, BenchPlan, Load, MOUNTS, Measured, Row};
 use tracer::Tracer;
 
 /// In memory: a tracer's output, and its executable, which the guest would read over 9p.
@@ -75,7 +75,7 @@ fn empty_programs(kind: &str) -> Result<()> {
     Ok(stopped.recv()?)
 }
 
-fn measure(plan: &Plan) -> Result<()> {
+fn measure(plan: &BenchPlan) -> Result<()> {
     let loads = || plan.rows.iter().flat_map(|row| &row.loads);
     let disks = loads().map(|load| load.disks()).max().unwrap_or(1);
     load::create_disks(disks, loads().any(|load| load.threads() > 1))?;
@@ -87,7 +87,7 @@ fn measure(plan: &Plan) -> Result<()> {
     let dir = PathBuf::from(MEMORY).join(format!("bench-{}", std::process::id()));
     fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
     let done = plan.rows.iter().try_for_each(|row| {
-        let outcome = measure_row(plan, row, &dir).unwrap_or_else(|error| Outcome {
+        let outcome = measure_row(plan, row, &dir).unwrap_or_else(|error| BenchOutcome {
             name: row.name.clone(),
             measured: Vec::new(),
             started: None,
@@ -101,9 +101,9 @@ fn measure(plan: &Plan) -> Result<()> {
     done
 }
 
-fn measure_row(plan: &Plan, row: &Row, dir: &Path) -> Result<Outcome> {
+fn measure_row(plan: &BenchPlan, row: &Row, dir: &Path) -> Result<BenchOutcome> {
     let mut outcome =
-        Outcome { name: row.name.clone(), measured: Vec::new(), started: None, note: None };
+        BenchOutcome { name: row.name.clone(), measured: Vec::new(), started: None, note: None };
     if row.argv.is_empty() {
         for &load in &row.loads {
             outcome.measured.push(runs(plan, row, load, None)?);
@@ -118,11 +118,11 @@ fn measure_row(plan: &Plan, row: &Row, dir: &Path) -> Result<Outcome> {
 }
 
 fn beside_tracer(
-    plan: &Plan,
+    plan: &BenchPlan,
     row: &Row,
     dir: &Path,
     other: u32,
-    outcome: &mut Outcome,
+    outcome: &mut BenchOutcome,
 ) -> Result<()> {
     let mut argv: Vec<String> = row.argv.clone();
     for argument in &mut argv {
@@ -172,11 +172,16 @@ fn beside_tracer(
 }
 
 /// How many direct reads, or reads of 4 KiB from the page cache, a run of a row has.
-fn ios(plan: &Plan, row: &Row) -> u32 {
+fn ios(plan: &BenchPlan, row: &Row) -> u32 {
     row.most.map_or(plan.ios, |most| plan.ios.min(most))
 }
 
-fn runs(plan: &Plan, row: &Row, load: Load, mut tracer: Option<&mut Tracer>) -> Result<Measured> {
+fn runs(
+    plan: &BenchPlan,
+    row: &Row,
+    load: Load,
+    mut tracer: Option<&mut Tracer>,
+) -> Result<Measured> {
     let mut reader = match load.threads() {
         1 => Some(load::Reader::open(load, plan.fio)?),
         _ => None,

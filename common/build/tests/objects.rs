@@ -66,7 +66,7 @@ struct Instruction {
 }
 
 impl Instruction {
-    fn of(bytes: &[u8]) -> Instruction {
+    fn parse(bytes: &[u8]) -> Instruction {
         Instruction {
             opcode: bytes[0],
             offset: i16::from_le_bytes([bytes[2], bytes[3]]),
@@ -100,7 +100,7 @@ impl Instruction {
 /// The instructions that CPU v2 does not have.
 fn newer_than_v2(code: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
-    let mut instructions = code.chunks_exact(8).map(Instruction::of);
+    let mut instructions = code.chunks_exact(8).map(Instruction::parse);
     while let Some(instruction) = instructions.next() {
         if instruction.opcode == 0x18 {
             instructions.next(); // the second half of a 64-bit constant

@@ -17,7 +17,7 @@ use libbpf_rs::{
 };
 
 use crate::{
-    many::{self, At, KprobeEvents},
+    multi_attach::{self, At, KprobeEvents},
     record::{Function, Probe},
     trace::{OpenTraceSkel, TraceProgs, TraceSkel},
 };
@@ -45,7 +45,7 @@ impl Tier {
         let cookie = vmlinux.function("bpf_session_cookie");
         if cookie.is_some_and(|cookie| cookie.parameters().len() == 1) {
             Tier::Session
-        } else if many::has_multi(vmlinux) {
+        } else if multi_attach::has_multi(vmlinux) {
             Tier::Multi
         } else {
             Tier::Single
@@ -157,7 +157,7 @@ impl Attached {
             Tier::Single => Vec::new(),
         };
         for (program, at) in multi {
-            let (attached, not) = many::attach(program, &names, &cookies, at)?;
+            let (attached, not) = multi_attach::attach(program, &names, &cookies, at)?;
             links.extend(attached);
             refused.extend(not);
         }

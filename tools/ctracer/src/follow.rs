@@ -15,7 +15,7 @@ use crate::{
     life::Life,
     lives::{Lives, Rules},
     record::{Event, Kind, Ledger, Line, Trace},
-    report::Report,
+    report::TraceReport,
     summary::Summary,
     text::{HEADING, Text},
     value::hex,
@@ -41,7 +41,7 @@ struct Outlet<'a> {
     text: Text,
     summary: Summary,
     /// For the outputs at the end, where there are any.
-    report: Option<Report>,
+    report: Option<TraceReport>,
     out: BufWriter<StdoutLock<'static>>,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Follower<'a> {
             trace,
             text: Text::default(),
             summary: Summary::default(),
-            report: cli.files.any().then(Report::default),
+            report: cli.files.any().then(TraceReport::default),
             out: BufWriter::new(std::io::stdout().lock()),
         };
         if outlet.prints_graph() {
@@ -179,7 +179,7 @@ impl<'a> Follower<'a> {
     }
 
     /// Prints what is left: lives and ledger, or the summary. Returns what the outputs are made of.
-    pub fn finish(mut self, ledger: Ledger) -> Result<Report> {
+    pub fn finish(mut self, ledger: Ledger) -> Result<TraceReport> {
         if self.bound() == Some("--memory") {
             let megabytes = self.outlet.cli.memory / 1_000_000;
             eprintln!("ctracer: the trace has ended, since it takes {megabytes} MB (--memory)");

@@ -21,8 +21,8 @@ enum Does {
     Begin,
     /// Prepares it for work: a new life where the one before is complete.
     Prepare,
-    /// Lets its work begin: the same, also where the call that completes the one before has not
-    /// returned.
+    /// Lets its work begin: a new life where the one before is complete, or where the call that completes
+    /// it has not returned.
     Start,
     /// Sees every object once: at the second time, the end of the life before was missed.
     Once,
@@ -323,7 +323,7 @@ impl Lives {
         self.effects[function].ends()
     }
 
-    /// Those of the objects that are at an address now: no other one has come there.
+    /// The lives of the objects that are at an address now: no other one has come there.
     pub fn present(&self) -> impl Iterator<Item = usize> {
         self.current.values().map(|current| current.life)
     }
@@ -336,7 +336,7 @@ mod tests {
     const A: u64 = 0xffff_8880_0000_1000;
     const B: u64 = 0xffff_8880_0000_2000;
 
-    fn of(type_name: &str, names: &[&str]) -> Lives {
+    fn lives_of(type_name: &str, names: &[&str]) -> Lives {
         Lives::new(names.iter().map(|name| Rules(type_name).effect(name)).collect())
     }
 
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_reused_address_is_another_life() {
-        let mut lives = of("bio", &["submit_bio", "bio_endio", "bio_put", "bio_free"]);
+        let mut lives = lives_of("bio", &["submit_bio", "bio_endio", "bio_put", "bio_free"]);
         let mut call = |function, time| {
             let life = lives.enter(function, 0, A, time, 0);
             leave(&mut lives, function, life, 0, time, time + 1);
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn an_end_may_be_seen_without_its_call() {
-        let mut lives = of("bio", &["submit_bio"]);
+        let mut lives = lives_of("bio", &["submit_bio"]);
         for (again, time) in [(0, 1), (1, 11)] {
             let life = lives.enter(0, 0, A, time, 0);
             leave(&mut lives, 0, life, 0, time, time + 1);
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_completed_object_lives_on_while_it_is_completed() {
-        let mut lives = of("bio", &["bio_endio", "bio_add_page"]);
+        let mut lives = lives_of("bio", &["bio_endio", "bio_add_page"]);
         let life = lives.enter(0, 0, A, 1, 0);
         assert_eq!(lives.enter(1, 0, A, 2, 0), life, "inside its completion");
         leave(&mut lives, 1, life, 0, 2, 3);
@@ -390,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_split_is_a_child() {
-        let mut lives = of("bio", &["bio_split", "bio_alloc_clone", "bio_init", "bio_chain"]);
+        let mut lives = lives_of("bio", &["bio_split", "bio_alloc_clone", "bio_init", "bio_chain"]);
         let parent = lives.enter(0, 0, A, 1, 0);
         lives.enter(1, 0, A, 2, 0);
         let child = lives.enter(2, 0, B, 3, 0);
@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn a_clone_whose_beginning_was_missed_is_another_life() {
         let mut lives =
-            of("bio", &["bio_alloc_clone", "bio_init", "submit_bio_noacct", "__bio_clone"]);
+            lives_of("bio", &["bio_alloc_clone", "bio_init", "submit_bio_noacct", "__bio_clone"]);
         let parent = lives.enter(2, 0, A, 1, 0);
         let old = lives.enter(1, 0, B, 2, 0);
         lives.enter(0, 0, A, 10, 0);
@@ -421,7 +421,7 @@ mod tests {
             (None, Some((parent, Link::Clone)))
         });
         // One whose completion was seen is known as early as it is filled.
-        let mut lives = of("bio", &["bio_endio", "__bio_clone"]);
+        let mut lives = lives_of("bio", &["bio_endio", "__bio_clone"]);
         let old = lives.enter(0, 0, B, 1, 0);
         leave(&mut lives, 0, old, 0, 1, 2);
         assert_ne!(lives.enter(1, 0, B, 3, 0), old);
@@ -438,7 +438,7 @@ mod tests {
             "blk_stat_add",
             "blk_mq_requeue_request",
         ];
-        let mut lives = of("request", &names);
+        let mut lives = lives_of("request", &names);
         let mut call = |function, time, made| {
             let life = lives.enter(function, 0, A, time, made);
             leave(&mut lives, function, life, 0, time, time + 1);
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn bytes_of_a_life_are_compared_with_its_own() {
-        let mut lives = of("bio", &["bio_init", "bio_free"]);
+        let mut lives = lives_of("bio", &["bio_init", "bio_free"]);
         let first = lives.enter(0, 0, A, 1, 0);
         assert_eq!(lives.replace_bytes(A, first, &[]), None, "unreadable");
         assert_eq!(lives.replace_bytes(A, first, &[1]), Some(None));

@@ -21,7 +21,7 @@ mod follow;
 mod ledger;
 mod life;
 mod lives;
-mod many;
+mod multi_attach;
 mod outputs;
 mod record;
 mod report;
@@ -34,10 +34,11 @@ mod trace {
 }
 use attach::{Attached, Tier};
 use cli::{Command, Ctracer};
+use decode::Layout;
 use follow::Follower;
 use lives::{END_MISSED, Effect, Rules};
 use outputs::Outputs;
-use trace::TraceSkelBuilder;
+use trace::{OpenTraceSkel, TraceSkelBuilder};
 
 fn main() -> ExitCode {
     common::main(common::program!(), run)
@@ -59,25 +60,9 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     }
     let _runs = attach::count_runs()?; // before there are files that nobody fills
     let outputs = Outputs::create(&cli.files, None)?;
-    let layout = decode::Layout::new(&types, &cli.type_name, &found.symbols)?;
+    let layout = Layout::new(&types, &cli.type_name, &found.symbols)?;
 
-    let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.object_size = layout.size as u64;
-    constants.by_address = tier == Tier::Single;
-    constants.pid = cli.pid.unwrap_or(0);
-    constants.pid_namespace = common::pid_namespace()?;
-    constants.dev = cli.dev.unwrap_or(0);
-    constants.sample = cli.sample.unwrap_or(1);
-    let rules = Rules(&cli.type_name);
-    constants.by_life = rules.tell_the_first_event();
-    constants.of_others = Effect::OF_OTHERS;
-    constants.end_missed = END_MISSED;
-    let made_at = rules.made().and_then(|field| layout.position(field));
-    constants.made_at = made_at.unwrap_or(0) as u32;
-    let comparisons = cli.filter.as_ref().map(|filter| filter.resolve(&layout)).transpose()?;
-    let comparisons = comparisons.unwrap_or_default();
-    constants.comparisons = comparisons.len() as u32;
-    constants.filter[..comparisons.len()].copy_from_slice(&comparisons);
+    set_constants(&mut open, cli, tier, &layout)?;
     tier.prepare(&mut open, &found.functions)?;
     let mut skel = session.load(open)?;
 
@@ -108,4 +93,31 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     follower.take(reader.rest()?)?;
     outputs.write(follower.finish(ledger)?)
     // `attached` is dropped last: the user sees the results while the probes are removed.
+}
+
+/// Tells the BPF program the struct, the filter, and how lives begin and end.
+fn set_constants(
+    open: &mut OpenTraceSkel<'_>,
+    cli: &Ctracer,
+    tier: Tier,
+    layout: &Layout,
+) -> Result<()> {
+    let constants = common::constants(&mut open.maps.rodata_data)?;
+    constants.object_size = layout.size as u64;
+    constants.by_address = tier == Tier::Single;
+    constants.pid = cli.pid.unwrap_or(0);
+    constants.pid_namespace = common::pid_namespace()?;
+    constants.dev = cli.dev.unwrap_or(0);
+    constants.sample = cli.sample.unwrap_or(1);
+    let rules = Rules(&cli.type_name);
+    constants.by_life = rules.tell_the_first_event();
+    constants.of_others = Effect::OF_OTHERS;
+    constants.end_missed = END_MISSED;
+    let made_at = rules.made().and_then(|field| layout.position(field));
+    constants.made_at = made_at.unwrap_or(0) as u32;
+    let comparisons = cli.filter.as_ref().map(|filter| filter.resolve(layout)).transpose()?;
+    let comparisons = comparisons.unwrap_or_default();
+    constants.comparisons = comparisons.len() as u32;
+    constants.filter[..comparisons.len()].copy_from_slice(&comparisons);
+    Ok(())
 }

@@ -11,13 +11,13 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::error::ErrorKind;
 use common::printable;
 
-use crate::{cli::Files, report::Report};
+use crate::{cli::Files, report::TraceReport};
 
 mod folded;
 mod html;
 mod perfetto;
 
-type WriteReport = fn(&mut dyn Write, &Report) -> Result<()>;
+type WriteReport = fn(&mut dyn Write, &TraceReport) -> Result<()>;
 
 /// Files that are open for writing, so that a wrong path is found before the trace and not after it: the
 /// name of each, as a terminal may show it, and what writes it.
@@ -60,7 +60,7 @@ impl Outputs {
     }
 
     /// Writes them: each one, also where another one fails.
-    pub fn write(self, report: Report) -> Result<()> {
+    pub fn write(self, report: TraceReport) -> Result<()> {
         let (report, mut failed) = (report.finish(), Vec::new());
         for (name, file, write) in self.0 {
             let mut file = BufWriter::new(file);
@@ -79,7 +79,7 @@ impl Outputs {
 pub fn report(path: &Path, files: &Files) -> Result<()> {
     let name = shown(path);
     let file = File::open(path).with_context(|| format!("{name} cannot be read"))?;
-    let read = Report::read(BufReader::new(&file));
+    let read = TraceReport::read(BufReader::new(&file));
     let (report, damage) = read.with_context(|| name.clone())?;
     Outputs::create(files, Some(&file))?.write(report)?;
     damage.map_or(Ok(()), |damage| bail!("{name}: {damage}"))

@@ -12,7 +12,7 @@ use crate::{
 
 /// A trace. Events, lives and calls are in the order of their times.
 #[derive(Default)]
-pub struct Report {
+pub struct TraceReport {
     pub trace: Trace,
     pub events: Vec<Event>,
     /// The call of each event; `None`: a return whose call was not seen.
@@ -53,11 +53,11 @@ impl Call {
     }
 }
 
-impl Report {
+impl TraceReport {
     /// Reads a file of JSON lines up to its end, or to a line that is damaged: what comes after such a
     /// one is about objects of which something is not known. Returns what is wrong, if anything.
-    pub fn read(file: impl BufRead) -> Result<(Report, Option<String>)> {
-        let (mut report, mut number) = (Report::default(), 0);
+    pub fn read(file: impl BufRead) -> Result<(TraceReport, Option<String>)> {
+        let (mut report, mut number) = (TraceReport::default(), 0);
         for line in file.split(b'\n') {
             let line = line.with_context(|| format!("after line {number}"))?;
             number += 1;
@@ -140,7 +140,7 @@ impl Report {
             } else if !call.lives.contains(&event.life) {
                 call.lives.push(event.life);
             }
-            // Those within it have returned, too. It stays, for its other objects.
+            // The calls within it have returned, too. It stays, for its other objects.
             open.truncate(open.partition_point(|&call| call <= found));
             return Some(found);
         }
@@ -170,7 +170,7 @@ impl Report {
     }
 
     /// Completes what is known at the end only.
-    pub fn finish(mut self) -> Report {
+    pub fn finish(mut self) -> TraceReport {
         for call in (0..self.calls.len()).rev() {
             let Call { parent, begin, end, .. } = self.calls[call];
             if let Some(parent) = parent.map(|parent| &mut self.calls[parent]) {

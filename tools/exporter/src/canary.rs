@@ -30,14 +30,13 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct Sight {
     /// The disk that has the file.
     pub disk: String,
-    /// How many were made, and how many of them the figures contain.
+    /// How many were made.
     pub made: u64,
-    /// These.
+    /// How many of the reads made are in the figures.
     pub seen: u64,
-    /// How long the last one took by the figures, if it was the only read of its time, and by the thread that made
-    /// it; seconds.
+    /// How long the last read took by the figures, in seconds, if it was the only one of its time.
     pub latency: Option<f64>,
-    /// The latter.
+    /// How long the last read took by the thread that made it, in seconds.
     pub waited: Option<f64>,
 }
 

@@ -61,11 +61,11 @@ pub enum Ios {
     Requests {
         /// Of each disk and operation.
         series: BTreeMap<Series, Sums>,
-        /// Those that are in no histogram.
+        /// Requests that are in no histogram.
         not_measured: Reasons<3>,
         /// Attempts that were not the last one.
         retried: Reasons<2>,
-        /// Those that have the start of another one.
+        /// Requests that have the start of another one.
         shared_start: u64,
     },
     /// Bios.
@@ -74,7 +74,7 @@ pub enum Ios {
         series: BTreeMap<Series, Sums>,
         /// Whether the parts of their latencies are known.
         with_parts: bool,
-        /// Those that are in no histogram.
+        /// Bios that are in no histogram.
         not_measured: Reasons<4>,
     },
 }

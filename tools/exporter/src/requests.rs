@@ -44,7 +44,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Those of maps that are loaded.
+    /// The histograms in maps that are loaded.
     pub fn new(maps: &TraceMaps<'_>, cpus: u32) -> Result<Requests> {
         let requests = Shared::new(&maps.requests, (PLACES * cpus) as usize)?;
         Ok(Requests { requests, others: Shared::new(&maps.others, cpus as usize)? })

@@ -75,7 +75,7 @@ pub type Series = (String, &'static str);
 pub struct Memory(Shared<Histogram>);
 
 impl Memory {
-    /// That of a map that is loaded.
+    /// The histograms in a map that is loaded.
     pub fn new(maps: &TraceMaps<'_>, cpus: u32) -> Result<Memory> {
         Shared::new(&maps.histograms, (PLACES * cpus) as usize).map(Memory)
     }

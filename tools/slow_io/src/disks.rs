@@ -47,7 +47,7 @@ impl Names {
     }
 
     /// The name of one; its numbers where it came and went between two looks.
-    pub fn of(&self, id: Id) -> Result<String> {
+    pub fn name(&self, id: Id) -> Result<String> {
         if !self.0.borrow().contains_key(&id) {
             self.look()?;
         }

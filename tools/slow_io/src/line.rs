@@ -131,12 +131,12 @@ impl<'a> Lines<'a> {
 
     fn print(&mut self, bio: &Completed, file: Option<&File>, is_before: bool) -> Result<()> {
         let Completed { by, times } = bio;
-        let disk = self.names.of(by.into())?;
+        let disk = self.names.name(by.into())?;
         let stack = match self.options.stack && !is_before {
             true => self.stack(&self.maps.stacks, by.stack_id)?,
             false => Vec::new(),
         };
-        let divided = parts::of(times);
+        let divided = parts::from_times(times);
         let letters = self.operations.letters(by.operation);
         let wall = (self.options.time == Clock::Wall).then(|| clock::wall(times.ended));
         if self.options.json {

@@ -164,7 +164,7 @@ fn attach(progs: &TraceProgs<'_>, session: &mut Session) -> Result<()> {
     session.attach([&progs.bio_start, &progs.bio_start_probe])
 }
 
-/// Prints lines until the run is over, and gives each disk that comes meanwhile its sums.
+/// Prints lines until the run ends, and gives each disk that comes meanwhile its sums.
 fn print_slow_bios(
     session: &Session,
     skel: &TraceSkel<'_>,

@@ -15,7 +15,7 @@ pub const NAMES: [&str; 5] = ["wait", "queue", "device", "end", "mapper"];
 pub const KEYS: [&str; 5] = ["wait_ns", "queue_ns", "device_ns", "end_ns", "mapper_ns"];
 
 /// The parts of a completed bio.
-pub fn of(times: &times) -> Parts {
+pub fn from_times(times: &times) -> Parts {
     times.parts.map(|ns| (ns != u64::MAX).then_some(ns))
 }
 

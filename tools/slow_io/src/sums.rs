@@ -18,7 +18,7 @@ use crate::{
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl Plain for disk {}
-// SAFETY: the same.
+// SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl Plain for disk_id {}
 
 /// The place of the part that every bio with a request has: `enum part` in parts.h.
@@ -58,7 +58,7 @@ impl Sums {
     pub fn read(&self, others: &Map<'_>, names: &Names) -> Result<Vec<Disk>> {
         let mut used = vec![Disk::read("other disks".to_owned(), others)?];
         for (id, map) in &self.0 {
-            used.push(Disk::read(names.of(*id)?, map)?);
+            used.push(Disk::read(names.name(*id)?, map)?);
         }
         used.retain(|disk| disk.bios() > 0);
         Ok(used)

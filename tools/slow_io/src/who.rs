@@ -18,9 +18,9 @@ use crate::{
     },
 };
 
-// SAFETY: these C structs hold integers only: any bytes are a value of them.
+// SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl Plain for cause {}
-// SAFETY: as above.
+// SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl Plain for cause_sum {}
 
 /// What one cause has caused.
@@ -85,7 +85,7 @@ pub fn print(
             false => Vec::new(),
         };
         let id = Id { diskseq: of.diskseq, device: of.dev };
-        let (process, disk) = (common::text(&of.comm), names.of(id)?);
+        let (process, disk) = (common::text(&of.comm), names.name(id)?);
         let operation = operations.letters(of.operation);
         if options.json {
             let mut object = json!({

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bench::budgets::{self, BUDGETS};
-use bench::plan::{CACHED, DIRECT, EMPTY, GROWTH, Load, Outcome, Plan, Row, questions};
+use bench::plan::{BenchOutcome, BenchPlan, CACHED, DIRECT, EMPTY, GROWTH, Load, Row, questions};
 use bench::report::{CHART, Measurement, RESULTS, Results, Store};
 use clap::Args;
 use workshop::fail::{MACHINE, fail};
@@ -112,7 +112,8 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
         }
     }
     let runs = if options.native { 11 } else { 2 };
-    let plan = Plan { rows, ios: options.ios, runs, warm: true, fio: options.fio, root, headers };
+    let plan =
+        BenchPlan { rows, ios: options.ios, runs, warm: true, fio: options.fio, root, headers };
     let place = if options.native { Place::Here } else { Place::Guest(kernel) };
     let all = options.filter.is_empty() && !options.growth;
     let comparable = has_budgets && run.table.line(kernel).is_ok();
@@ -122,7 +123,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
         true => Some(format!("{}, {} reads a run", run.table.kernel(kernel)?.release, options.ios)),
         false => None,
     };
-    let keep = |outcomes: &[Outcome], all| {
+    let keep = |outcomes: &[BenchOutcome], all| {
         let Some(on) = on.clone() else { return Ok(()) };
         let (versions, outcomes) = (versions.clone(), outcomes.to_vec());
         let new = Measurement { on, versions, outcomes };
@@ -178,7 +179,7 @@ pub fn short(run: &Run, kernel: &str) -> Result<Vec<String>> {
     });
     rows.iter_mut().for_each(|row| row.loads.retain(|&load| load != Load::Cached1m));
     let plan =
-        Plan { rows, ios: 4000, runs: 2, warm: false, fio: false, root: None, headers: None };
+        BenchPlan { rows, ios: 4000, runs: 2, warm: false, fio: false, root: None, headers: None };
     let outcomes = measure(command(run, &bench, &plan, &Place::Guest(kernel))?, |_| Ok(()))?;
     ensure!(
         outcomes.len() == plan.rows.len(),
@@ -211,7 +212,7 @@ enum Place<'a> {
 }
 
 /// What measures there.
-fn command(run: &Run, bench: &Path, plan: &Plan, place: &Place<'_>) -> Result<Command> {
+fn command(run: &Run, bench: &Path, plan: &BenchPlan, place: &Place<'_>) -> Result<Command> {
     let json = serde_json::to_string(plan)?;
     let mut command = match place {
         Place::Here => Command::new(bench),
@@ -231,8 +232,8 @@ fn command(run: &Run, bench: &Path, plan: &Plan, place: &Place<'_>) -> Result<Co
 /// Measures, and hands over all rows as soon as there is another one.
 fn measure(
     command: Command,
-    mut on_row: impl FnMut(&[Outcome]) -> Result<()>,
-) -> Result<Vec<Outcome>> {
+    mut on_row: impl FnMut(&[BenchOutcome]) -> Result<()>,
+) -> Result<Vec<BenchOutcome>> {
     let (mut outcomes, mut kept) = (Vec::new(), Ok(()));
     let (success, how) = follow(command, ROW_LIMIT, |line| {
         if let Ok(outcome) = serde_json::from_str(line) {
@@ -307,7 +308,7 @@ mod tests {
         let row = |name: &str, ns: f64| {
             let run = bench::plan::Run { elapsed: ns, thread: Some(ns), later: 0.0 };
             let measured = vec![Measured { load: Load::Direct, runs: vec![run] }];
-            let outcome = Outcome { name: name.into(), measured, started: None, note: None };
+            let outcome = BenchOutcome { name: name.into(), measured, started: None, note: None };
             serde_json::to_string(&outcome).unwrap()
         };
         let rows = [row("nothing", 1000.0), row("stage04", 4321.0)];

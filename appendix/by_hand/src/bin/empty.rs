@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use by_hand::{
-    bpf::{self, Program},
+    bpf::{self, LoadedProgram},
     cli::{AFTER_HELP, Common, Run},
     insn::{Code, Reg::R0},
     perf::Attached,
@@ -47,7 +47,7 @@ fn code(reject: bool) -> Code {
 }
 
 fn run(cli: &Cli, run: &mut Run) -> Result<()> {
-    let program = Program::load("empty", &code(cli.reject), cli.common.verbose)?;
+    let program = LoadedProgram::load("empty", &code(cli.reject), cli.common.verbose)?;
     let _stats = bpf::enable_stats()?;
     let attached = Attached::to_syscall(&program, "sys_enter", "openat")?;
     run.begins();

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use by_hand::{
-    bpf::Program,
+    bpf::LoadedProgram,
     cli::{AFTER_HELP, Common, Run},
     insn::{
         Code,
@@ -55,7 +55,7 @@ fn code() -> Code {
 }
 
 fn run(cli: &Cli, run: &mut Run) -> Result<()> {
-    let program = Program::load("hello_open", &code(), cli.common.verbose)?;
+    let program = LoadedProgram::load("hello_open", &code(), cli.common.verbose)?;
     let mut pipe = TracePipe::open()?;
     let attached = Attached::to_syscall(&program, "sys_enter", "openat")?;
     run.begins();

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use by_hand::{
-    bpf::{Map, MapKind, Program},
+    bpf::{LoadedProgram, Map, MapKind},
     cli::{AFTER_HELP, Common, Run, syscall},
     insn::Code,
     perf::{Attached, check_syscall},
@@ -47,7 +47,7 @@ fn code(counters: &Map) -> Code {
 fn run(cli: &Cli, run: &mut Run) -> Result<()> {
     check_syscall(&cli.syscall)?;
     let calls = Map::new(MapKind::PerCpuArray, "calls", 4, 8, 1)?;
-    let program = Program::load("syscall_counter", &code(&calls), cli.common.verbose)?;
+    let program = LoadedProgram::load("syscall_counter", &code(&calls), cli.common.verbose)?;
     let attached = Attached::to_syscall(&program, "sys_enter", &cli.syscall)?;
     run.begins();
     while !run.is_over() {

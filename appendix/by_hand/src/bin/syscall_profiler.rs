@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use by_hand::{
-    bpf::{Map, MapKind, Program},
+    bpf::{LoadedProgram, Map, MapKind},
     cli::{AFTER_HELP, Common, Run, syscall},
     insn::{
         Code,
@@ -89,7 +89,7 @@ enum Returns {
 }
 
 impl Returns {
-    fn of(syscall: &str) -> Returns {
+    fn new(syscall: &str) -> Returns {
         match syscall {
             "clone" | "clone3" | "fork" | "vfork" => Returns::Twice,
             "exit" | "exit_group" | "rt_sigreturn" => Returns::Never,
@@ -203,11 +203,11 @@ fn run(cli: &Cli, run: &mut Run) -> Result<()> {
     let counters = Map::new(MapKind::PerCpuArray, "counters", 4, 8, COUNTERS)?;
     let mut rings = Rings::new(cli.pages)?;
     let verbose = cli.common.verbose;
-    let returns = Returns::of(&cli.syscall);
+    let returns = Returns::new(&cli.syscall);
     let enter = enter(&starts, &counters, returns);
     let exit = exit(&starts, &counters, &rings.map, returns);
-    let enter = Program::load("syscall_enter", &enter, verbose)?;
-    let exit = Program::load("syscall_exit", &exit, verbose)?;
+    let enter = LoadedProgram::load("syscall_enter", &enter, verbose)?;
+    let exit = LoadedProgram::load("syscall_exit", &exit, verbose)?;
     // The exit first: then no call is seen to begin whose end is not seen.
     let exit_attached = Attached::to_syscall(&exit, "sys_exit", &cli.syscall)?;
     let enter_attached = Attached::to_syscall(&enter, "sys_enter", &cli.syscall)?;

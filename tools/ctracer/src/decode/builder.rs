@@ -88,7 +88,7 @@ impl<'btf> Builder<'btf> {
             BTF_KIND_ARRAY => return self.array(kind, owner, name, offset),
             _ => {}
         }
-        let Some(scalar) = Scalar::of(kind) else {
+        let Some(scalar) = Scalar::from_type(kind) else {
             bail!("BTF has a member {name} of the unexpected kind {}", kind.kind())
         };
         self.add(name, offset, bits.unwrap_or(scalar.bits), scalar.shape);

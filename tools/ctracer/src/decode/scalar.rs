@@ -89,7 +89,7 @@ impl Field {
 impl Scalar {
     /// What a field or a register holds with a value of this type. `None`: it is `void`, or consists
     /// of several.
-    pub fn of(kind: Type) -> Option<Scalar> {
+    pub fn from_type(kind: Type) -> Option<Scalar> {
         let kind = kind.bare();
         let shape = match kind.kind() {
             BTF_KIND_INT => match kind.encoding() {
@@ -105,11 +105,11 @@ impl Scalar {
         Some(Scalar { bits: 8 * kind.size(), shape })
     }
 
-    /// The same of a register: of what consists of several, it holds a part.
+    /// What a register holds with a value of this type: a part, where the type consists of several values.
     pub fn in_register(kind: Type) -> Option<Scalar> {
         let is_part = [BTF_KIND_STRUCT, BTF_KIND_UNION].contains(&kind.bare().kind());
         let part = Scalar { bits: 64, shape: Shape::Hex };
-        let whole = Scalar::of(kind);
+        let whole = Scalar::from_type(kind);
         if is_part || whole.as_ref().is_some_and(|whole| whole.bits > 64) {
             Some(part)
         } else {

@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, io::Write};
 
 use anyhow::Result;
 
-use crate::report::Report;
+use crate::report::TraceReport;
 
 /// Writes a line `THREAD;FUNCTION;…;FUNCTION NANOSECONDS` for each stack, sorted by its text.
 ///
 /// The time of a call whose return was not seen counts up to the last event within it.
-pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
+pub fn write(w: &mut dyn Write, report: &TraceReport) -> Result<()> {
     let mut stacks: Vec<String> = Vec::with_capacity(report.calls.len());
     let mut times: BTreeMap<String, u64> = BTreeMap::new();
     for call in &report.calls {

@@ -10,7 +10,7 @@ use serde_json::{Map, Serializer, Value, ser::Formatter};
 use crate::{
     life::Life,
     record::{Kind, Ledger},
-    report::Report,
+    report::TraceReport,
     value::{Pairs, named, plain},
 };
 
@@ -38,7 +38,7 @@ impl Formatter for InPage {
 
 /// Writes the page. In its data, times are in ns from `start`, which is a text: it may be too large for a
 /// number of JavaScript.
-pub fn write(mut w: &mut dyn Write, report: &Report) -> Result<()> {
+pub fn write(mut w: &mut dyn Write, report: &TraceReport) -> Result<()> {
     let (trace, start) = (&report.trace, report.start());
     let since = |time: u64| time.saturating_sub(start);
     let lives = report.lives.iter().map(|life| {
@@ -77,7 +77,7 @@ pub fn write(mut w: &mut dyn Write, report: &Report) -> Result<()> {
 }
 
 /// The events, each a list whose elements data.js names: the names would be most of a page.
-struct Rows<'a>(&'a Report);
+struct Rows<'a>(&'a TraceReport);
 
 impl Serialize for Rows<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

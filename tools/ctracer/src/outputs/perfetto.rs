@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     record::{Event, Kind},
-    report::Report,
+    report::TraceReport,
     value::{Change, named, plain},
 };
 
@@ -33,7 +33,7 @@ const IDLE: u64 = 1 << 30;
 type Track = (u64, u64);
 
 /// Writes the trace.
-pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
+pub fn write(w: &mut dyn Write, report: &TraceReport) -> Result<()> {
     let (trace, start) = (&report.trace, report.start().to_string());
     let metadata = json!({ "type": trace.type_name, "release": trace.release, "start": start });
     write!(w, "{{\"metadata\":{metadata},\"traceEvents\":[")?;
@@ -47,7 +47,7 @@ pub fn write(w: &mut dyn Write, report: &Report) -> Result<()> {
 }
 
 /// Hands the events over, in the order of the file.
-fn each_event(report: &Report, mut write: impl FnMut(Value) -> Result<()>) -> Result<()> {
+fn each_event(report: &TraceReport, mut write: impl FnMut(Value) -> Result<()>) -> Result<()> {
     let (type_name, start) = (&report.trace.type_name, report.start());
     let cpus: BTreeSet<u32> = report.events.iter().map(|event| event.cpu).collect();
     for cpu in cpus {
@@ -131,7 +131,12 @@ fn of_life(life: usize) -> Track {
 
 /// What an event of a call says: on an object's track its fields or their changes, on a CPU's track
 /// the object.
-fn details(report: &Report, call: usize, at: usize, life: Option<usize>) -> Map<String, Value> {
+fn details(
+    report: &TraceReport,
+    call: usize,
+    at: usize,
+    life: Option<usize>,
+) -> Map<String, Value> {
     let event = &report.events[at];
     let value = event.value.iter().map(|value| ("value".to_owned(), named(value).into()));
     let arguments = event.arguments.iter().flatten();

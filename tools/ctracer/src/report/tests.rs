@@ -33,8 +33,8 @@ impl Sample {
         self.lines().iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect()
     }
 
-    pub fn report(&self) -> Report {
-        let mut report = Report::default();
+    pub fn report(&self) -> TraceReport {
+        let mut report = TraceReport::default();
         self.lines().into_iter().for_each(|line| report.add(line).unwrap());
         report.finish()
     }
@@ -132,7 +132,7 @@ pub fn sample() -> Sample {
 }
 
 /// Function, begin, end, caller and time of its own of each call.
-fn calls(report: &Report) -> Vec<(&str, u64, u64, Option<usize>, u64)> {
+fn calls(report: &TraceReport) -> Vec<(&str, u64, u64, Option<usize>, u64)> {
     let call = |call: &Call| {
         let function = &*report.events[call.entry].function;
         (function, call.begin, call.end, call.parent, call.own_time())
@@ -226,7 +226,7 @@ fn a_record_is_read_back() {
     for (line, expected) in text.lines().zip(sample.lines()) {
         assert_eq!(serde_json::from_str::<Line>(line).unwrap(), expected);
     }
-    let (report, damage) = Report::read(text.as_bytes()).unwrap();
+    let (report, damage) = TraceReport::read(text.as_bytes()).unwrap();
     assert_eq!(damage, None);
     let (report, expected) = (report.finish(), sample.report());
     assert_eq!((&report.trace, &report.events), (&expected.trace, &expected.events));
@@ -238,7 +238,7 @@ fn a_record_is_read_back() {
 fn a_damaged_record_is_read_as_far_as_it_goes() {
     let text = sample().text();
     let read = |text: &str| {
-        let (report, damage) = Report::read(text.as_bytes()).unwrap();
+        let (report, damage) = TraceReport::read(text.as_bytes()).unwrap();
         let report = report.finish();
         (report.events.len(), report.lives.len(), report.ledger, damage.unwrap())
     };
@@ -251,7 +251,7 @@ fn a_damaged_record_is_read_as_far_as_it_goes() {
     assert_eq!((events, lives, ledger), (8, 2, None));
     assert!(why.starts_with("it ends with line 9"), "{why}");
     // Its lives begin with their first events, and have no end.
-    let (report, _) = Report::read(lines[..9].join("\n").as_bytes()).unwrap();
+    let (report, _) = TraceReport::read(lines[..9].join("\n").as_bytes()).unwrap();
     let lives: Vec<_> = report.lives.iter().map(|life| (life.begin, life.end)).collect();
     assert_eq!(lives, [(1_000, None), (1_300, None)]);
     // A line that does not follow from those before.
@@ -271,7 +271,7 @@ fn a_damaged_record_is_read_as_far_as_it_goes() {
         assert!(why.contains(expected), "{why}");
     }
     for (text, expected) in [("", "empty"), ("x", "no file of ctracer"), (lines[3], "first line")] {
-        let error = Report::read(text.as_bytes()).err().unwrap();
+        let error = TraceReport::read(text.as_bytes()).err().unwrap();
         assert!(format!("{error:#}").contains(expected), "{error:#}");
     }
 }
