@@ -16,7 +16,6 @@ use workshop::say;
 use crate::{
     desk::{Desk, now},
     exercise::Exercise,
-    mistakes::Mistakes,
 };
 
 /// How long a learner waits for the class.
@@ -49,10 +48,9 @@ pub enum Outcome {
     Left,
     /// It does not compile.
     Broken,
-    /// The first judge that said no, by the name of its test; and the known mistakes that it looks like.
+    /// The first judge that said no, by the name of its test.
     Refused {
         judge: String,
-        mistakes: Vec<String>,
     },
     Passed,
     /// An incident was begun, or an answer to it judged: so many of its five parts are right.
@@ -158,13 +156,12 @@ struct Learner {
 
 pub struct Class<'e> {
     exercises: &'e [Exercise],
-    known: Mistakes,
     learners: BTreeMap<String, Learner>,
 }
 
 impl Class<'_> {
-    pub fn new(exercises: &[Exercise], known: Mistakes) -> Class<'_> {
-        Class { exercises, known, learners: BTreeMap::new() }
+    pub fn new(exercises: &[Exercise]) -> Class<'_> {
+        Class { exercises, learners: BTreeMap::new() }
     }
 
     /// Serves its page, and takes reports, until this process ends.
@@ -192,7 +189,7 @@ impl Class<'_> {
         }
     }
 
-    /// What came out, if the name is one, and the exercise, the judge and the mistakes are ours.
+    /// What came out, if the name is one, and the exercise and the judge are ours.
     fn in_words(&self, report: &Report) -> Option<String> {
         check_name(&report.name).ok()?;
         let Some(id) = &report.exercise else {
@@ -213,9 +210,8 @@ impl Class<'_> {
         Some(match &report.outcome {
             Outcome::Here | Outcome::Left | Outcome::Incident { .. } => String::new(),
             Outcome::Broken => "does not compile".to_owned(),
-            Outcome::Refused { judge, mistakes } => {
-                let is_known = mistakes.iter().all(|what| self.known.has(id, what));
-                let judge = exercise.judges.iter().find(|it| is_known && it.test == *judge)?;
+            Outcome::Refused { judge } => {
+                let judge = exercise.judges.iter().find(|it| it.test == *judge)?;
                 format!("✗ {}", judge.title)
             }
             Outcome::Passed => "✓ passed".to_owned(),
@@ -248,7 +244,7 @@ impl Class<'_> {
             |id: &Option<String>| self.exercises.iter().position(|it| Some(&it.id) == id.as_ref());
         let mut learners: Vec<(&String, &Learner)> = self.learners.iter().collect();
         learners.sort_by_key(|(_, learner)| place(&learner.report.exercise));
-        let (mut rows, mut stopped) = (String::new(), BTreeMap::<_, (Vec<&str>, Vec<_>)>::new());
+        let (mut rows, mut stopped) = (String::new(), BTreeMap::<_, Vec<&str>>::new());
         for (name, Learner { report, said, attempts, seen }) in learners {
             let Report { exercise, minutes, hints, .. } = report;
             let exercise = place(exercise).map_or("", |place| &self.exercises[place].id);
@@ -262,24 +258,16 @@ impl Class<'_> {
                 &hints.to_string(),
                 &format!("{ago} min ago"),
             ]);
-            if let Outcome::Refused { mistakes, .. } = &report.outcome {
-                let (names, made) = stopped.entry((exercise, said)).or_default();
-                names.push(name);
-                made.extend(Some(mistakes.join(", or ")).filter(|made| !made.is_empty()));
+            if let Outcome::Refused { .. } = &report.outcome {
+                stopped.entry((exercise, said)).or_default().push(name);
             }
         }
         let mut stopped: Vec<_> = stopped.into_iter().collect();
-        stopped.sort_by_key(|(_, (names, _))| std::cmp::Reverse(names.len()));
+        stopped.sort_by_key(|(_, names)| std::cmp::Reverse(names.len()));
         let judges: String = stopped
             .into_iter()
-            .map(|((exercise, judge), (names, mut made))| {
-                made.sort();
-                let made: Vec<_> = made
-                    .chunk_by(|one, next| one == next)
-                    .map(|same| format!("{} × {}", same.len(), same[0]))
-                    .collect();
-                let to = names.len().to_string();
-                row(&[&to, exercise, judge, &made.join("; "), &names.join(", ")])
+            .map(|((exercise, judge), names)| {
+                row(&[&names.len().to_string(), exercise, judge, &names.join(", ")])
             })
             .collect();
         format!(
@@ -287,7 +275,7 @@ impl Class<'_> {
              <meta http-equiv=\"refresh\" content=\"5\"><title>Class</title>\n{STYLE}\n\
              <h1>{} here</h1>\n<table><tr><th>name<th>exercise<th>last attempt<th>attempts<th>minutes<th>hints\
              <th>seen\n{rows}</table>\n<h2>Judges that say no</h2>\n<table><tr><th>to<th>exercise\
-             <th>judge<th>looks like<th>names\n{judges}</table>\n",
+             <th>judge<th>names\n{judges}</table>\n",
             self.learners.len()
         )
     }
@@ -320,9 +308,8 @@ mod tests {
         Report { key, name: name.into(), exercise, minutes: 7, hints: 1, outcome }
     }
 
-    fn says_no(judge: &str, mistake: &str) -> Outcome {
-        let mistakes = Some(mistake.to_owned()).filter(|it| !it.is_empty()).into_iter().collect();
-        Outcome::Refused { judge: judge.to_owned(), mistakes }
+    fn says_no(judge: &str) -> Outcome {
+        Outcome::Refused { judge: judge.to_owned() }
     }
 
     /// What a class answers to these bytes.
@@ -339,7 +326,7 @@ mod tests {
         let exercises: &[Exercise] = Exercise::all(&workspace()).unwrap().leak();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string().leak();
-        let class = Class::new(exercises, Mistakes::read(&workspace()).unwrap());
+        let class = Class::new(exercises);
         thread::spawn(|| class.serve(listener));
         (address, exercises)
     }
@@ -359,10 +346,10 @@ mod tests {
                         |outcome| send(address, &learner(&name, number, "04", outcome)).unwrap();
                     send(address, &learner(&name, number, "", Outcome::Here)).unwrap();
                     say(Outcome::Broken);
-                    say(says_no(&judge.test, ""));
+                    say(says_no(&judge.test));
                     match number % 3 {
                         0 => say(Outcome::Passed),
-                        1 => say(says_no(&judge.test, "reads only")),
+                        1 => say(says_no(&judge.test)),
                         _ => send(address, &learner(&name, number, "", Outcome::Left)).unwrap(),
                     }
                 });
@@ -371,7 +358,7 @@ mod tests {
         let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
         assert!(page.contains("<h1>20 here</h1>") && !page.contains("<b>"), "{page}");
         assert_eq!(page.matches("<td>04<td>✓ passed<td>3<td>7<td>1<td>").count(), 10);
-        let stopped = format!("<td>10<td>04<td>✗ {}<td>10 × reads only<td>", judge.title);
+        let stopped = format!("<td>10<td>04<td>✗ {}<td>", judge.title);
         assert!(page.contains(&stopped), "{page}");
         assert!(page.contains("&lt;b>learner&lt;/b> &amp; 0<td>"), "{page}");
     }
@@ -398,9 +385,7 @@ mod tests {
             assert!(refused(joined(name, 1)).contains("400"), "{name:?}");
         }
         assert!(refused(learner("a", 1, "no", Outcome::Passed)).contains("400"));
-        for (judge, mistake) in [("no", ""), ("exercise_accounts", "a&b")] {
-            assert!(refused(learner("a", 1, "04", says_no(judge, mistake))).contains("400"));
-        }
+        assert!(refused(learner("a", 1, "04", says_no("no"))).contains("400"));
         for key in 0..MOST as u32 {
             send(address, &joined(&format!("a{key}"), key)).unwrap();
         }

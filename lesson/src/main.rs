@@ -8,7 +8,6 @@ mod experiments;
 mod explain;
 mod incident;
 mod judges;
-mod mistakes;
 mod mutants;
 mod next;
 mod prove;
@@ -45,7 +44,6 @@ use crate::{
     desk::{Desk, STATE},
     exercise::{Exercise, HINTS, Judge},
     judges::Judges,
-    mistakes::Mistakes,
     next::Progress,
     prove::Prove,
 };
@@ -100,7 +98,7 @@ enum Cmd {
         #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3001")]
         listen: SocketAddr,
     },
-    /// Report your verdicts to a class: exercise, judge, mistake, minutes, hints, incidents; never code
+    /// Report your verdicts to a class: exercise, judge, minutes, hints, incidents; never code
     Join {
         /// The address that the class listens on, such as 192.168.1.7:3001
         address: String,
@@ -236,7 +234,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             let message = format!("cannot listen on {listen}: choose another one with --listen");
             let listener = TcpListener::bind(listen).context(message)?;
             println!("http://{} shows who has joined. Ctrl-C ends it.", listener.local_addr()?);
-            Class::new(&exercises, Mistakes::read(&workspace)?).serve(listener)?;
+            Class::new(&exercises).serve(listener)?;
         }
         Some(Cmd::Join { address, name }) => {
             class::check_name(&name).map_err(|error| fail(USAGE, error.to_string()))?;
@@ -244,8 +242,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Joined::join(&mut desk, address.clone(), name, exercise.as_ref())?;
             println!(
                 "Each `cargo lesson start` and `check` tells {address} your name, the exercise, \
-                 which judge\nsays no, which known mistake that looks like, the minutes since the \
-                 start, and how many\nhints you took, and your answers to incidents; never your code. `cargo lesson leave` ends that."
+                 which judge\nsays no, the minutes since the start, how many hints you took, and your \
+                 answers to incidents;\nnever your code. `cargo lesson leave` ends that."
             );
         }
         Some(Cmd::Leave) => match class::leave(&mut desk)? {
@@ -411,7 +409,7 @@ impl Check {
                 fs::write(&log, printable(&events_last(why))).ok();
             }
         })?;
-        self.conclude(desk, exercise, &said, &Mistakes::read(workspace)?)
+        self.conclude(desk, exercise, &said)
     }
 
     fn conclude(
@@ -419,7 +417,6 @@ impl Check {
         desk: &mut Desk,
         exercise: &Exercise,
         said: &BTreeMap<String, Verdict>,
-        known: &Mistakes,
     ) -> Result<bool> {
         let good = said.values().filter(|verdict| **verdict == Verdict::Passed).count();
         if good == exercise.judges.len() {
@@ -435,16 +432,11 @@ impl Check {
             return Ok(false);
         }
         let no = exercise.judges.iter().find_map(|judge| match said.get(&judge.test)? {
-            Verdict::Failed(why) => Some((&judge.test, why)),
+            Verdict::Failed(_) => Some(judge.test.clone()),
             _ => None,
         });
-        if let Some((test, why)) = no {
-            let mistakes = known.of(&exercise.id, &mistakes::said(test, why));
-            if let Some(sentence) = mistakes::sentence(&mistakes) {
-                println!("\n{}", wrapped(&sentence, 90));
-            }
-            let mistakes = mistakes.into_iter().map(str::to_owned).collect();
-            class::report(desk, Some(exercise), Outcome::Refused { judge: test.clone(), mistakes });
+        if let Some(judge) = no {
+            class::report(desk, Some(exercise), Outcome::Refused { judge });
         }
         println!("\nAll that the judge said: {STATE}/log");
         println!("Read: {}   Stuck? cargo lesson hint", exercise.read);

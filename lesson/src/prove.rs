@@ -27,7 +27,6 @@ use crate::{
     experiments::{experiments, is_shown},
     explain,
     judges::Judges,
-    mistakes::{self, Mistakes, START},
     mutants::{self, Edit, Program, Workshop, Wrong},
 };
 
@@ -68,8 +67,6 @@ struct Claim {
     judged_as: String,
     tests: Vec<String>,
     expected: Expected,
-    /// The exercise, and what is wrong: what its judges say has to be taken for that.
-    mistake: Option<(String, String)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -118,9 +115,6 @@ pub struct Prove {
     /// Try nothing more after this time, and say how much was left (20m)
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     within: Option<Duration>,
-    /// Note what the judges say of wrong answers, in lesson/exercises/mistakes.toml
-    #[arg(long)]
-    record: bool,
     /// Prove only what contains one of these
     filters: Vec<String>,
 }
@@ -131,7 +125,7 @@ pub struct Prove {
 /// one. Returns what does not hold.
 pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
     let workspace = run.workspace();
-    let Prove { kernel: kernels, all, days, within, record, filters } = options;
+    let Prove { kernel: kernels, all, days, within, filters } = options;
     let (all, deadline) = (*all, within.and_then(|within| Instant::now().checked_add(within)));
     // A proof that was interrupted leaves its programs.
     mutants::remove(workspace);
@@ -176,8 +170,7 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
             println!("- {}: not proven: needs --kernel {kernel}", claim.what);
         }
     }
-    let mistakes = Mistakes::read(workspace)?;
-    let sum = Mutex::new(Sum { mistakes, record: *record, ..Sum::default() });
+    let sum = Mutex::new(Sum::default());
     thread::scope(|scope| {
         // While the guests judge one program, the host builds the next.
         scope.spawn(|| {
@@ -216,11 +209,7 @@ pub fn prove(run: &Run, options: &Prove) -> Result<Vec<String>> {
         });
     });
     mutants::remove(workspace);
-    let Sum { wrong, not_tried, mistakes, record } =
-        sum.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if record {
-        mistakes.write(workspace)?;
-    }
+    let Sum { wrong, not_tried } = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     // Once more, where the eye ends: the lines above are hundreds.
     for what in &wrong {
         println!("does not hold: {what}");
@@ -241,10 +230,6 @@ struct Sum {
     wrong: Vec<String>,
     /// How many claims there was no time for.
     not_tried: usize,
-    /// What the judges have said of wrong answers.
-    mistakes: Mistakes,
-    /// Whether it is noted.
-    record: bool,
 }
 
 fn is_over(deadline: Option<Instant>) -> bool {
@@ -266,7 +251,7 @@ fn prove_on(
             continue;
         }
         let verdict = match built {
-            Ok(program) => check(judges, guest, claim, program.as_ref(), sum),
+            Ok(program) => check(judges, guest, claim, program.as_ref()),
             Err(error) => Err(anyhow!("{error:#}")),
         };
         let what = format!("{}: {}", guest.kernel(), claim.what);
@@ -303,7 +288,7 @@ fn claims(
             Some(stage) => Made::Already(judges.program(&stage)),
             None => Made::Edited(Program::start(exercise), Edit::Texts(Vec::new())),
         };
-        let claim = |what: &str, program, tests, expected, mistake| Claim {
+        let claim = |what: &str, program, tests, expected| Claim {
             what: format!("exercise {}: {what}", exercise.id),
             about: About::Exercise,
             kernel: exercise.kernel.clone(),
@@ -311,10 +296,8 @@ fn claims(
             judged_as: exercise.judged_as(),
             tests,
             expected,
-            mistake,
         };
-        let none = Some((exercise.id.clone(), START.to_owned()));
-        claims.push(claim("the start fails", start, tests.clone(), Expected::Fail, none));
+        claims.push(claim("the start fails", start, tests.clone(), Expected::Fail));
         let answer = stage_of(&exercise.solution);
         let package = format!("solution-{}", exercise.id);
         let program = judges.program(answer.as_ref().unwrap_or(&package));
@@ -323,7 +306,7 @@ fn claims(
         tests.retain(|test| all || answer.is_none() || of_attempts(test));
         if !tests.is_empty() {
             let program = Made::Already(program);
-            claims.push(claim("the answer passes", program, tests, Expected::Pass, None));
+            claims.push(claim("the answer passes", program, tests, Expected::Pass));
         }
     }
     for wrong in mutants.wrong {
@@ -340,9 +323,8 @@ fn claims(
             about: exercise.map_or(About::WrongProgram, |_| About::WrongAnswer),
             kernel: wrong.kernel.clone().or_else(|| exercise?.kernel.clone()),
             judged_as: exercise.map_or_else(|| original.name.clone(), Exercise::judged_as),
-            tests: judges_up_to(exercise, &wrong.judge),
+            tests: vec![wrong.judge],
             expected: Expected::Fail,
-            mistake: wrong.exercise.map(|exercise| (exercise, wrong.what)),
             program: Made::Edited(original, Edit::Texts(wrong.edit)),
         });
     }
@@ -393,7 +375,6 @@ fn claims(
             program: Made::Edited(original, Edit::Commands(experiment.edits)),
             tests,
             expected,
-            mistake: None,
         });
     }
     let left: Vec<_> = red.iter().map(|red| format!("{}: {}", red.stage, red.edit)).collect();
@@ -417,22 +398,12 @@ fn failed(said: &BTreeMap<String, Verdict>) -> Option<(&String, &String)> {
     })
 }
 
-/// The judges of an exercise in the order of `check`, up to this one. That nothing is left is judged in the first
-/// run.
-fn judges_up_to(exercise: Option<&Exercise>, last: &str) -> Vec<String> {
-    let judges = exercise.map(|it| it.judges.as_slice()).unwrap_or_default();
-    let before = judges.iter().map(|judge| &judge.test).take_while(|test| *test != last);
-    let before = before.filter(|_| last != STARTS).cloned();
-    before.chain([last.to_owned()]).collect()
-}
-
 /// Whether a claim holds; an error where not.
 fn check(
     judges: &Judges,
     guest: &Kept<'_>,
     claim: &Claim,
     program: Result<&PathBuf, &String>,
-    sum: &Mutex<Sum>,
 ) -> Result<()> {
     let program = match (&claim.expected, program) {
         (Expected::NotCompiled(lines), Err(said)) => return is_shown(said, lines),
@@ -443,21 +414,7 @@ fn check(
     let tests: Vec<&str> = claim.tests.iter().map(String::as_str).collect();
     let is_attempt = claim.about != About::WrongProgram;
     let subject = Subject { name: claim.judged_as.clone(), file: program.to_owned(), is_attempt };
-    let mut said = judges.run(guest, subject.clone(), &tests, |_| {})?;
-    if let (Some((exercise, what)), Some((test, why))) = (&claim.mistake, failed(&said)) {
-        let text = mistakes::said(test, why);
-        let mut sum = lock(sum);
-        match sum.record {
-            true => sum.mistakes.note(exercise, what, text),
-            false => sum.mistakes.check(exercise, what, &text)?,
-        }
-        drop(sum);
-        // An earlier judge of the exercise has said no: then this one was not asked.
-        let last = tests.last().filter(|last| what != START && *last != test);
-        if let Some(last) = last.copied() {
-            said = judges.run(guest, subject, &[last], |_| {})?;
-        }
-    }
+    let said = judges.run(guest, subject, &tests, |_| {})?;
     let bad = failed(&said);
     match (&claim.expected, bad) {
         (Expected::Pass, Some((test, why))) => bail!("{test}: {why}"),

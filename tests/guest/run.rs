@@ -88,7 +88,6 @@ pub fn compared(figures: &str) {
 
 /// Fails where an attempt's figures are wrong, with its output; else says what they were compared with.
 pub fn judge(is_right: bool, figures: &str, output: &str) -> Result<()> {
-    // On a line of its own: `cargo lesson` looks for known mistakes by the figures.
     ensure!(is_right, "{figures}:\n{output}");
     compared(figures);
     Ok(())
