@@ -5,6 +5,7 @@
 //! `tests/guest/truth`.
 
 mod answer;
+mod picture;
 mod report;
 mod start;
 mod verdict;

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt::Write};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::picture::Picture;
 use crate::{Case, Cell, Expected, Family, Question, Tool, Verdict, cases, tools};
 
 /// Every cell that was judged, by kernel line.
@@ -200,109 +201,25 @@ impl Report {
 
     /// A bar for each tool and kernel: how many loads it measures right, how many not.
     pub fn picture(&self) -> Result<String> {
-        const LEFT: usize = 150;
-        const TOP: usize = 84;
-        const ROW: usize = 22;
-        const LOAD: usize = 6;
         let (cases, ours) = (cases()?, of(Family::Ours)?);
-        let wide = cases.len() * LOAD + 30;
-        let width = LEFT + wide * self.kernels.len().max(3);
-        let mut y = TOP;
-        let mut bars = String::new();
-        let mut bar = |y: usize, name: &str, cells: &[Vec<&Cell>]| {
-            writeln!(bars, "<text x=\"{}\" y=\"{}\">{name}</text>", 16, y + 13)?;
-            for (block, cells) in cells.iter().enumerate() {
-                let mut x = LEFT + block * wide;
-                for (fill, _, is_it) in OUTCOMES {
-                    let loads = cells.iter().filter(|cell| is_it(&cell.verdict)).count();
-                    if loads == 0 {
-                        continue;
-                    }
-                    let long = loads * LOAD;
-                    write!(
-                        bars,
-                        "<rect x=\"{x}\" y=\"{y}\" width=\"{long}\" height=\"18\" fill=\"{fill}\"/>"
-                    )?;
-                    if loads > 1 {
-                        writeln!(
-                            bars,
-                            "<text x=\"{}\" y=\"{}\" fill=\"white\" text-anchor=\"middle\" \
-                             font-size=\"11\">{loads}</text>",
-                            x + long / 2,
-                            y + 13
-                        )?;
-                    }
-                    x += long;
-                }
-            }
-            anyhow::Ok(())
-        };
-        let mut heads = vec![(y, "this workshop")];
-        y += ROW - 2;
+        let mut picture = Picture::new(self.kernels.keys().collect(), cases.len());
         let of_ours = |kernel: &String| {
             cases.iter().filter_map(|case| self.ours(kernel, case, &ours)).collect()
         };
-        bar(y, "all of its tools", &self.kernels.keys().map(of_ours).collect::<Vec<_>>())?;
-        y += ROW;
+        picture.head("this workshop", 0);
+        picture.row("all of its tools", &self.kernels.keys().map(of_ours).collect::<Vec<_>>())?;
         for (family, heading) in OTHERS {
-            heads.push((y + 8, heading));
-            y += ROW + 6;
+            picture.head(heading, 8);
             for tool in of(family)? {
                 let of_tool = |kernel: &String| {
                     cases.iter().filter_map(|case| self.cell(kernel, case, &tool)).collect()
                 };
-                bar(y, &tool.name, &self.kernels.keys().map(of_tool).collect::<Vec<_>>())?;
-                y += ROW;
+                picture.row(&tool.name, &self.kernels.keys().map(of_tool).collect::<Vec<_>>())?;
             }
         }
-        let height = y + 46;
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
-             font-family=\"sans-serif\" font-size=\"12\">\n\
-             <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n\
-             <text x=\"8\" y=\"24\" font-size=\"16\" font-weight=\"bold\">\
-             Does a storage tracer print what is true?</text>\n\
-             <text x=\"8\" y=\"44\">How many loads each tool measures right, of those that it was \
-             run with. A figure is judged from outside.</text>\n"
-        );
-        for (block, kernel) in self.kernels.keys().enumerate() {
-            let x = LEFT + block * wide;
-            writeln!(svg, "<text x=\"{x}\" y=\"70\" font-weight=\"bold\">Linux {kernel}</text>")?;
-        }
-        for (y, head) in heads {
-            writeln!(svg, "<text x=\"8\" y=\"{}\" font-weight=\"bold\">{head}</text>", y + 13)?;
-        }
-        svg.push_str(&bars);
-        let mut x = 8;
-        for (fill, what, _) in OUTCOMES {
-            let y = height - 26;
-            writeln!(
-                svg,
-                "<rect x=\"{x}\" y=\"{y}\" width=\"14\" height=\"14\" fill=\"{fill}\"/>\
-                 <text x=\"{}\" y=\"{}\">{what}</text>",
-                x + 20,
-                y + 12
-            )?;
-            x += 40 + what.len() * 6;
-        }
-        svg.push_str("</svg>\n");
-        Ok(svg)
+        picture.finish()
     }
 }
-
-/// A colour, what it means, and which verdicts it shows.
-type Outcome = (&'static str, &'static str, fn(&Verdict) -> bool);
-
-const OUTCOMES: [Outcome; 4] = [
-    ("#2e8b57", "right", |verdict| matches!(verdict, Verdict::Right)),
-    ("#d9902f", "too small, and says so", |verdict| matches!(verdict, Verdict::Admitted { .. })),
-    ("#c0392b", "wrong", |verdict| {
-        matches!(verdict, Verdict::Wrong { .. } | Verdict::Broke { .. })
-    }),
-    ("#8e8e8e", "does not start on this kernel", |verdict| {
-        matches!(verdict, Verdict::Refused { .. })
-    }),
-];
 
 fn of(family: Family) -> Result<Vec<Tool>> {
     Ok(tools()?.into_iter().filter(|tool| tool.family == family).collect())

@@ -115,18 +115,18 @@ pub fn names(workspace: &Path) -> Result<BTreeSet<String>> {
 }
 
 /// What differs between two kernels.
-pub struct Next<'a> {
+pub struct KernelDiff<'a> {
     /// The line of the page, and the newer one, as they are called.
     pub kernels: [&'a str; 2],
     /// Their functions.
-    pub functions: [Functions; 2],
+    pub functions: &'a [Functions; 2],
     /// What our programs name.
     pub names: BTreeSet<String>,
     /// What was judged on each.
     pub reports: [&'a Report; 2],
 }
 
-impl Next<'_> {
+impl KernelDiff<'_> {
     /// The page: functions, then verdicts.
     pub fn markdown(&self, cases: &[Case], tools: &[Tool]) -> Result<String> {
         let [old, new] = self.kernels;
@@ -168,7 +168,7 @@ impl Next<'_> {
 
     /// Of the functions that are meant: which are gone, which have other arguments, which are new.
     fn changes(&self, text: &mut String, is_meant: &dyn Fn(&str, &str) -> bool) -> Result<()> {
-        let [before, now] = &self.functions;
+        let [before, now] = self.functions;
         let (mut gone, mut other, mut same) = (Vec::new(), Vec::new(), 0);
         for (name, of) in before.iter().filter(|(name, of)| is_meant(name, of)) {
             match now.get(name) {
@@ -247,9 +247,9 @@ mod tests {
             &[("submit_bio", "int (struct bio *)"), ("bio_put", bio), ("bio_new", bio)],
             &[("bitesize", Some(8)), ("biolatency", Some(8)), ("biosnoop", None)],
         );
-        let next = Next {
+        let next = KernelDiff {
             kernels: ["x", "x"],
-            functions: [before, now],
+            functions: &[before, now],
             names: ["submit_bio".to_owned(), "bio_endio".to_owned()].into(),
             reports: [&old, &new],
         };
