@@ -4,18 +4,22 @@
 use std::{
     collections::BTreeMap,
     io::{Read, Write},
-    net::{TcpListener, TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use common_http::{Answer, Request, Server};
 use serde::{Deserialize, Serialize};
-use workshop::say;
+use workshop::{
+    fail::{USAGE, fail},
+    say,
+};
 
 use crate::{
-    desk::{Desk, now},
+    desk::{Desk, Joined, now},
     exercise::Exercise,
+    lesson::Lesson,
 };
 
 /// How long a learner waits for the class.
@@ -30,15 +34,6 @@ const KIND: &str = "application/toml";
 const STYLE: &str = "<style>:root { color-scheme: light dark; font: 1rem/1.4 sans-serif }
     td, th { padding: .2rem .8rem; text-align: left; border-bottom: 1px solid #8888; overflow-wrap: anywhere;
     unicode-bidi: isolate }</style>";
-
-/// The class that this desk reports to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Joined {
-    pub address: String,
-    pub name: String,
-    /// Another desk may have chosen the same name.
-    key: u32,
-}
 
 /// What a verdict was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,40 +69,43 @@ struct Report {
     outcome: Outcome,
 }
 
-impl Joined {
-    /// Says hello to a class, which from then on gets this desk's verdicts.
-    pub fn join(
-        desk: &mut Desk,
-        address: String,
-        name: String,
-        exercise: Option<&Exercise>,
-    ) -> Result<()> {
-        let before = desk.progress.class.take().filter(|it| it.address == address);
-        let key = before.map_or_else(|| std::process::id() ^ now() as u32, |class| class.key);
-        let joined = Joined { address, name, key };
-        joined.report(desk, exercise, Outcome::Here)?;
-        desk.change(|progress| progress.class = Some(joined))
-    }
+/// Says hello to a class, which from then on gets this learner's verdicts.
+pub fn join(lesson: &mut Lesson, address: String, name: String) -> Result<()> {
+    check_name(&name).map_err(|error| fail(USAGE, error.to_string()))?;
+    let exercise = lesson.current().ok();
+    let desk = &mut lesson.desk;
+    let before = desk.progress.class.take().filter(|it| it.address == address);
+    let key = before.map_or_else(|| std::process::id() ^ now() as u32, |class| class.key);
+    let joined = Joined { address, name, key };
+    tell(&joined, desk, exercise.as_ref(), Outcome::Here)?;
+    desk.change(|progress| progress.class = Some(joined.clone()))?;
+    println!(
+        "Each `cargo lesson start` and `check` tells {} your name, the exercise, which judge\n\
+         says no, the minutes since the start, how many hints you took, and your answers to \
+         incidents;\nnever your code. `cargo lesson leave` ends that.",
+        joined.address
+    );
+    Ok(())
+}
 
-    fn report(&self, desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) -> Result<()> {
-        let known = exercise.map(|exercise| desk.known(exercise)).unwrap_or_default();
-        let report = Report {
-            key: self.key,
-            name: self.name.clone(),
-            exercise: exercise.map(|exercise| exercise.id.clone()),
-            minutes: now().saturating_sub(known.started.unwrap_or(u64::MAX)) / 60,
-            hints: known.hints,
-            outcome,
-        };
-        send(&self.address, &report)
-            .with_context(|| format!("the class at {} cannot be told", self.address))
-    }
+fn tell(joined: &Joined, desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) -> Result<()> {
+    let known = exercise.map(|exercise| desk.known(exercise)).unwrap_or_default();
+    let report = Report {
+        key: joined.key,
+        name: joined.name.clone(),
+        exercise: exercise.map(|exercise| exercise.id.clone()),
+        minutes: now().saturating_sub(known.started.unwrap_or(u64::MAX)) / 60,
+        hints: known.hints,
+        outcome,
+    };
+    send(&joined.address, &report)
+        .with_context(|| format!("the class at {} cannot be told", joined.address))
 }
 
 /// Tells the class of a verdict, if this desk has joined one. What goes wrong there stops nobody here.
 pub fn report(desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) {
     if let Some(joined) = &desk.progress.class
-        && let Err(error) = joined.report(desk, exercise, outcome)
+        && let Err(error) = tell(joined, desk, exercise, outcome)
     {
         say!("{error:#}; `cargo lesson leave` ends the reports");
     }
@@ -116,7 +114,7 @@ pub fn report(desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) {
 /// Leaves the class, whether it answers or not. Whether there was one.
 pub fn leave(desk: &mut Desk) -> Result<bool> {
     let Some(joined) = desk.progress.class.take() else { return Ok(false) };
-    joined.report(desk, None, Outcome::Left).ok();
+    tell(&joined, desk, None, Outcome::Left).ok();
     desk.change(|progress| progress.class = None)?;
     Ok(true)
 }
@@ -154,18 +152,26 @@ struct Learner {
     seen: Instant,
 }
 
-pub struct Class<'e> {
+/// Shows who is where, until this process ends.
+pub fn serve(exercises: &[Exercise], listen: SocketAddr) -> Result<()> {
+    let message = format!("cannot listen on {listen}: choose another one with --listen");
+    let listener = TcpListener::bind(listen).context(message)?;
+    println!("http://{} shows who has joined. Ctrl-C ends it.", listener.local_addr()?);
+    Class::new(exercises).serve(listener)
+}
+
+struct Class<'e> {
     exercises: &'e [Exercise],
     learners: BTreeMap<String, Learner>,
 }
 
 impl Class<'_> {
-    pub fn new(exercises: &[Exercise]) -> Class<'_> {
+    fn new(exercises: &[Exercise]) -> Class<'_> {
         Class { exercises, learners: BTreeMap::new() }
     }
 
     /// Serves its page, and takes reports, until this process ends.
-    pub fn serve(mut self, listener: TcpListener) -> Result<()> {
+    fn serve(mut self, listener: TcpListener) -> Result<()> {
         let mut server = Server::new(listener, "GET, POST")?;
         loop {
             server.serve(Duration::from_millis(500), |request| Ok(self.answer(request)))?;
@@ -288,7 +294,7 @@ fn row(cells: &[&str]) -> String {
 }
 
 /// Whether a name can stand on the page.
-pub fn check_name(name: &str) -> Result<()> {
+fn check_name(name: &str) -> Result<()> {
     let length = name.chars().count();
     let is_good =
         (1..=NAME).contains(&length) && name.trim() == name && !name.contains(char::is_control);

@@ -12,11 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use workshop::{attempts, cargo::Cargo};
 
-use crate::{
-    class::Joined,
-    exercise::{Exercise, HINTS},
-    incident::Made,
-};
+use crate::exercise::{Exercise, HINTS};
 
 /// The directory of everything but the attempts, relative to the workspace.
 pub const STATE: &str = ".lesson";
@@ -29,6 +25,30 @@ pub struct Known {
     pub hints: usize,
     /// When it was started first.
     pub started: Option<u64>,
+}
+
+/// The class that this desk reports to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    pub address: String,
+    pub name: String,
+    /// Another desk may have chosen the same name.
+    pub key: u32,
+}
+
+/// The incident that runs.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Made {
+    /// What it is made of.
+    pub seed: u64,
+    /// How hard it is.
+    pub level: u8,
+    /// How many answers were judged.
+    #[serde(default)]
+    pub answers: usize,
+    /// Whether the last of them was right: those that come after it are not counted.
+    #[serde(default)]
+    pub solved: bool,
 }
 
 /// What `progress.toml` holds.

@@ -8,7 +8,6 @@ use incidents::{
     TICKET,
     plan::{Answer, Plan},
 };
-use serde::{Deserialize, Serialize};
 use vm::{
     cargo::build_all,
     commands::{launch::Program, shell, test::DISKS},
@@ -20,9 +19,9 @@ use workshop::{
 };
 
 use crate::{
-    NOT_YET, class,
-    class::Outcome,
-    desk::{Desk, now},
+    class::{self, Outcome},
+    desk::{Made, now},
+    lesson::{Lesson, NOT_YET},
 };
 
 /// How to make one.
@@ -47,19 +46,6 @@ pub struct Said {
     /// Show the way to the right answer, also where this one is wrong
     #[arg(long)]
     anyhow: bool,
-}
-
-/// The incident that runs.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Made {
-    seed: u64,
-    level: u8,
-    /// How many answers were judged.
-    #[serde(default)]
-    answers: usize,
-    /// Whether the last of them was right: those that come after it are not counted.
-    #[serde(default)]
-    solved: bool,
 }
 
 impl Made {
@@ -88,7 +74,8 @@ fn program(run: &Run, what: &str, made: Made) -> Result<Program> {
 }
 
 /// Makes one, and opens a shell there. The status is that of the shell.
-pub fn begin(run: &Run, desk: &mut Desk, options: &Options) -> Result<ExitCode> {
+pub fn begin(lesson: &mut Lesson, options: &Options) -> Result<ExitCode> {
+    let (run, desk) = (&lesson.run()?, &mut lesson.desk);
     if shell::is_running(run, None)? {
         return Err(fail(USAGE, "another guest runs: leave its shell first (`exit`)"));
     }
@@ -111,7 +98,8 @@ pub fn begin(run: &Run, desk: &mut Desk, options: &Options) -> Result<ExitCode> 
 }
 
 /// Judges an answer, and shows the way to the right one in the incident's guest.
-pub fn answer(run: &Run, desk: &mut Desk, said: &Said) -> Result<ExitCode> {
+pub fn answer(lesson: &mut Lesson, said: &Said) -> Result<ExitCode> {
+    let (run, desk) = (&lesson.run()?, &mut lesson.desk);
     let none = || fail(USAGE, "no incident runs: cargo lesson incident");
     let mut made = desk.progress.incident.ok_or_else(none)?;
     let is_open = ["test", "-e", TICKET].map(OsString::from).to_vec();
@@ -139,7 +127,7 @@ pub fn answer(run: &Run, desk: &mut Desk, said: &Said) -> Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use super::Made;
+    use super::*;
 
     #[test]
     fn what_comes_after_the_right_answer_is_not_counted() {

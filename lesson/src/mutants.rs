@@ -19,6 +19,41 @@ use crate::{
     exercise::Exercise,
 };
 
+/// What `lesson/exercises/mutants.toml` holds.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mutants {
+    /// The experiments without an error.
+    pub mutant: Vec<Red>,
+    /// In the order of the file.
+    pub wrong: Vec<Wrong>,
+}
+
+/// An experiment without an error, and the judge that notices it, or why none does.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Red {
+    /// The directory of the stage or tool.
+    pub stage: String,
+    /// Stands in the README.
+    pub edit: String,
+    /// The guest test that turns red.
+    pub judge: Option<String>,
+    /// The only kernel on which it can.
+    pub kernel: Option<String>,
+    /// Why no test can notice it.
+    pub unproven: Option<String>,
+}
+
+impl Mutants {
+    /// Reads the file.
+    pub fn read(workspace: &Path) -> Result<Mutants> {
+        let text = fs::read_to_string(workspace.join("lesson/exercises/mutants.toml"))
+            .context("mutants.toml")?;
+        toml::from_str(&text).context("mutants.toml")
+    }
+}
+
 /// A wrong program, and the guest test that must refuse it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -257,7 +292,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::prove::mutants;
 
     #[test]
     fn every_wrong_program_differs_from_the_right_one() {
@@ -265,7 +299,7 @@ mod tests {
         let (exercises, programs) =
             (Exercise::all(&workspace).unwrap(), programs(&Cargo::new(&workspace, true)).unwrap());
         let mut number: BTreeMap<String, usize> = BTreeMap::new();
-        for wrong in mutants(&workspace).unwrap().wrong {
+        for wrong in Mutants::read(&workspace).unwrap().wrong {
             let program = original(&wrong, &programs, &exercises).unwrap();
             let mut sources = editable(&workspace, &program).unwrap();
             replace(&wrong.edit, &mut sources).expect(&wrong.what);

@@ -1,0 +1,151 @@
+//! What a learner does with an attempt, but for judging it: start, look, take a hint, start over.
+
+use std::{
+    io::{BufRead, IsTerminal, Write},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use textwrap::indent;
+use workshop::fail::{USAGE, fail};
+
+use crate::{
+    class::{self, Outcome},
+    exercise::{Exercise, HINTS},
+    lesson::{Lesson, NOT_YET},
+    next::Progress,
+    verdicts::wrapped,
+};
+
+/// Shows where the learner is, and what to do next.
+pub fn status(lesson: &Lesson) -> Result<()> {
+    let Lesson { exercises, desk, .. } = lesson;
+    let progress = Progress::at(desk, exercises)?;
+    let own = exercises.iter().position(Exercise::is_own);
+    for (number, exercise) in exercises.iter().enumerate() {
+        if own == Some(number) {
+            println!("\nOn your own:");
+        }
+        let mark = match (desk.known(exercise).done, desk.has_attempt(exercise)) {
+            (true, _) => "✓",
+            (false, true) => "…",
+            (false, false) => " ",
+        };
+        let is_current = desk.progress.current.as_deref() == Some(exercise.id.as_str());
+        let arrow = if is_current { ">" } else { " " };
+        let after = match progress.waits_for(exercise) {
+            Some(stage) if mark == " " => format!(" (after stage {stage})"),
+            _ => String::new(),
+        };
+        println!("{arrow} {mark} {:<10} {}{after}", exercise.id, exercise.title);
+    }
+    let current = exercises.iter().find(|e| desk.progress.current.as_ref() == Some(&e.id));
+    match current.filter(|exercise| desk.has_attempt(exercise)) {
+        Some(exercise) if !desk.known(exercise).done => println!(
+            "\nEdit {}/src, then run `cargo lesson check`. Stuck? `cargo lesson hint`",
+            exercise.directory().display()
+        ),
+        _ if exercises.iter().all(|exercise| desk.known(exercise).done) => {
+            println!("\nAll exercises are done. `cargo lesson start ID` returns to one.");
+        }
+        Some(exercise) => {
+            println!("\n{}", progress.after(exercise));
+        }
+        None => println!("\n`cargo lesson start` begins the next exercise, `start ID` any other."),
+    }
+    Ok(())
+}
+
+/// Begins an exercise, or returns to it.
+pub fn start(lesson: &mut Lesson, id: Option<String>) -> Result<()> {
+    let none_left =
+        || fail(USAGE, "all exercises are done; `cargo lesson start ID` returns to one");
+    let exercise = match &id {
+        Some(id) => lesson.named(id)?,
+        None => {
+            let progress = Progress::at(&lesson.desk, &lesson.exercises)?;
+            progress.first().ok_or_else(none_left)?.clone()
+        }
+    };
+    let desk = &mut lesson.desk;
+    let (id, mine) = (&exercise.id, exercise.directory());
+    let mine = mine.display();
+    match desk.start(&exercise)? {
+        true => println!("{mine} is a copy of {}.", exercise.start.display()),
+        false => println!(
+            "{mine} is your earlier attempt, as you left it. `cargo lesson reset` starts over."
+        ),
+    }
+    println!("\nRead: {}", exercise.read);
+    println!("\nExercise {id}: {}\n\n{}\n", exercise.title, indent(exercise.task.trim_end(), "  "));
+    let kernel = exercise.kernel.as_ref().map(|kernel| format!("--kernel {kernel} "));
+    let run = format!("cargo vm run {}{}", kernel.unwrap_or_default(), exercise.package());
+    println!("Edit {mine}/src. `{run}` runs your program,");
+    println!("`cargo lesson check` judges it, `cargo lesson hint` helps.");
+    class::report(desk, Some(&exercise), Outcome::Here);
+    Ok(())
+}
+
+/// Shows the next hint.
+pub fn hint(lesson: &mut Lesson) -> Result<()> {
+    let exercise = lesson.current()?;
+    match lesson.desk.hint(&exercise)? {
+        Some((number, hint)) => {
+            // Prose is one line, code several.
+            let hint = if hint.contains('\n') { hint.to_owned() } else { wrapped(hint, 90) };
+            println!("Hint {number} of {HINTS}:\n\n{}", indent(hint.trim_end(), "  "));
+        }
+        None => {
+            let anyhow = if lesson.desk.known(&exercise).done { "" } else { " --anyhow" };
+            println!("There are no more hints. `cargo lesson solution{anyhow}` shows the answer.");
+        }
+    }
+    Ok(())
+}
+
+/// Shows what differs between the attempt and the answer.
+pub fn solution(lesson: &Lesson, anyhow: bool) -> Result<()> {
+    let exercise = lesson.current()?;
+    if !anyhow && !lesson.desk.known(&exercise).done {
+        let message = "your attempt has not passed yet; `cargo lesson solution --anyhow` \
+                       shows the answer nevertheless";
+        return Err(fail(NOT_YET.into(), message));
+    }
+    let (mine, answer) = (exercise.directory().join("src"), exercise.solution.join("src"));
+    println!("diff -u {} {}", mine.display(), answer.display());
+    let mut diff = Command::new("diff");
+    diff.arg("-ru").args([mine, answer]).current_dir(lesson.workspace());
+    diff.status().context("cannot start diff")?;
+    Ok(())
+}
+
+/// Starts the exercise over, and keeps the attempt.
+pub fn reset(lesson: &mut Lesson, yes: bool) -> Result<()> {
+    let exercise = lesson.current()?;
+    let mine = exercise.directory();
+    if !yes && !confirmed(&format!("Start {} over?", mine.display()))? {
+        println!("Nothing was changed.");
+        return Ok(());
+    }
+    let desk = &mut lesson.desk;
+    if desk.has_attempt(&exercise) {
+        let kept = desk.reset(&exercise)?;
+        println!("Your attempt is in {} now.", kept.display());
+    } else {
+        desk.start(&exercise)?;
+    }
+    println!("{} starts from {} again.", mine.display(), exercise.start.display());
+    Ok(())
+}
+
+/// Asks on the terminal; without one, nobody can agree.
+fn confirmed(question: &str) -> Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        return Err(fail(USAGE, "reset asks on a terminal; --yes answers without one"));
+    }
+    print!("{question} The old one is kept in mine.old/. [y/N] ");
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}

@@ -1,0 +1,169 @@
+//! `cargo lesson check`: judges an attempt.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Result;
+use clap::Args;
+use vm::{commands::kept::Kept, run::Run};
+use workshop::{
+    events::Verdict,
+    fail::{USAGE, fail},
+    judging::Subject,
+    printable,
+};
+
+use crate::{
+    class::{self, Outcome},
+    desk::{Desk, STATE},
+    exercise::Exercise,
+    explain,
+    judges::{self, Judges},
+    lesson::{Lesson, NOT_YET},
+    next::Progress,
+    verdicts::{events_last, shown, wrapped},
+};
+
+/// What to judge.
+#[derive(Args)]
+pub struct Check {
+    /// The exercise, which becomes the current one [default: the one that was started last]
+    id: Option<String>,
+    /// Check again whenever you save a file, until all judges agree
+    #[arg(long)]
+    watch: bool,
+    /// Kernel line: 6.1, 6.1-rt, 6.12, 6.18, 7.2, 7.3 [default: the exercise's; else 6.1, arm64: 6.12]
+    #[arg(long, env = "VM_KERNEL", value_name = "LINE")]
+    kernel: Option<String>,
+}
+
+impl Check {
+    /// Judges the attempt; where it is watched, again whenever a file is saved.
+    pub fn run(&self, lesson: &mut Lesson) -> Result<ExitCode> {
+        let exercise = match &self.id {
+            Some(id) => lesson.named(id)?,
+            None => lesson.current()?,
+        };
+        if !lesson.desk.has_attempt(&exercise) {
+            let message = format!(
+                "{} does not exist: cargo lesson start {} makes it",
+                exercise.directory().display(),
+                exercise.id
+            );
+            return Err(fail(USAGE, message));
+        }
+        if self.id.is_some() {
+            lesson.desk.start(&exercise)?;
+        }
+        let run = lesson.run()?;
+        self.until_done(&run, lesson, &exercise)
+    }
+
+    fn until_done(&self, run: &Run, lesson: &mut Lesson, exercise: &Exercise) -> Result<ExitCode> {
+        let workspace = run.workspace();
+        loop {
+            let before = saved(workspace, exercise);
+            let done = self.once(run, &mut lesson.desk, exercise)?;
+            if done {
+                println!("\nDone. `cargo lesson solution` compares yours with ours.\n");
+                println!("{}", Progress::at(&lesson.desk, &lesson.exercises)?.after(exercise));
+            }
+            if done || !self.watch {
+                return Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
+            }
+            println!("\nWaiting for you to save a file (Ctrl-C ends)\n");
+            while saved(workspace, exercise) == before {
+                thread::sleep(Duration::from_millis(200));
+            }
+            println!("building …\n");
+        }
+    }
+
+    /// Judges the attempt as it is now. Whether all judges agree.
+    fn once(&self, run: &Run, desk: &mut Desk, exercise: &Exercise) -> Result<bool> {
+        let workspace = run.workspace();
+        let judges = Judges::build(run, [])?;
+        let cargo = run.guests()?.quiet();
+        let program = match judges::build_attempt(&cargo, &exercise.package())? {
+            Ok(program) => program,
+            Err(said) => {
+                println!("{said}");
+                if let Some(meaning) = explain::missing_field(&said) {
+                    println!("\nWhat this means:\n{}", wrapped(meaning, 90));
+                }
+                println!("\nYour program does not compile yet.");
+                class::report(desk, Some(exercise), Outcome::Broken);
+                return Ok(false);
+            }
+        };
+        let named = self.kernel.as_ref().filter(|kernel| !kernel.is_empty());
+        let kernel = named.or(exercise.kernel.as_ref());
+        let guest = Kept::of(run, kernel.map(String::as_str));
+        guest.start()?;
+        let number = exercise.judges.len();
+        let s = if number == 1 { "" } else { "s" };
+        println!("exercise {}, {number} judge{s}, {}", exercise.id, guest.kernel());
+        let log = workspace.join(STATE).join("log");
+        fs::write(&log, "")?;
+        let tests: Vec<&str> = exercise.judges.iter().map(|judge| judge.test.as_str()).collect();
+        let subject = Subject { name: exercise.judged_as(), file: program, is_attempt: true };
+        let said = judges.run(&guest, subject, &tests, |ended| {
+            let judge = exercise.judges.iter().find(|judge| judge.test == ended.name);
+            let Some(judge) = judge else { return };
+            println!("{}", printable(&shown(judge, ended)));
+            if let Verdict::Failed(why) = &ended.verdict {
+                fs::write(&log, printable(&events_last(why))).ok();
+            }
+        })?;
+        self.conclude(desk, exercise, &said)
+    }
+
+    fn conclude(
+        &self,
+        desk: &mut Desk,
+        exercise: &Exercise,
+        said: &BTreeMap<String, Verdict>,
+    ) -> Result<bool> {
+        let good = said.values().filter(|verdict| **verdict == Verdict::Passed).count();
+        if good == exercise.judges.len() {
+            desk.note(exercise, |known| known.done = true)?;
+            class::report(desk, Some(exercise), Outcome::Passed);
+            return Ok(true);
+        }
+        if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_) | Verdict::NotRun)) {
+            println!(
+                "\nNo judge refuses your program, but not every judge works on this kernel. \
+                 `cargo lesson check --kernel LINE` checks on another one."
+            );
+            return Ok(false);
+        }
+        let no = exercise.judges.iter().find_map(|judge| match said.get(&judge.test)? {
+            Verdict::Failed(_) => Some(judge.test.clone()),
+            _ => None,
+        });
+        if let Some(judge) = no {
+            class::report(desk, Some(exercise), Outcome::Refused { judge });
+        }
+        println!("\nAll that the judge said: {STATE}/log");
+        println!("Read: {}   Stuck? cargo lesson hint", exercise.read);
+        Ok(false)
+    }
+}
+
+/// When the files of the attempt were last saved.
+fn saved(workspace: &Path, exercise: &Exercise) -> Vec<(PathBuf, SystemTime)> {
+    let package = workspace.join(exercise.directory());
+    let directories = [package.join("src"), package];
+    let entries = directories.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    let times =
+        entries.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.modified().ok()?)));
+    let mut times: Vec<_> = times.filter(|(path, _)| path.is_file()).collect();
+    times.sort();
+    times
+}

@@ -1,0 +1,223 @@
+//! What `cargo lesson prove` proves: claims about programs, made out of the exercises, the mutants and the READMEs.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{
+    exercise::{Exercise, Judge},
+    experiments::{Experiment, experiments},
+    judges::Judges,
+    mutants::{self, Edit, Mutants, Program, Red, Wrong},
+};
+
+/// The judge that starts a program, which is all that an error of the verifier needs.
+const STARTS: &str = "exercise_leaves_nothing";
+
+/// A program, what judges it, and what has to come out.
+pub struct Claim {
+    /// In words, and unique.
+    pub what: String,
+    pub about: About,
+    /// The only kernel on which its tests can tell.
+    pub kernel: Option<String>,
+    pub program: Made,
+    /// The program whose place it takes.
+    pub judged_as: String,
+    /// The guest tests that judge it.
+    pub tests: Vec<String>,
+    pub expected: Expected,
+}
+
+/// What a claim is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum About {
+    /// The start of an exercise, or its answer.
+    Exercise,
+    WrongAnswer,
+    WrongProgram,
+    Experiment,
+}
+
+/// Where a program comes from.
+pub enum Made {
+    /// It was built with the judges.
+    Already(PathBuf),
+    /// From this one, in the copy of the workshop.
+    Edited(Program, Edit),
+}
+
+/// What has to come out.
+pub enum Expected {
+    Pass,
+    /// Any of the judges says no.
+    Fail,
+    /// The program does not start, and says these lines.
+    Refused(Vec<String>),
+    /// The compiler says these lines.
+    NotCompiled(Vec<String>),
+}
+
+/// All claims. `all`: the judges of a stage also judge it as an answer.
+pub fn claims(
+    workspace: &Path,
+    judges: &Judges,
+    programs: &[Program],
+    all: bool,
+) -> Result<Vec<Claim>> {
+    let (mutants, exercises) = (Mutants::read(workspace)?, Exercise::all(workspace)?);
+    let mut claims = Vec::new();
+    for exercise in &exercises {
+        claims.push(start_fails(exercise, judges));
+        claims.extend(answer_passes(exercise, judges, all));
+    }
+    for wrong in mutants.wrong {
+        claims.push(wrong_is_refused(wrong, programs, &exercises)?);
+    }
+    let mut red = mutants.mutant;
+    for experiment in experiments(workspace)? {
+        claims.extend(experiment_shows(experiment, programs, &mut red)?);
+    }
+    let left: Vec<_> = red.iter().map(|red| format!("{}: {}", red.stage, red.edit)).collect();
+    ensure!(
+        left.is_empty(),
+        "no README makes this experiment of mutants.toml: {}",
+        left.join(", ")
+    );
+    Ok(claims)
+}
+
+fn of_exercise(
+    exercise: &Exercise,
+    what: &str,
+    program: Made,
+    tests: Vec<String>,
+    expected: Expected,
+) -> Claim {
+    Claim {
+        what: format!("exercise {}: {what}", exercise.id),
+        about: About::Exercise,
+        kernel: exercise.kernel.clone(),
+        program,
+        judged_as: exercise.judged_as(),
+        tests,
+        expected,
+    }
+}
+
+fn tests_of(exercise: &Exercise) -> Vec<String> {
+    exercise.judges.iter().map(|Judge { test, .. }| test.clone()).collect()
+}
+
+fn start_fails(exercise: &Exercise, judges: &Judges) -> Claim {
+    let start = match stage_of(&exercise.start) {
+        Some(stage) => Made::Already(judges.program(&stage)),
+        None => Made::Edited(Program::start(exercise), Edit::Texts(Vec::new())),
+    };
+    of_exercise(exercise, "the start fails", start, tests_of(exercise), Expected::Fail)
+}
+
+/// None where no judge of the exercise is left to ask.
+fn answer_passes(exercise: &Exercise, judges: &Judges, all: bool) -> Option<Claim> {
+    let answer = stage_of(&exercise.solution);
+    let package = format!("solution-{}", exercise.id);
+    let program = judges.program(answer.as_ref().unwrap_or(&package));
+    // `cargo vm test` runs a stage's own judges, but not those of attempts.
+    let of_attempts = |test: &String| test.starts_with("exercise_") && test != STARTS;
+    let mut tests = tests_of(exercise);
+    tests.retain(|test| all || answer.is_none() || of_attempts(test));
+    let program = Made::Already(program);
+    (!tests.is_empty())
+        .then(|| of_exercise(exercise, "the answer passes", program, tests, Expected::Pass))
+}
+
+fn wrong_is_refused(wrong: Wrong, programs: &[Program], exercises: &[Exercise]) -> Result<Claim> {
+    let original = mutants::original(&wrong, programs, exercises)?;
+    let exercise = exercises.iter().find(|it| Some(&it.id) == wrong.exercise.as_ref());
+    ensure!(
+        exercise.is_none_or(|it| it.judges.iter().any(|judge| judge.test == wrong.judge)),
+        "mutants.toml: {} does not judge the {}",
+        wrong.judge,
+        wrong.of()
+    );
+    Ok(Claim {
+        what: format!("{}, wrong: {}", wrong.of(), wrong.what),
+        about: exercise.map_or(About::WrongProgram, |_| About::WrongAnswer),
+        kernel: wrong.kernel.clone().or_else(|| exercise?.kernel.clone()),
+        judged_as: exercise.map_or_else(|| original.name.clone(), Exercise::judged_as),
+        tests: vec![wrong.judge],
+        expected: Expected::Fail,
+        program: Made::Edited(original, Edit::Texts(wrong.edit)),
+    })
+}
+
+/// None where nothing can notice it: that is said. Takes its judge out of `red`.
+fn experiment_shows(
+    experiment: Experiment,
+    programs: &[Program],
+    red: &mut Vec<Red>,
+) -> Result<Option<Claim>> {
+    let stage = workshop::package_in(&experiment.stage).context("odd stage")?.to_owned();
+    let original = programs.iter().find(|it| it.directory == Path::new(&experiment.stage));
+    let original = original.cloned().with_context(|| format!("{stage} is no program"))?;
+    let (mut tests, mut kernel) = (vec![STARTS.to_owned()], None);
+    let expected = match promised_error(&experiment, &stage) {
+        Some(error) => error,
+        None => {
+            let red = take_judge(&experiment, red)?;
+            let Some(judge) = red.judge else {
+                let why = red.unproven.context("mutants.toml: neither `judge` nor `unproven`")?;
+                println!("- {}: {}: not proven: {why}", red.stage, red.edit);
+                return Ok(None);
+            };
+            (tests, kernel) = (vec![judge], red.kernel);
+            Expected::Fail
+        }
+    };
+    let mut seds = experiment.edits.lines().filter(|line| line.starts_with("sed -i"));
+    let last = seds.next_back().unwrap_or_default();
+    Ok(Some(Claim {
+        what: format!("{}: {last}", experiment.stage),
+        about: About::Experiment,
+        kernel,
+        judged_as: stage,
+        program: Made::Edited(original, Edit::Commands(experiment.edits)),
+        tests,
+        expected,
+    }))
+}
+
+/// The error that the README shows, if it shows one.
+fn promised_error(experiment: &Experiment, stage: &str) -> Option<Expected> {
+    let lines = |text: &str| -> Vec<String> {
+        let lines = experiment.promised.lines().filter(|line| line.contains(text));
+        // A README cuts a long line, and ends it with `…`.
+        lines.map(|line| line.trim().trim_end_matches('…').trim_end().to_owned()).collect()
+    };
+    let mut refused = lines(&format!("{stage}: "));
+    refused.retain(|line| !line.contains(": tracing"));
+    if !refused.is_empty() {
+        refused.extend(lines(".bpf.c:"));
+        return Some(Expected::Refused(refused));
+    }
+    let compiler = lines(" error: ");
+    (!compiler.is_empty()).then_some(Expected::NotCompiled(compiler))
+}
+
+/// The judge that `mutants.toml` names for an experiment without an error.
+fn take_judge(experiment: &Experiment, red: &mut Vec<Red>) -> Result<Red> {
+    let found = red
+        .iter()
+        .position(|red| red.stage == experiment.stage && experiment.edits.contains(&red.edit));
+    let found = found.with_context(|| {
+        format!(
+            "{}: lesson/exercises/mutants.toml names no judge for {}",
+            experiment.stage, experiment.edits
+        )
+    })?;
+    Ok(red.remove(found))
+}
+
+fn stage_of(directory: &Path) -> Option<String> {
+    workshop::package_in(&directory.to_string_lossy()).map(str::to_owned)
+}
