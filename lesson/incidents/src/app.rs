@@ -63,10 +63,6 @@ const THREADS: [u64; 4] = [20, 4, 2, 4];
 /// After a failure, a request is made again so much later, and this often at most.
 const AGAIN: (Duration, usize) = (Duration::from_millis(300), 10);
 
-/// Requests of a service: all, slow ones, the longest in ms.
-#[derive(Default)]
-struct Count([AtomicU64; 3]);
-
 /// A buffer that O_DIRECT takes.
 #[repr(align(4096))]
 struct Block([u8; 4096]);
@@ -90,12 +86,45 @@ pub fn run(name: &str, orders: &Orders) -> Result<()> {
 /// from their beginning to their end. What takes long is in the log.
 fn serve(name: &str, orders: &Orders) -> Result<()> {
     let directory = orders.directories.first().context("no directory")?;
-    let count = Count::default();
-    let log = Path::new("/var/log").join(format!("{name}.log"));
-    let log = &OpenOptions::new().create(true).append(true).open(log)?;
-    let path = |file: &str| directory.join(file);
-    // A request comes after a pause: that nobody is there to take it is a part of its time.
-    let request = |what: &str, slow, pause: u64, body: &mut dyn FnMut() -> Result<()>| {
+    let requests = &Requests::new(name)?;
+    warm_up(&directory.join("pages"))?;
+    // So many times as many, and as often.
+    let hurry = if let Some(Much::Requests(times)) = orders.much { times } else { 1 };
+    thread::scope(|scope| {
+        let readers = THREADS[0] * hurry;
+        for thread in 0..readers + THREADS[1] * hurry {
+            let is_reader = thread < readers;
+            let file = direct(&directory.join("data"), !is_reader)?;
+            scope.spawn(move || serve_blocks(requests, &file, thread, is_reader, hurry));
+        }
+        for thread in 0..THREADS[2] {
+            let file = File::open(directory.join("pages"))?;
+            scope.spawn(move || serve_pages(requests, &file, thread));
+        }
+        for thread in 0..THREADS[3] {
+            let list = File::open(directory.join("list"))?;
+            scope.spawn(move || serve_list(requests, &list, thread));
+        }
+        requests.report(name)
+    })
+}
+
+/// The requests of a service: what came out of them, and where the slow ones are noted.
+struct Requests {
+    /// All, slow ones, the longest in ms.
+    count: [AtomicU64; 3],
+    log: File,
+}
+
+impl Requests {
+    fn new(name: &str) -> Result<Requests> {
+        let log = Path::new("/var/log").join(format!("{name}.log"));
+        let log = OpenOptions::new().create(true).append(true).open(log)?;
+        Ok(Requests { count: Default::default(), log })
+    }
+
+    /// Takes a request after a pause: that nobody is there to take it is a part of its time.
+    fn take(&self, what: &str, slow: Duration, pause: u64, mut body: impl FnMut() -> Result<()>) {
         let pause = Duration::from_millis(pause);
         let due = Instant::now() + pause;
         thread::sleep(pause);
@@ -107,10 +136,10 @@ fn serve(name: &str, orders: &Orders) -> Result<()> {
             result = body();
         }
         let took = due.elapsed();
-        count.0[0].fetch_add(1, Relaxed);
-        count.0[2].fetch_max(took.as_millis() as u64, Relaxed);
+        self.count[0].fetch_add(1, Relaxed);
+        self.count[2].fetch_max(took.as_millis() as u64, Relaxed);
         if took >= slow || result.is_err() {
-            count.0[1].fetch_add(1, Relaxed);
+            self.count[1].fetch_add(1, Relaxed);
             let how = match result {
                 Err(error) => format!(": {error:#}"),
                 Ok(()) if failed > 0 => format!(", and failed {failed} times before"),
@@ -118,83 +147,81 @@ fn serve(name: &str, orders: &Orders) -> Result<()> {
             };
             let line = format!("{} {what} took {} ms{how}\n", now(), took.as_millis());
             // At once: others write there, too.
-            let _ = { log }.write_all(line.as_bytes());
+            let _ = { &self.log }.write_all(line.as_bytes());
         }
-    };
-    let request = &request;
-    // So that a page's first request is as quick as its second.
-    let mut pages = File::open(path("pages"))?;
-    // SAFETY: a system call on an open file.
-    unsafe { libc::posix_fadvise(pages.as_raw_fd(), 0, 0, libc::POSIX_FADV_WILLNEED) };
-    std::io::copy(&mut pages, &mut std::io::sink())?;
-    // So many times as many, and as often.
-    let hurry = if let Some(Much::Requests(times)) = orders.much { times } else { 1 };
-    let readers = THREADS[0] * hurry;
-    thread::scope(|scope| {
-        for thread in 0..readers + THREADS[1] * hurry {
-            let file = direct(&path("data"), thread >= readers)?;
-            scope.spawn(move || {
-                let mut numbers = Numbers(thread);
-                let mut block = Box::new(Block([thread as u8; 4096]));
-                let blocks = FILES[0].1 / 4096;
-                loop {
-                    let at = numbers.below(blocks) * 4096;
-                    let pause = (400 + numbers.below(200)) / hurry;
-                    let mut get = || Ok(file.read_exact_at(&mut block.0, at)?);
-                    match thread < readers {
-                        true => request("get", SLOW[0], pause, &mut get),
-                        false => request("put", SLOW[0], pause, &mut || {
-                            Ok(file.write_all_at(&block.0, at)?)
-                        }),
-                    }
-                }
-            });
-        }
-        for thread in 0..THREADS[2] {
-            let file = File::open(path("pages"))?;
-            // SAFETY: a system call on an open file.
-            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
-            scope.spawn(move || {
-                let mut numbers = Numbers(100 + thread);
-                let mut piece = [0; 4096];
-                loop {
-                    request("page", SLOW[1], 300 + numbers.below(200), &mut || {
-                        for _ in 0..600 {
-                            let at = numbers.below(FILES[1].1 / 4096) * 4096;
-                            file.read_exact_at(&mut piece, at)?;
-                        }
-                        Ok(())
-                    });
-                }
-            });
-        }
-        let length = FILES[2].1 / THREADS[3];
-        for thread in 0..THREADS[3] {
-            let list = File::open(path("list"))?;
-            scope.spawn(move || {
-                let mut piece = [0; 16384];
-                let from = thread * length;
-                loop {
-                    request("list", SLOW[2], 1000, &mut || {
-                        for at in (from..from + length).step_by(piece.len()) {
-                            list.read_exact_at(&mut piece, at)?;
-                        }
-                        Ok(())
-                    });
-                    forget(&list, from, length);
-                }
-            });
-        }
+    }
+
+    /// Writes the count for others to read, again and again.
+    fn report(&self, name: &str) -> Result<()> {
         let status = format!("/run/{name}.status");
         loop {
             thread::sleep(Duration::from_millis(500));
-            let [all, slow, most] = count.0.each_ref().map(|n| n.load(Relaxed));
+            let [all, slow, most] = self.count.each_ref().map(|n| n.load(Relaxed));
             let text = format!("requests {all}\nslow {slow}\nlongest_ms {most}\n");
             // As a whole, for whoever reads it.
             fs::write(format!("{status}.new"), text)?;
             fs::rename(format!("{status}.new"), &status)?;
         }
-    })
+    }
+}
+
+/// Reads a file into the page cache, so that a page's first request is as quick as its second.
+fn warm_up(file: &Path) -> Result<()> {
+    let mut pages = File::open(file)?;
+    // SAFETY: a system call on an open file.
+    unsafe { libc::posix_fadvise(pages.as_raw_fd(), 0, 0, libc::POSIX_FADV_WILLNEED) };
+    std::io::copy(&mut pages, &mut std::io::sink())?;
+    Ok(())
+}
+
+/// Reads or writes single blocks, past the page cache.
+fn serve_blocks(requests: &Requests, file: &File, thread: u64, is_reader: bool, hurry: u64) {
+    let mut numbers = Numbers(thread);
+    let mut block = Box::new(Block([thread as u8; 4096]));
+    let blocks = FILES[0].1 / 4096;
+    loop {
+        let at = numbers.below(blocks) * 4096;
+        let pause = (400 + numbers.below(200)) / hurry;
+        match is_reader {
+            true => {
+                requests.take("get", SLOW[0], pause, || Ok(file.read_exact_at(&mut block.0, at)?))
+            }
+            false => requests.take("put", SLOW[0], pause, || Ok(file.write_all_at(&block.0, at)?)),
+        }
+    }
+}
+
+/// Reads pages, each of which consists of many blocks.
+fn serve_pages(requests: &Requests, file: &File, thread: u64) {
+    // SAFETY: a system call on an open file.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+    let mut numbers = Numbers(100 + thread);
+    let mut piece = [0; 4096];
+    loop {
+        requests.take("page", SLOW[1], 300 + numbers.below(200), || {
+            for _ in 0..600 {
+                let at = numbers.below(FILES[1].1 / 4096) * 4096;
+                file.read_exact_at(&mut piece, at)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Reads a part of the list from its beginning to its end, and lets the page cache forget it.
+fn serve_list(requests: &Requests, list: &File, thread: u64) {
+    let length = FILES[2].1 / THREADS[3];
+    let mut piece = [0; 16384];
+    let from = thread * length;
+    loop {
+        requests.take("list", SLOW[2], 1000, || {
+            for at in (from..from + length).step_by(piece.len()) {
+                list.read_exact_at(&mut piece, at)?;
+            }
+            Ok(())
+        });
+        forget(list, from, length);
+    }
 }
 
 /// Opens a file to read it, and maybe to write it, past the page cache.

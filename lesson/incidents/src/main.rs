@@ -2,6 +2,7 @@
 //! `cargo lesson answer` start it.
 
 mod app;
+mod machine;
 mod scene;
 mod solve;
 mod ticket;
@@ -16,7 +17,7 @@ use incidents::{
     plan::{Fault, Plan},
 };
 
-use crate::scene::Scene;
+use crate::{machine::is_verbose, scene::Scene};
 
 /// Not all incidents are solved.
 const WRONG: i32 = 1;
@@ -168,11 +169,6 @@ fn solve(plan: Plan, usual: &mut Usual) -> Result<()> {
         eprintln!("{}", String::from_utf8_lossy(&way));
     }
     result
-}
-
-/// Whether to tell what is measured: for who works on incidents.
-fn is_verbose() -> bool {
-    std::env::var_os("INCIDENT_VERBOSE").is_some()
 }
 
 fn prove(faults: &[Fault], seeds: usize, level: u8) -> Result<()> {

@@ -16,7 +16,7 @@ use incidents::plan::{Fault, Oddity, Plan, Service, Which};
 
 use crate::{
     app::{FILES, Much, Orders},
-    solve::sysfs_name,
+    machine::{Status, is_verbose, shell, sysfs_name},
 };
 
 /// The programs beside the services.
@@ -30,14 +30,6 @@ const START: Duration = Duration::from_secs(180);
 /// How long the services run before it is looked whether they are slow.
 pub const PERIOD: Duration = Duration::from_secs(10);
 
-/// Runs a command of the shell; its standard output.
-pub fn shell(command: &str) -> Result<String> {
-    let output = Command::new("sh").args(["-ec", command]).output().context("cannot start sh")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command}: {}", said.trim());
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 fn set(file: &str, value: impl ToString) -> Result<()> {
     let value = value.to_string();
     fs::write(file, &value).with_context(|| format!("cannot write {value} to {file}"))
@@ -49,28 +41,6 @@ pub struct Scene {
     below: String,
     /// By service: the block device of its file system.
     disks: [String; 3],
-}
-
-/// What a service has counted since it was started.
-#[derive(Clone, Copy, Debug)]
-pub struct Status {
-    /// All of its requests.
-    pub requests: u64,
-    /// Those that were slow.
-    pub slow: u64,
-}
-
-impl Status {
-    /// Of a service, as it says itself.
-    pub fn of(service: Service) -> Result<Status> {
-        let file = format!("/run/{}.status", service.process());
-        let text = fs::read_to_string(&file).context(file)?;
-        let value = |name| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|value| value.trim().parse().ok()).context("an odd status")
-        };
-        Ok(Status { requests: value("requests")?, slow: value("slow")? })
-    }
 }
 
 impl Scene {
@@ -280,7 +250,7 @@ impl Scene {
         let first = Status::of(service)?;
         thread::sleep(PERIOD);
         let last = Status::of(service)?;
-        if crate::is_verbose() {
+        if is_verbose() {
             let log = format!(
                 "cut -d' ' -f2 /var/log/{}.log | sort | uniq -c | xargs",
                 service.process()

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fs,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -12,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use incidents::plan::{Answer, Cure, Layer, Service, Which, Who};
 use serde_json::Value;
 
-use crate::scene::{Status, shell};
+use crate::machine::{Status, below, disk_of, is_verbose, shell};
 
 /// How long each tool looks, in seconds.
 const SECONDS: u64 = 8;
@@ -38,7 +37,7 @@ pub fn solve(service: Service) -> Result<Answer> {
     all.retain(|bio| bio["process"] == *process);
     let is_slow = |bio: &&Value| number(bio, "total_ns") >= SLOW_NS;
     let slow: Vec<&Value> = all.iter().copied().filter(is_slow).collect();
-    if crate::is_verbose() {
+    if is_verbose() {
         eprintln!("{slow_requests:.0} slow requests, {} slow bios of {}", slow.len(), all.len());
     }
     // The service makes again what fails.
@@ -186,33 +185,6 @@ fn is_a_range(all: &[&Value], these: &[&Value]) -> bool {
     };
     let is_outside = |bio: &&&Value| !(from..=to).contains(&number(bio, "sector"));
     all.iter().filter(is_outside).count() > all.len() / 4
-}
-
-/// The disk of a service's file system: `dm-0`.
-pub fn disk_of(service: Service) -> Result<String> {
-    let source = shell(&format!("findmnt -n -o SOURCE {}", service.directory()))?;
-    sysfs_name(&source)
-}
-
-/// The kernel's name of a block device in /dev, which may have another one there: `dm-0`.
-pub fn sysfs_name(device: &str) -> Result<String> {
-    let number = fs::metadata(device).with_context(|| device.to_owned())?.rdev();
-    let (major, minor) = (libc::major(number), libc::minor(number));
-    let link = fs::read_link(format!("/sys/dev/block/{major}:{minor}"))?;
-    Ok(link.file_name().context("no name")?.to_string_lossy().into_owned())
-}
-
-/// The disks below it, or itself.
-pub fn below(disk: &str) -> Result<Vec<String>> {
-    let slaves = fs::read_dir(format!("/sys/block/{disk}/slaves"))?;
-    let mut names: Vec<String> = slaves
-        .map(|slave| Ok(slave?.file_name().to_string_lossy().into_owned()))
-        .collect::<Result<_>>()?;
-    if names.is_empty() {
-        names.push(disk.to_owned());
-    }
-    names.sort_by_key(|name| !name.starts_with("vd"));
-    Ok(names)
 }
 
 /// Whether the service's cgroup has a limit on this disk that it can reach.

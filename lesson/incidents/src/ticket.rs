@@ -8,7 +8,7 @@ use incidents::{
     plan::{Cure, Fault, Layer, Plan, name},
 };
 
-use crate::solve::{below, disk_of};
+use crate::machine::{below, disk_of};
 
 /// Lines of an output that are shown.
 const LINES: usize = 14;
@@ -59,19 +59,32 @@ pub fn way(plan: &Plan, to: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-/// Commands, and what their output means.
-fn steps(plan: &Plan) -> Result<Vec<(String, &'static str)>> {
-    let (service, process) = (plan.service.name(), plan.service.process());
+/// A command, and what its output means.
+type Step = (String, &'static str);
+
+/// The way to the answer: where the time is lost, then why.
+fn steps(plan: &Plan) -> Result<[Step; 2]> {
     let disk = disk_of(plan.service)?;
-    let lower = &below(&disk)?[0];
-    let queue = format!("/sys/block/{lower}/queue");
+    let disks = below(&disk)?;
+    let cure = plan.answer().cure;
+    let why = match cure {
+        Cure::IoLimit | Cure::MemoryLimit | Cure::CpuLimit => limit(cure, plan, &disks[0]),
+        Cure::QueueDepth | Cure::NrRequests | Cure::Scheduler | Cure::Readahead => {
+            setting(cure, &disk, &disks[0])
+        }
+        Cure::Disk | Cure::Table => device(cure, plan, &disks[0]),
+        _ => other_work(cure, plan, &disk),
+    };
+    Ok([layer(plan, &disk, &disks), why])
+}
+
+/// Where the time is lost.
+fn layer(plan: &Plan, disk: &str, disks: &[String]) -> Step {
+    let process = plan.service.process();
     let parts = format!("slow_io --min 1h --disk {disk} --duration 5s 2>&1 | grep -v '^$'");
     let cache = format!("cachetop --batch --interval 4s --duration 4s | grep -E 'COMM|{process}'");
-    let whose = format!(
-        "slow_io --min 1h --who --disk {disk} --duration 5s 2>/dev/null | grep -A8 '^ *PID'"
-    );
     let is_quick = "No part is long: what is slow is not the I/O.";
-    let (first, meaning) = match plan.answer().layer {
+    match plan.answer().layer {
         Layer::PageCache => {
             (cache, "Its reads find fewer pages in memory than those of the other services.")
         }
@@ -88,13 +101,18 @@ fn steps(plan: &Plan) -> Result<Vec<(String, &'static str)>> {
         Layer::Device | Layer::End if plan.fault == Fault::SlowLeg => (
             format!(
                 "slow_io --min 1h --duration 5s | awk -v RS= '/^({}): /' | grep -E ': |share|device|total'",
-                below(&disk)?.join("|")
+                disks.join("|")
             ),
             "Device mapper makes I/O of its own, and one of the disks below takes long for it.",
         ),
         Layer::Device | Layer::End => (parts, "The disk itself takes that long."),
-    };
-    let (second, cause) = match plan.answer().cure {
+    }
+}
+
+/// A limit of the service's cgroup.
+fn limit(cure: Cure, plan: &Plan, lower: &str) -> Step {
+    let service = plan.service.name();
+    match cure {
         Cure::IoLimit => (
             format!("cat /sys/block/{lower}/dev; cat /sys/fs/cgroup/{service}/io.max"),
             "The cgroup of the service has a limit on this disk.",
@@ -105,10 +123,17 @@ fn steps(plan: &Plan) -> Result<Vec<(String, &'static str)>> {
             ),
             "Its cgroup has less memory than the files that it reads: pages go, and come again.",
         ),
-        Cure::CpuLimit => (
+        _ => (
             format!("cd /sys/fs/cgroup/{service}; grep . cpu.max; grep throttled cpu.stat"),
             "Its cgroup may use so many us of CPU in each period, and waits for the next one.",
         ),
+    }
+}
+
+/// A setting of a disk's queue.
+fn setting(cure: Cure, disk: &str, lower: &str) -> Step {
+    let queue = format!("/sys/block/{lower}/queue");
+    match cure {
         Cure::QueueDepth => (
             format!("cat /sys/block/{lower}/mq/*/nr_tags; cat {queue}/scheduler"),
             "The device takes one I/O at a time, and there is no scheduler to wait in.",
@@ -122,21 +147,37 @@ fn steps(plan: &Plan) -> Result<Vec<(String, &'static str)>> {
             "bfq serves one process at a time, up to timeout_sync ms, and meanwhile lets the disk idle, up to \
              slice_idle ms, to see whether it reads on.",
         ),
-        Cure::Disk => (
-            format!("dmsetup table; grep . {queue}/scheduler"),
-            "Nothing above the disk explains it, and nothing but another disk removes the cause.",
-        ),
-        Cure::Table if plan.fault == Fault::Errors => (
-            "dmsetup table".to_owned(),
-            "`flakey` lets each I/O in these sectors fail, for a second out of two.",
-        ),
-        Cure::Table => {
-            ("dmsetup table".to_owned(), "`delay` lets the I/O wait, so many ms, in these sectors.")
-        }
-        Cure::Readahead => (
+        _ => (
             format!("grep . /sys/block/{disk}/queue/read_ahead_kb"),
             "Without readahead, a file is read page by page.",
         ),
+    }
+}
+
+/// The disk itself, or what device mapper makes of it.
+fn device(cure: Cure, plan: &Plan, lower: &str) -> Step {
+    match cure {
+        Cure::Disk => (
+            format!("dmsetup table; grep . /sys/block/{lower}/queue/scheduler"),
+            "Nothing above the disk explains it, and nothing but another disk removes the cause.",
+        ),
+        _ if plan.fault == Fault::Errors => (
+            "dmsetup table".to_owned(),
+            "`flakey` lets each I/O in these sectors fail, for a second out of two.",
+        ),
+        _ => {
+            ("dmsetup table".to_owned(), "`delay` lets the I/O wait, so many ms, in these sectors.")
+        }
+    }
+}
+
+/// What a process does, the service or another one.
+fn other_work(cure: Cure, plan: &Plan, disk: &str) -> Step {
+    let process = plan.service.process();
+    let whose = format!(
+        "slow_io --min 1h --who --disk {disk} --duration 5s 2>/dev/null | grep -A8 '^ *PID'"
+    );
+    match cure {
         Cure::Cache => (
             "cd /sys/kernel/tracing/instances && mkdir -p way && cd way && \
              echo 1 > events/syscalls/sys_enter_fadvise64/enable && sleep 2 && \
@@ -159,6 +200,5 @@ fn steps(plan: &Plan) -> Result<Vec<(String, &'static str)>> {
                 .to_owned(),
             "sensord has threads of a real-time priority (PR is negative), which take the CPUs.",
         ),
-    };
-    Ok(vec![(first, meaning), (second, cause)])
+    }
 }
