@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use workshop::{
     attempts,
     cargo::{Cargo, executable},
-    events::{Ended, Reader, Said, Verdict},
+    events::{Ended, Reader, TestEvent, Verdict},
     judging::{Judging, Subject},
     say,
 };
@@ -67,11 +67,11 @@ impl Judges {
         let variable = judging.to_env()?;
         let (status, errors) =
             guest.run(&[&tests, "--format", "json"], variable, |line| match reader.read(line) {
-                Said::Ended(ended) => {
+                TestEvent::Ended(ended) => {
                     on_verdict(&ended);
                     verdicts.insert(ended.name, ended.verdict);
                 }
-                Said::Waiting(what) => {
+                TestEvent::Waiting(what) => {
                     say!("waiting for {what}, up to a minute or two (Ctrl-C ends)")
                 }
                 _ => {}

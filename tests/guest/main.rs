@@ -51,7 +51,7 @@ use std::{
 use anyhow::Result;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use workshop::{
-    events::{Cost, NOT_RUN},
+    events::{Cost, GuestMessage, NOT_RUN},
     judging::Judging,
 };
 
@@ -146,18 +146,18 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit()
 }
 
-/// Runs a test. What it cost, and why one could not judge, are lines of their own: the runner shows them.
+/// Runs a test. What it cost, and why one could not judge, are messages of their own: the runner shows them.
 fn verdict(test: fn() -> Result<()>) -> Result<Completion, Failed> {
     let (start, _) = (Instant::now(), run::cost::take());
     let result = test();
     let cost = Cost { took: start.elapsed().as_millis() as u64, ..run::cost::take() };
-    println!("cost: {}", serde_json::to_string(&cost)?);
+    GuestMessage::Cost(cost).print();
     match result
         .map_err(|error| (error.downcast_ref::<NotJudged>().is_some(), format!("{error:#}")))
     {
         Ok(()) => Ok(Completion::Completed),
         Err((true, reason)) => {
-            println!("not judged: {reason}");
+            GuestMessage::NotJudged(reason.clone()).print();
             Ok(Completion::ignored_with(reason))
         }
         Err((false, error)) => Err(Failed::from(error)),
@@ -199,7 +199,7 @@ const PREPARED: &str = "/run/guest-tests";
 fn prepare() {
     assert!(Path::new("/run/bpf-vm").exists(), "the guest tests run in the VM only: cargo vm test");
     assert!(rustix::process::geteuid().is_root(), "the guest tests run as root");
-    println!("kernel {}", run::release().unwrap_or_default());
+    GuestMessage::Kernel(run::release().unwrap_or_default()).print();
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     let mounted = mounts.contains(" /mnt/data ").then_some("umount /mnt/data");
     // `cargo lesson` runs judges many times in one guest.

@@ -15,7 +15,7 @@ use rustix::{
     thread::{CpuSet, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
-use workshop::judging::Judging;
+use workshop::{events::GuestMessage, judging::Judging};
 
 use crate::prelude::*;
 
@@ -82,7 +82,7 @@ pub fn cases<T>(all: impl IntoIterator<Item = T>, few: usize) -> Vec<T> {
 /// What an attempt was compared with, and its figure: `cargo lesson` shows it beside the verdict.
 pub fn compared(figures: &str) {
     if subject().is_some() {
-        println!("compared: {figures}");
+        GuestMessage::Compared(figures.to_owned()).print();
     }
 }
 
@@ -489,7 +489,7 @@ fn patiently<T>(
         }
         let lasts = start.elapsed();
         if !told && lasts > SILENCE {
-            println!("waiting: {what}");
+            GuestMessage::Waiting(what.to_owned()).print();
             told = true;
         }
         ensure!(!of_attempt || !OVER.load(Relaxed), "{what}: not waited for, after Ctrl-C");
@@ -549,7 +549,7 @@ pub fn not_judged<T>(reason: impl Into<String>) -> Result<T> {
 
 /// Says what a test leaves out that it judges elsewhere: the runner counts such tests.
 pub fn judged_weakly(reason: &str) {
-    println!("judged weakly: {reason}");
+    GuestMessage::JudgedWeakly(reason.to_owned()).print();
 }
 
 /// Whether the kernel attaches one program to many functions at once, and knows these by their names.

@@ -7,6 +7,7 @@ use truth::{Cell, PLAN, Plan, Verdict};
 use vm::cargo::follow::follow;
 use vm::commands::test::in_guest;
 use vm::run::Run;
+use workshop::events::GuestMessage;
 use workshop::judging::Judging;
 use workshop::say;
 
@@ -98,10 +99,15 @@ fn judge(
         match serde_json::from_str(line) {
             Ok(cell) if taken.is_ok() => taken = on_cell(&release, cell),
             Ok(_) => {}
-            Err(_) => match line.strip_prefix("kernel ") {
-                Some(of) if release.is_empty() => release = of.to_owned(),
-                _ if plan.shows => println!("{line}"),
-                _ => say!("{kernel}, {line}"),
+            Err(_) => match GuestMessage::parse(line) {
+                Some(GuestMessage::Kernel(of)) if release.is_empty() => release = of,
+                message => {
+                    let text = message.map_or_else(|| line.to_owned(), |it| it.to_string());
+                    match plan.shows {
+                        true => println!("{text}"),
+                        false => say!("{kernel}, {text}"),
+                    }
+                }
             },
         }
         limit

@@ -1,12 +1,62 @@
-//! What a guest test program prints: libtest-mimic's JSON, and lines of our own between.
+//! What a guest test program prints: libtest-mimic's JSON, and messages of our own between, as JSON, too.
 
-use std::mem;
+use std::{fmt, mem};
 
 use serde::{Deserialize, Serialize};
 
+/// A message of a guest test program, in a line of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestMessage {
+    /// The release of the kernel: `6.1.0-50-amd64`.
+    Kernel(String),
+    /// What an attempt was compared with, and its figure.
+    Compared(String),
+    /// Why a test could see less than on another kernel.
+    JudgedWeakly(String),
+    /// Why a test could not judge.
+    NotJudged(String),
+    /// What a judge waits for, where that lasts long.
+    Waiting(String),
+    /// Where the time of the test went that ends next: libtest-mimic's event has no time of its own.
+    Cost(Cost),
+}
+
+impl GuestMessage {
+    /// The message as a line of JSON. A line break in a text is escaped, so no text can pass for a message.
+    pub fn to_line(&self) -> String {
+        // Texts and numbers can always be written.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Prints the message, for whoever reads this program's output.
+    pub fn print(&self) {
+        println!("{}", self.to_line());
+    }
+
+    /// The message in this line, if it is one.
+    pub fn parse(line: &str) -> Option<GuestMessage> {
+        serde_json::from_str(line).ok()
+    }
+}
+
+/// In words, for people.
+impl fmt::Display for GuestMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GuestMessage::Kernel(release) => write!(f, "kernel {release}"),
+            GuestMessage::Compared(figures) => write!(f, "compared: {figures}"),
+            GuestMessage::JudgedWeakly(why) => write!(f, "judged weakly: {why}"),
+            GuestMessage::NotJudged(why) => write!(f, "not judged: {why}"),
+            GuestMessage::Waiting(what) => write!(f, "waiting: {what}"),
+            GuestMessage::Cost(cost) => write!(f, "cost: {} ms", cost.took),
+        }
+    }
+}
+
 /// What a line says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum TestEvent {
     /// So many tests begin.
     Begins(u32),
     /// A test begins.
@@ -15,8 +65,6 @@ pub enum Said {
     Ended(Ended),
     /// The release of the kernel: `6.1.0-50-amd64`.
     Kernel(String),
-    /// A program cannot run on this kernel, and why.
-    Unsupported(String, String),
     /// What a judge waits for, where that lasts long.
     Waiting(String),
     /// Nothing by itself: it belongs to the test that ends next, or to an event of no interest.
@@ -40,8 +88,7 @@ pub struct Ended {
     pub cost: Option<Cost>,
 }
 
-/// Where a test's time went. A guest test program prints it as a line `cost: {…}` before the test's
-/// event, which has no time of its own.
+/// Where a test's time went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// From its start to its end, ms.
@@ -104,11 +151,13 @@ struct Event {
 
 impl Reader {
     /// What the next line says.
-    pub fn read(&mut self, line: &str) -> Said {
-        let Ok(event) = serde_json::from_str::<Event>(line) else { return self.read_ours(line) };
+    pub fn read(&mut self, line: &str) -> TestEvent {
+        let Ok(event) = serde_json::from_str::<Event>(line) else {
+            return GuestMessage::parse(line).map_or(TestEvent::Text, |message| self.take(message));
+        };
         let verdict = match (&*event.kind, &*event.event) {
-            ("suite", "started") => return Said::Begins(event.test_count),
-            ("test", "started") => return Said::Started(event.name),
+            ("suite", "started") => return TestEvent::Begins(event.test_count),
+            ("test", "started") => return TestEvent::Started(event.name),
             ("test", "ok") => Verdict::Passed,
             ("test", "failed") => {
                 let said = event.stdout.trim_end();
@@ -121,32 +170,25 @@ impl Reader {
             }
             // Its reason is not in the event.
             ("test", "ignored") => Verdict::NotJudged(self.not_judged.take().unwrap_or_default()),
-            _ => return Said::Noted,
+            _ => return TestEvent::Noted,
         };
         let Reader { compared, weakly, cost, .. } = mem::take(self);
-        Said::Ended(Ended { name: event.name, verdict, compared, weakly, cost })
+        TestEvent::Ended(Ended { name: event.name, verdict, compared, weakly, cost })
     }
 
-    fn read_ours(&mut self, line: &str) -> Said {
-        let (what, rest) = line.split_once(": ").unwrap_or((line, ""));
-        match what {
-            "compared" => self.compared.push(rest.to_owned()),
-            "judged weakly" => {
+    fn take(&mut self, message: GuestMessage) -> TestEvent {
+        match message {
+            GuestMessage::Kernel(release) => return TestEvent::Kernel(release),
+            GuestMessage::Waiting(what) => return TestEvent::Waiting(what),
+            GuestMessage::Compared(figures) => self.compared.push(figures),
+            GuestMessage::JudgedWeakly(why) => {
                 let before = self.weakly.take().map(|why| why + "; ");
-                self.weakly = Some(before.unwrap_or_default() + rest);
+                self.weakly = Some(before.unwrap_or_default() + &why);
             }
-            "not judged" => self.not_judged = Some(rest.to_owned()),
-            "waiting" => return Said::Waiting(rest.to_owned()),
-            "cost" => self.cost = serde_json::from_str(rest).ok(),
-            _ => {
-                if let Some(program) = what.strip_prefix("unsupported ") {
-                    return Said::Unsupported(program.to_owned(), rest.to_owned());
-                }
-                let release = line.strip_prefix("kernel ");
-                return release.map_or(Said::Text, |release| Said::Kernel(release.to_owned()));
-            }
+            GuestMessage::NotJudged(why) => self.not_judged = Some(why),
+            GuestMessage::Cost(cost) => self.cost = Some(cost),
         }
-        Said::Noted
+        TestEvent::Noted
     }
 }
 
@@ -158,19 +200,19 @@ mod tests {
     fn lines_are_read() {
         let mut reader = Reader::default();
         let mut read = |line: &str| reader.read(line);
-        assert_eq!(read("kernel 6.1.0"), Said::Kernel("6.1.0".into()));
-        assert_eq!(read("unsupported x: no y: z"), Said::Unsupported("x".into(), "no y: z".into()));
+        let line = |message: GuestMessage| message.to_line();
+        let kernel = line(GuestMessage::Kernel("6.1.0".into()));
+        assert_eq!(read(&kernel), TestEvent::Kernel("6.1.0".into()));
         let begins = r#"{ "type": "suite", "event": "started", "test_count": 4 }"#;
-        assert_eq!(read(begins), Said::Begins(4));
+        assert_eq!(read(begins), TestEvent::Begins(4));
         let started = r#"{ "type": "test", "event": "started", "name": "a" }"#;
-        assert_eq!(read(started), Said::Started("a".into()));
-        assert_eq!(read("a line"), Said::Text);
-        assert_eq!(read("compared: 1 with 2: equal"), Said::Noted);
-        assert_eq!(read("judged weakly: skips"), Said::Noted);
-        assert_eq!(read("judged weakly: one CPU"), Said::Noted);
+        assert_eq!(read(started), TestEvent::Started("a".into()));
+        assert_eq!(read("a line"), TestEvent::Text);
+        assert_eq!(read(&line(GuestMessage::Compared("1 with 2: equal".into()))), TestEvent::Noted);
+        assert_eq!(read(&line(GuestMessage::JudgedWeakly("skips".into()))), TestEvent::Noted);
+        assert_eq!(read(&line(GuestMessage::JudgedWeakly("one CPU".into()))), TestEvent::Noted);
         let cost = Cost { took: 4, starts: 1, starting: 2, ending: 1 };
-        let line = format!("cost: {}", serde_json::to_string(&cost).unwrap());
-        assert_eq!(read(&line), Said::Noted);
+        assert_eq!(read(&line(GuestMessage::Cost(cost))), TestEvent::Noted);
         let ended = |name: &str, verdict| Ended {
             name: name.into(),
             verdict,
@@ -186,16 +228,28 @@ mod tests {
             cost: Some(cost),
             ..ended("a", Verdict::Passed)
         };
-        assert_eq!(read(ok), Said::Ended(first));
-        assert_eq!(read(ok), Said::Ended(ended("a", Verdict::Passed)));
+        assert_eq!(read(ok), TestEvent::Ended(first));
+        assert_eq!(read(ok), TestEvent::Ended(ended("a", Verdict::Passed)));
         let bad = r#"{ "type": "test", "name": "b", "event": "failed", "stdout": "Error: \"0 lines,\n500\"\n" }"#;
-        assert_eq!(read(bad), Said::Ended(ended("b", Verdict::Failed("0 lines,\n500".into()))));
+        assert_eq!(
+            read(bad),
+            TestEvent::Ended(ended("b", Verdict::Failed("0 lines,\n500".into())))
+        );
         let not = bad.replace("0 lines,\\n500", "not run");
-        assert_eq!(read(&not), Said::Ended(ended("b", Verdict::NotRun)));
-        assert_eq!(read("not judged: no fentry here"), Said::Noted);
+        assert_eq!(read(&not), TestEvent::Ended(ended("b", Verdict::NotRun)));
+        assert_eq!(read(&line(GuestMessage::NotJudged("no fentry here".into()))), TestEvent::Noted);
         let ignored = ok.replace("ok", "ignored");
-        let reason = |why: &str| Said::Ended(ended("a", Verdict::NotJudged(why.into())));
+        let reason = |why: &str| TestEvent::Ended(ended("a", Verdict::NotJudged(why.into())));
         assert_eq!(read(&ignored), reason("no fentry here"));
         assert_eq!(read(&ignored), reason(""));
+    }
+
+    #[test]
+    fn a_text_cannot_pass_for_a_message() {
+        let forged = GuestMessage::Kernel("1.0".into()).to_line();
+        let message = GuestMessage::Compared(format!("1 with 2\n{forged}"));
+        let line = message.to_line();
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert_eq!(GuestMessage::parse(&line), Some(message));
     }
 }
