@@ -10,28 +10,28 @@ use textwrap::indent;
 use workshop::fail::{USAGE, fail};
 
 use crate::{
-    class::{self, Outcome},
+    class::{self, ClassOutcome},
     exercise::{Exercise, HINTS},
     lesson::{Lesson, NOT_YET},
-    next::Progress,
+    next::StageProgress,
     verdicts::wrapped,
 };
 
 /// Shows where the learner is, and what to do next.
 pub fn status(lesson: &Lesson) -> Result<()> {
-    let Lesson { exercises, desk, .. } = lesson;
-    let progress = Progress::at(desk, exercises)?;
+    let Lesson { exercises, state, .. } = lesson;
+    let progress = StageProgress::at(state, exercises)?;
     let own = exercises.iter().position(Exercise::is_own);
     for (number, exercise) in exercises.iter().enumerate() {
         if own == Some(number) {
             println!("\nOn your own:");
         }
-        let mark = match (desk.known(exercise).done, desk.has_attempt(exercise)) {
+        let mark = match (state.known(exercise).done, state.has_attempt(exercise)) {
             (true, _) => "✓",
             (false, true) => "…",
             (false, false) => " ",
         };
-        let is_current = desk.progress.current.as_deref() == Some(exercise.id.as_str());
+        let is_current = state.progress.current.as_deref() == Some(exercise.id.as_str());
         let arrow = if is_current { ">" } else { " " };
         let after = match progress.waits_for(exercise) {
             Some(stage) if mark == " " => format!(" (after stage {stage})"),
@@ -39,13 +39,13 @@ pub fn status(lesson: &Lesson) -> Result<()> {
         };
         println!("{arrow} {mark} {:<10} {}{after}", exercise.id, exercise.title);
     }
-    let current = exercises.iter().find(|e| desk.progress.current.as_ref() == Some(&e.id));
-    match current.filter(|exercise| desk.has_attempt(exercise)) {
-        Some(exercise) if !desk.known(exercise).done => println!(
+    let current = exercises.iter().find(|e| state.progress.current.as_ref() == Some(&e.id));
+    match current.filter(|exercise| state.has_attempt(exercise)) {
+        Some(exercise) if !state.known(exercise).done => println!(
             "\nEdit {}/src, then run `cargo lesson check`. Stuck? `cargo lesson hint`",
             exercise.directory().display()
         ),
-        _ if exercises.iter().all(|exercise| desk.known(exercise).done) => {
+        _ if exercises.iter().all(|exercise| state.known(exercise).done) => {
             println!("\nAll exercises are done. `cargo lesson start ID` returns to one.");
         }
         Some(exercise) => {
@@ -63,14 +63,14 @@ pub fn start(lesson: &mut Lesson, id: Option<String>) -> Result<()> {
     let exercise = match &id {
         Some(id) => lesson.named(id)?,
         None => {
-            let progress = Progress::at(&lesson.desk, &lesson.exercises)?;
+            let progress = StageProgress::at(&lesson.state, &lesson.exercises)?;
             progress.first().ok_or_else(none_left)?.clone()
         }
     };
-    let desk = &mut lesson.desk;
+    let state = &mut lesson.state;
     let (id, mine) = (&exercise.id, exercise.directory());
     let mine = mine.display();
-    match desk.start(&exercise)? {
+    match state.start(&exercise)? {
         true => println!("{mine} is a copy of {}.", exercise.start.display()),
         false => println!(
             "{mine} is your earlier attempt, as you left it. `cargo lesson reset` starts over."
@@ -82,21 +82,21 @@ pub fn start(lesson: &mut Lesson, id: Option<String>) -> Result<()> {
     let run = format!("cargo vm run {}{}", kernel.unwrap_or_default(), exercise.package());
     println!("Edit {mine}/src. `{run}` runs your program,");
     println!("`cargo lesson check` judges it, `cargo lesson hint` helps.");
-    class::report(desk, Some(&exercise), Outcome::Here);
+    class::report(state, Some(&exercise), ClassOutcome::Here);
     Ok(())
 }
 
 /// Shows the next hint.
 pub fn hint(lesson: &mut Lesson) -> Result<()> {
     let exercise = lesson.current()?;
-    match lesson.desk.hint(&exercise)? {
+    match lesson.state.hint(&exercise)? {
         Some((number, hint)) => {
             // Prose is one line, code several.
             let hint = if hint.contains('\n') { hint.to_owned() } else { wrapped(hint, 90) };
             println!("Hint {number} of {HINTS}:\n\n{}", indent(hint.trim_end(), "  "));
         }
         None => {
-            let anyhow = if lesson.desk.known(&exercise).done { "" } else { " --anyhow" };
+            let anyhow = if lesson.state.known(&exercise).done { "" } else { " --anyhow" };
             println!("There are no more hints. `cargo lesson solution{anyhow}` shows the answer.");
         }
     }
@@ -106,7 +106,7 @@ pub fn hint(lesson: &mut Lesson) -> Result<()> {
 /// Shows what differs between the attempt and the answer.
 pub fn solution(lesson: &Lesson, anyhow: bool) -> Result<()> {
     let exercise = lesson.current()?;
-    if !anyhow && !lesson.desk.known(&exercise).done {
+    if !anyhow && !lesson.state.known(&exercise).done {
         let message = "your attempt has not passed yet; `cargo lesson solution --anyhow` \
                        shows the answer nevertheless";
         return Err(fail(NOT_YET.into(), message));
@@ -127,12 +127,12 @@ pub fn reset(lesson: &mut Lesson, yes: bool) -> Result<()> {
         println!("Nothing was changed.");
         return Ok(());
     }
-    let desk = &mut lesson.desk;
-    if desk.has_attempt(&exercise) {
-        let kept = desk.reset(&exercise)?;
+    let state = &mut lesson.state;
+    if state.has_attempt(&exercise) {
+        let kept = state.reset(&exercise)?;
         println!("Your attempt is in {} now.", kept.display());
     } else {
-        desk.start(&exercise)?;
+        state.start(&exercise)?;
     }
     println!("{} starts from {} again.", mine.display(), exercise.start.display());
     Ok(())

@@ -20,13 +20,13 @@ use workshop::{
 };
 
 use crate::{
-    class::{self, Outcome},
-    desk::{Desk, STATE},
+    class::{self, ClassOutcome},
     exercise::Exercise,
     explain,
     judges::{self, Judges},
     lesson::{Lesson, NOT_YET},
-    next::Progress,
+    next::StageProgress,
+    state::{STATE, SavedState},
     verdicts::{events_last, shown, wrapped},
 };
 
@@ -50,7 +50,7 @@ impl Check {
             Some(id) => lesson.named(id)?,
             None => lesson.current()?,
         };
-        if !lesson.desk.has_attempt(&exercise) {
+        if !lesson.state.has_attempt(&exercise) {
             let message = format!(
                 "{} does not exist: cargo lesson start {} makes it",
                 exercise.directory().display(),
@@ -59,7 +59,7 @@ impl Check {
             return Err(fail(USAGE, message));
         }
         if self.id.is_some() {
-            lesson.desk.start(&exercise)?;
+            lesson.state.start(&exercise)?;
         }
         let run = lesson.run()?;
         self.until_done(&run, lesson, &exercise)
@@ -69,10 +69,13 @@ impl Check {
         let workspace = run.workspace();
         loop {
             let before = saved(workspace, exercise);
-            let done = self.once(run, &mut lesson.desk, exercise)?;
+            let done = self.once(run, &mut lesson.state, exercise)?;
             if done {
                 println!("\nDone. `cargo lesson solution` compares yours with ours.\n");
-                println!("{}", Progress::at(&lesson.desk, &lesson.exercises)?.after(exercise));
+                println!(
+                    "{}",
+                    StageProgress::at(&lesson.state, &lesson.exercises)?.after(exercise)
+                );
             }
             if done || !self.watch {
                 return Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
@@ -86,7 +89,7 @@ impl Check {
     }
 
     /// Judges the attempt as it is now. Whether all judges agree.
-    fn once(&self, run: &Run, desk: &mut Desk, exercise: &Exercise) -> Result<bool> {
+    fn once(&self, run: &Run, state: &mut SavedState, exercise: &Exercise) -> Result<bool> {
         let workspace = run.workspace();
         let judges = Judges::build(run, [])?;
         let cargo = run.guests()?.quiet();
@@ -98,7 +101,7 @@ impl Check {
                     println!("\nWhat this means:\n{}", wrapped(meaning, 90));
                 }
                 println!("\nYour program does not compile yet.");
-                class::report(desk, Some(exercise), Outcome::Broken);
+                class::report(state, Some(exercise), ClassOutcome::Broken);
                 return Ok(false);
             }
         };
@@ -121,19 +124,19 @@ impl Check {
                 fs::write(&log, printable(&events_last(why))).ok();
             }
         })?;
-        self.conclude(desk, exercise, &said)
+        self.conclude(state, exercise, &said)
     }
 
     fn conclude(
         &self,
-        desk: &mut Desk,
+        state: &mut SavedState,
         exercise: &Exercise,
         said: &BTreeMap<String, Verdict>,
     ) -> Result<bool> {
         let good = said.values().filter(|verdict| **verdict == Verdict::Passed).count();
         if good == exercise.judges.len() {
-            desk.note(exercise, |known| known.done = true)?;
-            class::report(desk, Some(exercise), Outcome::Passed);
+            state.note(exercise, |known| known.done = true)?;
+            class::report(state, Some(exercise), ClassOutcome::Passed);
             return Ok(true);
         }
         if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_) | Verdict::NotRun)) {
@@ -148,7 +151,7 @@ impl Check {
             _ => None,
         });
         if let Some(judge) = no {
-            class::report(desk, Some(exercise), Outcome::Refused { judge });
+            class::report(state, Some(exercise), ClassOutcome::Refused { judge });
         }
         println!("\nAll that the judge said: {STATE}/log");
         println!("Read: {}   Stuck? cargo lesson hint", exercise.read);

@@ -8,7 +8,7 @@ use crate::{
     exercise::{Exercise, Judge},
     experiments::{Experiment, experiments},
     judges::Judges,
-    mutants::{self, Edit, Mutants, Program, Red, Wrong},
+    mutants::{self, Edit, ExperimentJudge, Mutant, Mutants, OriginalProgram},
 };
 
 /// The judge that starts a program, which is all that an error of the verifier needs.
@@ -21,7 +21,7 @@ pub struct Claim {
     pub about: About,
     /// The only kernel on which its tests can tell.
     pub kernel: Option<String>,
-    pub program: Made,
+    pub program: ClaimSource,
     /// The program whose place it takes.
     pub judged_as: String,
     /// The guest tests that judge it.
@@ -40,11 +40,11 @@ pub enum About {
 }
 
 /// Where a program comes from.
-pub enum Made {
+pub enum ClaimSource {
     /// It was built with the judges.
     Already(PathBuf),
     /// From this one, in the copy of the workshop.
-    Edited(Program, Edit),
+    Edited(OriginalProgram, Edit),
 }
 
 /// What has to come out.
@@ -62,7 +62,7 @@ pub enum Expected {
 pub fn claims(
     workspace: &Path,
     judges: &Judges,
-    programs: &[Program],
+    programs: &[OriginalProgram],
     all: bool,
 ) -> Result<Vec<Claim>> {
     let (mutants, exercises) = (Mutants::read(workspace)?, Exercise::all(workspace)?);
@@ -90,7 +90,7 @@ pub fn claims(
 fn of_exercise(
     exercise: &Exercise,
     what: &str,
-    program: Made,
+    program: ClaimSource,
     tests: Vec<String>,
     expected: Expected,
 ) -> Claim {
@@ -111,8 +111,8 @@ fn tests_of(exercise: &Exercise) -> Vec<String> {
 
 fn start_fails(exercise: &Exercise, judges: &Judges) -> Claim {
     let start = match stage_of(&exercise.start) {
-        Some(stage) => Made::Already(judges.program(&stage)),
-        None => Made::Edited(Program::start(exercise), Edit::Texts(Vec::new())),
+        Some(stage) => ClaimSource::Already(judges.program(&stage)),
+        None => ClaimSource::Edited(OriginalProgram::start(exercise), Edit::Texts(Vec::new())),
     };
     of_exercise(exercise, "the start fails", start, tests_of(exercise), Expected::Fail)
 }
@@ -126,36 +126,40 @@ fn answer_passes(exercise: &Exercise, judges: &Judges, all: bool) -> Option<Clai
     let of_attempts = |test: &String| test.starts_with("exercise_") && test != STARTS;
     let mut tests = tests_of(exercise);
     tests.retain(|test| all || answer.is_none() || of_attempts(test));
-    let program = Made::Already(program);
+    let program = ClaimSource::Already(program);
     (!tests.is_empty())
         .then(|| of_exercise(exercise, "the answer passes", program, tests, Expected::Pass))
 }
 
-fn wrong_is_refused(wrong: Wrong, programs: &[Program], exercises: &[Exercise]) -> Result<Claim> {
+fn wrong_is_refused(
+    wrong: Mutant,
+    programs: &[OriginalProgram],
+    exercises: &[Exercise],
+) -> Result<Claim> {
     let original = mutants::original(&wrong, programs, exercises)?;
     let exercise = exercises.iter().find(|it| Some(&it.id) == wrong.exercise.as_ref());
     ensure!(
         exercise.is_none_or(|it| it.judges.iter().any(|judge| judge.test == wrong.judge)),
         "mutants.toml: {} does not judge the {}",
         wrong.judge,
-        wrong.of()
+        wrong.place()
     );
     Ok(Claim {
-        what: format!("{}, wrong: {}", wrong.of(), wrong.what),
+        what: format!("{}, wrong: {}", wrong.place(), wrong.what),
         about: exercise.map_or(About::WrongProgram, |_| About::WrongAnswer),
         kernel: wrong.kernel.clone().or_else(|| exercise?.kernel.clone()),
         judged_as: exercise.map_or_else(|| original.name.clone(), Exercise::judged_as),
         tests: vec![wrong.judge],
         expected: Expected::Fail,
-        program: Made::Edited(original, Edit::Texts(wrong.edit)),
+        program: ClaimSource::Edited(original, Edit::Texts(wrong.edit)),
     })
 }
 
 /// None where nothing can notice it: that is said. Takes its judge out of `red`.
 fn experiment_shows(
     experiment: Experiment,
-    programs: &[Program],
-    red: &mut Vec<Red>,
+    programs: &[OriginalProgram],
+    red: &mut Vec<ExperimentJudge>,
 ) -> Result<Option<Claim>> {
     let stage = workshop::package_in(&experiment.stage).context("odd stage")?.to_owned();
     let original = programs.iter().find(|it| it.directory == Path::new(&experiment.stage));
@@ -181,7 +185,7 @@ fn experiment_shows(
         about: About::Experiment,
         kernel,
         judged_as: stage,
-        program: Made::Edited(original, Edit::Commands(experiment.edits)),
+        program: ClaimSource::Edited(original, Edit::Commands(experiment.edits)),
         tests,
         expected,
     }))
@@ -205,7 +209,7 @@ fn promised_error(experiment: &Experiment, stage: &str) -> Option<Expected> {
 }
 
 /// The judge that `mutants.toml` names for an experiment without an error.
-fn take_judge(experiment: &Experiment, red: &mut Vec<Red>) -> Result<Red> {
+fn take_judge(experiment: &Experiment, red: &mut Vec<ExperimentJudge>) -> Result<ExperimentJudge> {
     let found = red
         .iter()
         .position(|red| red.stage == experiment.stage && experiment.edits.contains(&red.edit));

@@ -17,9 +17,9 @@ use workshop::{
 };
 
 use crate::{
-    desk::{Desk, Joined, now},
     exercise::Exercise,
     lesson::Lesson,
+    state::{Joined, SavedState, now},
 };
 
 /// How long a learner waits for the class.
@@ -37,7 +37,7 @@ const STYLE: &str = "<style>:root { color-scheme: light dark; font: 1rem/1.4 san
 
 /// What a verdict was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum ClassOutcome {
     /// No verdict yet.
     Here,
     Left,
@@ -59,26 +59,26 @@ pub enum Outcome {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Report {
+struct ClassReport {
     key: u32,
     name: String,
     exercise: Option<String>,
     /// Since the exercise was started.
     minutes: u64,
     hints: usize,
-    outcome: Outcome,
+    outcome: ClassOutcome,
 }
 
 /// Says hello to a class, which from then on gets this learner's verdicts.
 pub fn join(lesson: &mut Lesson, address: String, name: String) -> Result<()> {
     check_name(&name).map_err(|error| fail(USAGE, error.to_string()))?;
     let exercise = lesson.current().ok();
-    let desk = &mut lesson.desk;
-    let before = desk.progress.class.take().filter(|it| it.address == address);
+    let state = &mut lesson.state;
+    let before = state.progress.class.take().filter(|it| it.address == address);
     let key = before.map_or_else(|| std::process::id() ^ now() as u32, |class| class.key);
     let joined = Joined { address, name, key };
-    tell(&joined, desk, exercise.as_ref(), Outcome::Here)?;
-    desk.change(|progress| progress.class = Some(joined.clone()))?;
+    tell(&joined, state, exercise.as_ref(), ClassOutcome::Here)?;
+    state.change(|progress| progress.class = Some(joined.clone()))?;
     println!(
         "Each `cargo lesson start` and `check` tells {} your name, the exercise, which judge\n\
          says no, the minutes since the start, how many hints you took, and your answers to \
@@ -88,9 +88,14 @@ pub fn join(lesson: &mut Lesson, address: String, name: String) -> Result<()> {
     Ok(())
 }
 
-fn tell(joined: &Joined, desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) -> Result<()> {
-    let known = exercise.map(|exercise| desk.known(exercise)).unwrap_or_default();
-    let report = Report {
+fn tell(
+    joined: &Joined,
+    state: &SavedState,
+    exercise: Option<&Exercise>,
+    outcome: ClassOutcome,
+) -> Result<()> {
+    let known = exercise.map(|exercise| state.known(exercise)).unwrap_or_default();
+    let report = ClassReport {
         key: joined.key,
         name: joined.name.clone(),
         exercise: exercise.map(|exercise| exercise.id.clone()),
@@ -102,24 +107,24 @@ fn tell(joined: &Joined, desk: &Desk, exercise: Option<&Exercise>, outcome: Outc
         .with_context(|| format!("the class at {} cannot be told", joined.address))
 }
 
-/// Tells the class of a verdict, if this desk has joined one. What goes wrong there stops nobody here.
-pub fn report(desk: &Desk, exercise: Option<&Exercise>, outcome: Outcome) {
-    if let Some(joined) = &desk.progress.class
-        && let Err(error) = tell(joined, desk, exercise, outcome)
+/// Tells the class of a verdict, if this learner has joined one. What goes wrong there stops nobody here.
+pub fn report(state: &SavedState, exercise: Option<&Exercise>, outcome: ClassOutcome) {
+    if let Some(joined) = &state.progress.class
+        && let Err(error) = tell(joined, state, exercise, outcome)
     {
         say!("{error:#}; `cargo lesson leave` ends the reports");
     }
 }
 
 /// Leaves the class, whether it answers or not. Whether there was one.
-pub fn leave(desk: &mut Desk) -> Result<bool> {
-    let Some(joined) = desk.progress.class.take() else { return Ok(false) };
-    tell(&joined, desk, None, Outcome::Left).ok();
-    desk.change(|progress| progress.class = None)?;
+pub fn leave(state: &mut SavedState) -> Result<bool> {
+    let Some(joined) = state.progress.class.take() else { return Ok(false) };
+    tell(&joined, state, None, ClassOutcome::Left).ok();
+    state.change(|progress| progress.class = None)?;
     Ok(true)
 }
 
-fn send(address: &str, report: &Report) -> Result<()> {
+fn send(address: &str, report: &ClassReport) -> Result<()> {
     let place = address.to_socket_addrs()?.next().context("no such address")?;
     let mut stream = TcpStream::connect_timeout(&place, TIME)?;
     stream.set_read_timeout(Some(TIME))?;
@@ -144,7 +149,7 @@ fn send(address: &str, report: &Report) -> Result<()> {
 
 /// A learner, as the last report has it.
 struct Learner {
-    report: Report,
+    report: ClassReport,
     /// The outcome, in words.
     said: String,
     /// Verdicts on attempts at this exercise.
@@ -196,12 +201,12 @@ impl Class<'_> {
     }
 
     /// What came out, if the name is one, and the exercise and the judge are ours.
-    fn in_words(&self, report: &Report) -> Option<String> {
+    fn in_words(&self, report: &ClassReport) -> Option<String> {
         check_name(&report.name).ok()?;
         let Some(id) = &report.exercise else {
             return match report.outcome {
-                Outcome::Here | Outcome::Left => Some(String::new()),
-                Outcome::Incident { seed, level, answers, right } => {
+                ClassOutcome::Here | ClassOutcome::Left => Some(String::new()),
+                ClassOutcome::Incident { seed, level, answers, right } => {
                     let how = match (answers, right) {
                         (0, _) => "begun".to_owned(),
                         (_, 5) => format!("✓ solved with answer {answers}"),
@@ -214,17 +219,19 @@ impl Class<'_> {
         };
         let exercise = self.exercises.iter().find(|exercise| exercise.id == *id)?;
         Some(match &report.outcome {
-            Outcome::Here | Outcome::Left | Outcome::Incident { .. } => String::new(),
-            Outcome::Broken => "does not compile".to_owned(),
-            Outcome::Refused { judge } => {
+            ClassOutcome::Here | ClassOutcome::Left | ClassOutcome::Incident { .. } => {
+                String::new()
+            }
+            ClassOutcome::Broken => "does not compile".to_owned(),
+            ClassOutcome::Refused { judge } => {
                 let judge = exercise.judges.iter().find(|it| it.test == *judge)?;
                 format!("✗ {}", judge.title)
             }
-            Outcome::Passed => "✓ passed".to_owned(),
+            ClassOutcome::Passed => "✓ passed".to_owned(),
         })
     }
 
-    fn take(&mut self, report: Report, said: String) -> Answer {
+    fn take(&mut self, report: ClassReport, said: String) -> Answer {
         let before = self.learners.get(&report.name);
         if before.is_some_and(|it| it.report.key != report.key) {
             return Answer::refused("409 Conflict");
@@ -234,10 +241,10 @@ impl Class<'_> {
         }
         let again =
             before.filter(|it| it.report.exercise == report.exercise).map_or(0, |it| it.attempts);
-        // A desk has one name.
+        // A learner has one name.
         self.learners.retain(|_, it| it.report.key != report.key);
-        if report.outcome != Outcome::Left {
-            let attempts = again + u64::from(report.outcome != Outcome::Here);
+        if report.outcome != ClassOutcome::Left {
+            let attempts = again + u64::from(report.outcome != ClassOutcome::Here);
             let learner = Learner { attempts, said, seen: Instant::now(), report };
             self.learners.insert(learner.report.name.clone(), learner);
         }
@@ -252,7 +259,7 @@ impl Class<'_> {
         learners.sort_by_key(|(_, learner)| place(&learner.report.exercise));
         let (mut rows, mut stopped) = (String::new(), BTreeMap::<_, Vec<&str>>::new());
         for (name, Learner { report, said, attempts, seen }) in learners {
-            let Report { exercise, minutes, hints, .. } = report;
+            let ClassReport { exercise, minutes, hints, .. } = report;
             let exercise = place(exercise).map_or("", |place| &self.exercises[place].id);
             let ago = seen.elapsed().as_secs() / 60;
             rows += &row(&[
@@ -264,7 +271,7 @@ impl Class<'_> {
                 &hints.to_string(),
                 &format!("{ago} min ago"),
             ]);
-            if let Outcome::Refused { .. } = &report.outcome {
+            if let ClassOutcome::Refused { .. } = &report.outcome {
                 stopped.entry((exercise, said)).or_default().push(name);
             }
         }
@@ -309,13 +316,13 @@ mod tests {
     use super::*;
     use workshop::workspace;
 
-    fn learner(name: &str, key: u32, exercise: &str, outcome: Outcome) -> Report {
+    fn learner(name: &str, key: u32, exercise: &str, outcome: ClassOutcome) -> ClassReport {
         let exercise = Some(exercise.to_owned()).filter(|id| !id.is_empty());
-        Report { key, name: name.into(), exercise, minutes: 7, hints: 1, outcome }
+        ClassReport { key, name: name.into(), exercise, minutes: 7, hints: 1, outcome }
     }
 
-    fn says_no(judge: &str) -> Outcome {
-        Outcome::Refused { judge: judge.to_owned() }
+    fn says_no(judge: &str) -> ClassOutcome {
+        ClassOutcome::Refused { judge: judge.to_owned() }
     }
 
     /// What a class answers to these bytes.
@@ -350,13 +357,15 @@ mod tests {
                     let name = format!("<b>learner</b> & {number}");
                     let say =
                         |outcome| send(address, &learner(&name, number, "04", outcome)).unwrap();
-                    send(address, &learner(&name, number, "", Outcome::Here)).unwrap();
-                    say(Outcome::Broken);
+                    send(address, &learner(&name, number, "", ClassOutcome::Here)).unwrap();
+                    say(ClassOutcome::Broken);
                     say(says_no(&judge.test));
                     match number % 3 {
-                        0 => say(Outcome::Passed),
+                        0 => say(ClassOutcome::Passed),
                         1 => say(says_no(&judge.test)),
-                        _ => send(address, &learner(&name, number, "", Outcome::Left)).unwrap(),
+                        _ => {
+                            send(address, &learner(&name, number, "", ClassOutcome::Left)).unwrap()
+                        }
                     }
                 });
             }
@@ -373,7 +382,7 @@ mod tests {
     fn answers_to_incidents_are_shown() {
         let (address, _) = class();
         for (name, (answers, right)) in [("a", (0, 0)), ("b", (2, 3)), ("c", (4, 5))] {
-            let outcome = Outcome::Incident { seed: 4711, level: 2, answers, right };
+            let outcome = ClassOutcome::Incident { seed: 4711, level: 2, answers, right };
             send(address, &learner(name, name.as_bytes()[0].into(), "", outcome)).unwrap();
         }
         let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
@@ -385,20 +394,20 @@ mod tests {
     #[test]
     fn nobody_can_fill_or_confuse_a_class() {
         let (address, _) = class();
-        let refused = |report: Report| send(address, &report).unwrap_err().to_string();
-        let joined = |name: &str, key| learner(name, key, "", Outcome::Here);
+        let refused = |report: ClassReport| send(address, &report).unwrap_err().to_string();
+        let joined = |name: &str, key| learner(name, key, "", ClassOutcome::Here);
         for name in ["", " a", "a\nb", "\u{1b}[2J", &"a".repeat(NAME + 1)] {
             assert!(refused(joined(name, 1)).contains("400"), "{name:?}");
         }
-        assert!(refused(learner("a", 1, "no", Outcome::Passed)).contains("400"));
+        assert!(refused(learner("a", 1, "no", ClassOutcome::Passed)).contains("400"));
         assert!(refused(learner("a", 1, "04", says_no("no"))).contains("400"));
         for key in 0..MOST as u32 {
             send(address, &joined(&format!("a{key}"), key)).unwrap();
         }
         assert!(refused(joined("b", 1000)).contains("503"));
         assert!(refused(joined("a1", 2)).contains("somebody else"));
-        // A desk that takes another name has one afterwards.
-        send(address, &learner("a3", 3, "", Outcome::Left)).unwrap();
+        // A learner who takes another name has one afterwards.
+        send(address, &learner("a3", 3, "", ClassOutcome::Left)).unwrap();
         send(address, &joined("b", 4)).unwrap();
         let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
         assert!(page.contains(&format!("<h1>{} here</h1>", MOST - 1)) && !page.contains(">a4<"));

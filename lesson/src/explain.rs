@@ -10,13 +10,13 @@ const MISSING: &str = "which this kernel's BTF does not have";
 /// Texts in a message, and what each of them means.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Refusal {
+struct VerifierRefusal {
     says: Vec<String>,
     means: String,
 }
 
 /// Built in, and read in a test: it can be read.
-static REFUSALS: LazyLock<BTreeMap<String, Vec<Refusal>>> =
+static REFUSALS: LazyLock<BTreeMap<String, Vec<VerifierRefusal>>> =
     LazyLock::new(|| toml::from_str(include_str!("../refusals.toml")).unwrap_or_default());
 
 /// Whether a program was refused before it ran, by the verifier or by libbpf.
@@ -26,7 +26,7 @@ pub fn is_refused(message: &str) -> bool {
 
 /// What a refusal means, where it is one of those that beginners meet.
 pub fn refusal(message: &str) -> Option<&'static str> {
-    let meant = |refusal: &&Refusal| refusal.says.iter().any(|text| message.contains(text));
+    let meant = |refusal: &&VerifierRefusal| refusal.says.iter().any(|text| message.contains(text));
     REFUSALS.values().flatten().find(meant).map(|refusal| &*refusal.means)
 }
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use incidents::{
     TICKET,
-    plan::{Answer, Plan},
+    plan::{IncidentAnswer, IncidentPlan},
 };
 use vm::{
     cargo::build_all,
@@ -19,14 +19,14 @@ use workshop::{
 };
 
 use crate::{
-    class::{self, Outcome},
-    desk::{Made, now},
+    class::{self, ClassOutcome},
     lesson::{Lesson, NOT_YET},
+    state::{RunningIncident, now},
 };
 
 /// How to make one.
 #[derive(Args)]
-pub struct Options {
+pub struct IncidentOptions {
     /// The incident: the same number makes the same one [default: any]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -40,15 +40,15 @@ pub struct Options {
 
 /// What a learner says it is.
 #[derive(Args)]
-pub struct Said {
+pub struct AnswerOptions {
     #[command(flatten)]
-    answer: Answer,
+    answer: IncidentAnswer,
     /// Show the way to the right answer, also where this one is wrong
     #[arg(long)]
     anyhow: bool,
 }
 
-impl Made {
+impl RunningIncident {
     /// Takes one more answer, of which so many parts are right. Returns what it comes to.
     fn judge(&mut self, right: usize, parts: usize) -> String {
         let was_solved = self.solved;
@@ -65,7 +65,7 @@ impl Made {
 }
 
 /// The program that makes incidents, for guests, with what it is to do about this one.
-fn program(run: &Run, what: &str, made: Made) -> Result<Program> {
+fn program(run: &Run, what: &str, made: RunningIncident) -> Result<Program> {
     let cargo = run.guests()?.quiet();
     let file = executable(&cargo.artifacts(&["build", "--package=incidents"])?, "incidents")?;
     let [seed, level] = [made.seed.to_string(), made.level.to_string()];
@@ -74,53 +74,57 @@ fn program(run: &Run, what: &str, made: Made) -> Result<Program> {
 }
 
 /// Makes one, and opens a shell there. The status is that of the shell.
-pub fn begin(lesson: &mut Lesson, options: &Options) -> Result<ExitCode> {
-    let (run, desk) = (&lesson.run()?, &mut lesson.desk);
+pub fn begin(lesson: &mut Lesson, options: &IncidentOptions) -> Result<ExitCode> {
+    let (run, state) = (&lesson.run()?, &mut lesson.state);
     if shell::is_running(run, None)? {
         return Err(fail(USAGE, "another guest runs: leave its shell first (`exit`)"));
     }
     let seed = options.seed.unwrap_or_else(|| now() % 100_000);
-    let made = Made { seed, level: options.level, answers: 0, solved: false };
+    let made = RunningIncident { seed, level: options.level, answers: 0, solved: false };
     build_all(run.guests()?)?;
     let program = program(run, "begin", made)?;
     let mut guest = GuestOptions::with_kernel(options.kernel.clone());
     guest.disks = DISKS.to_vec();
-    desk.change(|progress| progress.incident = Some(made))?;
-    class::report(desk, None, Outcome::Incident { seed, level: made.level, answers: 0, right: 0 });
+    state.change(|progress| progress.incident = Some(made))?;
+    class::report(
+        state,
+        None,
+        ClassOutcome::Incident { seed, level: made.level, answers: 0, right: 0 },
+    );
     println!(
         "Incident {seed}, level {}. Its disks are made, twice: with what is wrong, and without.",
         made.level
     );
     let status = shell::begin(run, &guest, &program);
-    desk.change(|progress| progress.incident = None)?;
+    state.change(|progress| progress.incident = None)?;
     let status = status?;
     Ok(ExitCode::from(status as u8))
 }
 
 /// Judges an answer, and shows the way to the right one in the incident's guest.
-pub fn answer(lesson: &mut Lesson, said: &Said) -> Result<ExitCode> {
-    let (run, desk) = (&lesson.run()?, &mut lesson.desk);
+pub fn answer(lesson: &mut Lesson, said: &AnswerOptions) -> Result<ExitCode> {
+    let (run, state) = (&lesson.run()?, &mut lesson.state);
     let none = || fail(USAGE, "no incident runs: cargo lesson incident");
-    let mut made = desk.progress.incident.ok_or_else(none)?;
+    let mut made = state.progress.incident.ok_or_else(none)?;
     let is_open = ["test", "-e", TICKET].map(OsString::from).to_vec();
     if shell::join(run, None, &Program::other(is_open))?.ok_or_else(none)? != 0 {
         return Err(fail(USAGE, "the incident is still being made: wait for its ticket"));
     }
-    let Made { seed, level, solved: was_solved, .. } = made;
-    let parts = said.answer.judged(&Plan::of(seed, level).answer());
+    let RunningIncident { seed, level, solved: was_solved, .. } = made;
+    let parts = said.answer.judged(&IncidentPlan::from_seed(seed, level).answer());
     for (what, said, is_right) in &parts {
         println!("  {} {what:<8} {said}", if *is_right { "✓" } else { "✗" });
     }
     let right = parts.iter().filter(|(.., is_right)| *is_right).count();
     let is_right = right == parts.len();
     println!("{}", made.judge(right, parts.len()));
-    desk.change(|progress| progress.incident = Some(made))?;
+    state.change(|progress| progress.incident = Some(made))?;
     if !was_solved {
         let answers = made.answers;
-        class::report(desk, None, Outcome::Incident { seed, level, answers, right });
+        class::report(state, None, ClassOutcome::Incident { seed, level, answers, right });
     }
     if is_right || said.anyhow {
-        shell::join(run, None, &program(run, "way", made)?)?.ok_or_else(none)?;
+        shell::join(run, None, &program(run, "walkthrough", made)?)?.ok_or_else(none)?;
     }
     Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) })
 }
@@ -131,7 +135,7 @@ mod tests {
 
     #[test]
     fn what_comes_after_the_right_answer_is_not_counted() {
-        let mut made = Made { seed: 1, level: 2, answers: 0, solved: false };
+        let mut made = RunningIncident { seed: 1, level: 2, answers: 0, solved: false };
         let said = [4, 5, 2, 5].map(|right| made.judge(right, 5));
         let expected = [
             "4 of 5 parts are right, in answer 1.",

@@ -16,7 +16,7 @@ use vm::{
     run::{For, Run},
 };
 
-use crate::{desk::STATE, explain};
+use crate::{explain, state::STATE};
 
 /// What the judges consist of: programs that were built.
 pub struct Judges {

@@ -9,7 +9,7 @@ use workshop::{
     workspace,
 };
 
-use crate::{desk::Desk, exercise::Exercise};
+use crate::{exercise::Exercise, state::SavedState};
 
 /// Not yet: a judge said no, or the attempt does not compile.
 pub const NOT_YET: u8 = 1;
@@ -21,7 +21,7 @@ pub struct Lesson {
     /// All exercises.
     pub exercises: Vec<Exercise>,
     /// What was saved of the learner's progress.
-    pub desk: Desk,
+    pub state: SavedState,
 }
 
 impl Lesson {
@@ -29,12 +29,12 @@ impl Lesson {
     pub fn open(arch: Option<Arch>) -> Result<Lesson> {
         let workspace = workshop::root()?;
         let exercises = Exercise::all(&workspace)?;
-        Ok(Lesson { arch, exercises, desk: Desk::open(&workspace)? })
+        Ok(Lesson { arch, exercises, state: SavedState::open(&workspace)? })
     }
 
     /// The workspace.
     pub fn workspace(&self) -> &Path {
-        &self.desk.workspace
+        &self.state.workspace
     }
 
     /// What runs guests: not every command needs them.
@@ -44,7 +44,7 @@ impl Lesson {
 
     /// The exercise that was started last.
     pub fn current(&self) -> Result<Exercise> {
-        let id = self.desk.progress.current.as_deref();
+        let id = self.state.progress.current.as_deref();
         let found = self.exercises.iter().find(|exercise| Some(exercise.id.as_str()) == id);
         found.cloned().ok_or_else(|| fail(USAGE, "no exercise is started yet: cargo lesson start"))
     }

@@ -5,7 +5,6 @@ mod attempt;
 mod check;
 mod claims;
 mod class;
-mod desk;
 mod exercise;
 mod experiments;
 mod explain;
@@ -15,6 +14,7 @@ mod lesson;
 mod mutants;
 mod next;
 mod prove;
+mod state;
 mod verdicts;
 
 use std::{net::SocketAddr, process::ExitCode};
@@ -69,9 +69,9 @@ enum Cmd {
     /// End the virtual machine that `check` keeps
     Stop,
     /// Find out what is wrong with a machine: disks, services, and a fault that a number determines
-    Incident(incident::Options),
+    Incident(incident::IncidentOptions),
     /// Say what is wrong, and learn whether that is right
-    Answer(incident::Said),
+    Answer(incident::AnswerOptions),
     /// Show on a page where everybody in a class is, until Ctrl-C
     Class {
         /// Where to listen; 0.0.0.0:3001 lets other machines reach it
@@ -129,7 +129,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Some(Cmd::Answer(said)) => return incident::answer(&mut lesson, &said),
         Some(Cmd::Class { listen }) => class::serve(&lesson.exercises, listen)?,
         Some(Cmd::Join { address, name }) => class::join(&mut lesson, address, name)?,
-        Some(Cmd::Leave) => match class::leave(&mut lesson.desk)? {
+        Some(Cmd::Leave) => match class::leave(&mut lesson.state)? {
             true => println!("Nothing is reported any more."),
             false => println!("You have joined no class."),
         },

@@ -15,8 +15,8 @@ use walkdir::WalkDir;
 use workshop::cargo::{Cargo, executable};
 
 use crate::{
-    desk::{BUILD, manifest},
     exercise::Exercise,
+    state::{BUILD, manifest},
 };
 
 /// What `lesson/exercises/mutants.toml` holds.
@@ -24,15 +24,15 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub struct Mutants {
     /// The experiments without an error.
-    pub mutant: Vec<Red>,
+    pub mutant: Vec<ExperimentJudge>,
     /// In the order of the file.
-    pub wrong: Vec<Wrong>,
+    pub wrong: Vec<Mutant>,
 }
 
 /// An experiment without an error, and the judge that notices it, or why none does.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Red {
+pub struct ExperimentJudge {
     /// The directory of the stage or tool.
     pub stage: String,
     /// Stands in the README.
@@ -57,7 +57,7 @@ impl Mutants {
 /// A wrong program, and the guest test that must refuse it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wrong {
+pub struct Mutant {
     /// The id of the exercise that it looks like an answer to.
     pub exercise: Option<String>,
     /// Or the program of the workshop that it is made from.
@@ -79,9 +79,9 @@ pub enum Edit {
     Commands(String),
 }
 
-impl Wrong {
+impl Mutant {
     /// The program that it takes the place of, for messages.
-    pub fn of(&self) -> String {
+    pub fn place(&self) -> String {
         match (&self.exercise, &self.program) {
             (Some(exercise), _) => format!("exercise {exercise}"),
             (None, program) => program.clone().unwrap_or_default(),
@@ -106,7 +106,7 @@ fn replace(edits: &[[String; 2]], groups: &mut [Vec<Source>]) -> Result<()> {
 
 /// A program of the workshop.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program {
+pub struct OriginalProgram {
     pub name: String,
     /// The package that builds it.
     pub package: String,
@@ -114,16 +114,16 @@ pub struct Program {
     pub directory: PathBuf,
 }
 
-impl Program {
+impl OriginalProgram {
     /// What an attempt at an exercise begins with, where that is no program: in the copy, it is one.
-    pub fn start(exercise: &Exercise) -> Program {
+    pub fn start(exercise: &Exercise) -> OriginalProgram {
         let (name, package) = (exercise.package(), exercise.package());
-        Program { name, package, directory: exercise.start.clone() }
+        OriginalProgram { name, package, directory: exercise.start.clone() }
     }
 }
 
 /// All programs of the workshop, and the answers that are none. Needs no network.
-pub fn programs(cargo: &Cargo) -> Result<Vec<Program>> {
+pub fn programs(cargo: &Cargo) -> Result<Vec<OriginalProgram>> {
     let workspace = &cargo.workspace;
     let mut programs = Vec::new();
     for package in cargo.metadata()?.workspace_packages() {
@@ -131,7 +131,7 @@ pub fn programs(cargo: &Cargo) -> Result<Vec<Program>> {
         let directory = directory.strip_prefix(workspace)?.to_owned();
         if package.metadata.get("workshop").is_some() || directory.starts_with("lesson/exercises") {
             let bins = package.targets.iter().filter(|target| target.is_bin());
-            programs.extend(bins.map(|bin| Program {
+            programs.extend(bins.map(|bin| OriginalProgram {
                 name: bin.name.clone(),
                 package: package.name.clone(),
                 directory: directory.clone(),
@@ -142,7 +142,11 @@ pub fn programs(cargo: &Cargo) -> Result<Vec<Program>> {
 }
 
 /// The one that a wrong program is made from.
-pub fn original(wrong: &Wrong, programs: &[Program], exercises: &[Exercise]) -> Result<Program> {
+pub fn original(
+    wrong: &Mutant,
+    programs: &[OriginalProgram],
+    exercises: &[Exercise],
+) -> Result<OriginalProgram> {
     let found = match (&wrong.exercise, &wrong.program) {
         (Some(id), None) => exercises
             .iter()
@@ -178,7 +182,7 @@ fn sources(workspace: &Path, directory: &Path) -> Result<Vec<Source>> {
 
 /// The sources that an edit may be about, as they are: the program's own, the headers, and what all
 /// programs share.
-fn editable(workspace: &Path, program: &Program) -> Result<[Vec<Source>; 3]> {
+fn editable(workspace: &Path, program: &OriginalProgram) -> Result<[Vec<Source>; 3]> {
     let own = sources(workspace, &program.directory.join("src"))?;
     let mut headers = sources(workspace, Path::new("common/bpf"))?;
     headers.extend(sources(workspace, Path::new("tools/bpf"))?);
@@ -204,7 +208,7 @@ pub struct Workshop {
 
 impl Workshop {
     /// Copies what these programs are built from.
-    pub fn copy(cargo: &Cargo, programs: &[&Program]) -> Result<Workshop> {
+    pub fn copy(cargo: &Cargo, programs: &[&OriginalProgram]) -> Result<Workshop> {
         let workspace = &cargo.workspace;
         let place = workspace.join(PLACE);
         let mut members = ["common", "common/build", "common/http"].map(PathBuf::from).to_vec();
@@ -214,8 +218,11 @@ impl Workshop {
         for member in &members {
             write(&place, &sources(workspace, member)?)?;
         }
-        let is_package = |it: &&&Program| workspace.join(&it.directory).join("Cargo.toml").exists();
-        for Program { package, directory, .. } in programs.iter().filter(|it| !is_package(it)) {
+        let is_package =
+            |it: &&&OriginalProgram| workspace.join(&it.directory).join("Cargo.toml").exists();
+        for OriginalProgram { package, directory, .. } in
+            programs.iter().filter(|it| !is_package(it))
+        {
             let file = |name: &str, text| Source { file: directory.join(name), text };
             let id = package.trim_start_matches("mine-");
             let texts = [("build.rs", BUILD.to_owned()), ("Cargo.toml", manifest(id, "a start"))];
@@ -235,7 +242,7 @@ impl Workshop {
     /// say where it does not compile.
     pub fn build(
         &self,
-        program: &Program,
+        program: &OriginalProgram,
         edit: &Edit,
         name: &str,
     ) -> Result<Result<PathBuf, String>> {
@@ -303,7 +310,7 @@ mod tests {
             let program = original(&wrong, &programs, &exercises).unwrap();
             let mut sources = editable(&workspace, &program).unwrap();
             replace(&wrong.edit, &mut sources).expect(&wrong.what);
-            *number.entry(wrong.of()).or_default() += 1;
+            *number.entry(wrong.place()).or_default() += 1;
         }
         for exercise in exercises {
             let number = number.get(&format!("exercise {}", exercise.id)).copied().unwrap_or(0);

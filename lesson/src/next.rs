@@ -3,20 +3,20 @@
 use anyhow::Result;
 use workshop::stages;
 
-use crate::{desk::Desk, exercise::Exercise};
+use crate::{exercise::Exercise, state::SavedState};
 
 /// Which stages are read, as far as the exercises that are done can say.
-pub struct Progress<'e> {
+pub struct StageProgress<'e> {
     exercises: &'e [Exercise],
     stages: Vec<String>,
     done: Vec<String>,
 }
 
-impl<'e> Progress<'e> {
-    pub fn at(desk: &Desk, exercises: &'e [Exercise]) -> Result<Progress<'e>> {
-        let done = exercises.iter().filter(|exercise| desk.known(exercise).done);
+impl<'e> StageProgress<'e> {
+    pub fn at(state: &SavedState, exercises: &'e [Exercise]) -> Result<StageProgress<'e>> {
+        let done = exercises.iter().filter(|exercise| state.known(exercise).done);
         let done = done.map(|exercise| exercise.id.clone()).collect();
-        Ok(Progress { exercises, stages: stages(&desk.workspace)?, done })
+        Ok(StageProgress { exercises, stages: stages(&state.workspace)?, done })
     }
 
     fn is_done(&self, exercise: &Exercise) -> bool {
@@ -94,11 +94,11 @@ mod tests {
     use workshop::workspace;
 
     /// Asks with these exercises done.
-    fn with<T>(done: &[&str], ask: impl FnOnce(&Progress, &[Exercise]) -> T) -> T {
+    fn with<T>(done: &[&str], ask: impl FnOnce(&StageProgress, &[Exercise]) -> T) -> T {
         let workspace = workspace();
         let (exercises, stages) = (Exercise::all(&workspace).unwrap(), stages(&workspace).unwrap());
         let done = done.iter().map(|&id| id.to_owned()).collect();
-        ask(&Progress { exercises: &exercises, stages, done }, &exercises)
+        ask(&StageProgress { exercises: &exercises, stages, done }, &exercises)
     }
 
     fn after_id(id: &str, done: &[&str]) -> String {

@@ -22,7 +22,7 @@ use vm::{
 };
 
 use crate::{
-    claims::{About, Claim, Expected, Made, claims},
+    claims::{About, Claim, ClaimSource, Expected, claims},
     experiments::is_shown,
     explain,
     judges::Judges,
@@ -156,16 +156,16 @@ impl<'r> Proof<'r> {
 
     fn build_programs(&self) {
         let originals = self.claims.iter().filter_map(|(claim, _)| match &claim.program {
-            Made::Edited(original, _) => Some(original),
-            Made::Already(_) => None,
+            ClaimSource::Edited(original, _) => Some(original),
+            ClaimSource::Already(_) => None,
         });
         let copy = Workshop::copy(&self.cargo, &originals.collect::<Vec<_>>());
         for (number, (claim, built)) in self.claims.iter().enumerate() {
             let program = match (&claim.program, &copy) {
-                (Made::Already(file), _) => Ok(Ok(file.clone())),
+                (ClaimSource::Already(file), _) => Ok(Ok(file.clone())),
                 _ if self.is_over() => Err(anyhow!("the time was up")),
                 (_, Err(error)) => Err(anyhow!("{error:#}")),
-                (Made::Edited(original, edit), Ok(copy)) => {
+                (ClaimSource::Edited(original, edit), Ok(copy)) => {
                     copy.build(original, edit, &format!("wrong-{number}"))
                 }
             };

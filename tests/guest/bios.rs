@@ -1,7 +1,7 @@
 //! Stages 01 to 06, 10: every bio, its latency, its sector, its stack, its parts.
 
 use crate::{
-    mixed::{calls, same_calls},
+    exercise_loads::{calls, same_calls},
     prelude::*,
 };
 
@@ -23,7 +23,7 @@ fn stage01_has_a_line_for_every_bio() -> Result<()> {
     let mixed = Mixed::new("test")?;
     let start = now();
     let running = Running::stage("stage01", &[])?;
-    let did = mixed.run(&mixed::bios()?)?;
+    let did = mixed.run(&exercise_loads::bios()?)?;
     let clocks = shell("cat /sys/kernel/tracing/instances/*/trace_clock")?;
     let output = running.interrupt()?;
     let end = now();
@@ -46,12 +46,12 @@ fn stage02_shows_both_ends() -> Result<()> {
     let disk = NullBlk::timer("test", 500, "memory_backed=1 discard=1 badblocks=+8000-8007")?;
     let mut other = Direct::open(&disks::virtio()?)?;
     let below = NullBlk::new("notes", "memory_backed=1")?;
-    let noting = mixed::noting("noting", &below.name)?;
+    let noting = exercise_loads::noting("noting", &below.name)?;
     let running = Running::stage("stage02", &[])?;
     let kprobes = fs::read_to_string("/sys/kernel/debug/kprobes/list")?; // ftrace has none yet
     ensure!(!kprobes.contains(" bio_endio+"), "{IS_KPROBE}");
     let before = disks::bios(&disk.name)?;
-    let ftrace = mixed::bios()?;
+    let ftrace = exercise_loads::bios()?;
     let two = "--iodepth=2 --iodepth_batch=2 --iodepth_batch_complete_min=2";
     fio_direct(
         &disk.name,
@@ -64,7 +64,7 @@ fn stage02_shows_both_ends() -> Result<()> {
          if dd if=/dev/{0} of=/dev/null bs=4k skip=1000 count=1 iflag=direct 2>&1; then exit 1; fi",
         disk.name
     ))?;
-    shell(&mixed::writes_a_note(&noting))?;
+    shell(&exercise_loads::writes_a_note(&noting))?;
     other.read(4096, 0)?;
     let (submitted, ended): (Vec<_>, Vec<_>) =
         ftrace.events()?.into_iter().partition(|event| event.name == "submit_bio");
@@ -287,11 +287,11 @@ fn stage05_names_disk_and_sector() -> Result<()> {
     all.push((linear.path(), linear.disk()?, 0, 5120, disk.clone()));
     let last = all.len() - 1;
     for (number, (path, device, sector, absolute, disk)) in all.into_iter().enumerate() {
-        let mut of_bio = mixed::bio_info(&device, sector)?;
+        let mut of_bio = exercise_loads::bio_info(&device, sector)?;
         if Path::new(&format!("/sys/class/block/{device}/partition")).exists() {
             of_bio += &format!(", sector {absolute} of {disk}");
         }
-        let of_request = mixed::bio_info(&disk, absolute)?;
+        let of_request = exercise_loads::bio_info(&disk, absolute)?;
         // Each for a disk and for a partition, and all of them for the last.
         let its_turn = |turn| number == last || number % 3 == turn || subject().is_some();
         let mut stages = vec![(0, "stage05"), (1, "stage06"), (1, "stage11"), (2, "stage07")];
@@ -443,7 +443,7 @@ pub fn check_stack(output: &str, lines: [&str; 2], events: &[Event]) -> Result<V
 /// An address has a start already, as after a lost completion: neither bio is measured, one is unmatched.
 fn stage03_drops_what_is_submitted_twice() -> Result<()> {
     let (disk, maps) = (NullBlk::timer("test", 20, "")?, Maps::new());
-    let load = || mixed::take_an_address(&disk.name, &mixed::bios()?, &maps);
+    let load = || exercise_loads::take_an_address(&disk.name, &exercise_loads::bios()?, &maps);
     let ((taken, reads), output) = beside("stage03", &[], load)?;
     ensure_counts(
         &output,

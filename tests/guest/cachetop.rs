@@ -9,15 +9,15 @@ tests![
 ];
 
 /// What cachetop has printed as JSON: the processes of all intervals.
-struct Report(Vec<Value>);
+struct CachetopReport(Vec<Value>);
 
-impl Report {
-    fn parse(output: &str) -> Result<Report> {
+impl CachetopReport {
+    fn parse(output: &str) -> Result<CachetopReport> {
         let lines = output.lines().map(serde_json::from_str::<Value>);
         let lines = lines.collect::<Result<Vec<_>, _>>().context("not JSON")?;
         let (end, intervals) = lines.split_last().context("no output")?;
         let rows = intervals.iter().filter_map(|interval| interval["processes"].as_array());
-        let report = Report(rows.flatten().cloned().collect());
+        let report = CachetopReport(rows.flatten().cloned().collect());
         for what in ["reads", "hits", "misses", "readahead", "dirtied"] {
             let sum = report.sum(what, |_| true);
             ensure!(end["total"][what] == sum, "{what}: {sum}, not {end}");
@@ -65,7 +65,7 @@ fn cachetop_reads_as_mincore_sees_them() -> Result<()> {
     let user = "setpriv --reuid nobody --clear-groups";
     shell(&format!("{user} cat {} /etc/passwd >/dev/null", file.path))?;
     let output = running.interrupt()?;
-    let report = Report::parse(&output)?;
+    let report = CachetopReport::parse(&output)?;
     let (hits, misses) = reads.iter().fold((0, 0), |(h, m), read| (h + read.hit, m + read.miss));
     let readahead = file.resident(0, file.size)? - before - misses;
     let judged = [reads.len() as u64 + 1, hits, misses + on_their_way.miss, readahead];
@@ -105,7 +105,7 @@ fn cachetop_counts_dirtied_pages() -> Result<()> {
     file.write_all_at(&vec![4; MIB as usize], 2 * MIB)?;
     let judged = written()? - before;
     let output = running.interrupt()?;
-    let report = Report::parse(&output)?;
+    let report = CachetopReport::parse(&output)?;
     let expected = once + 101 + MIB / page_size();
     ensure!(once == MIB / page_size() && judged >= expected, "{once}, then {judged} pages");
     let counted = report.own("dirtied");

@@ -317,7 +317,7 @@ fn lost_lines_are_counted() -> Result<()> {
     let dd = format!("dd if=/dev/{disk} of=/dev/null bs=512 count=20000 iflag=direct status=none");
     let output = beside_a_stopped("stage01", &[], || shell(&format!("taskset -c 0 {dd}")))?;
     let (reads, printed) =
-        (disks::bios(&disk)? - before, mixed::calls(&output, "submit_bio(")?.len() as u64);
+        (disks::bios(&disk)? - before, exercise_loads::calls(&output, "submit_bio(")?.len() as u64);
     let lost: u64 = between(&output, " trace lines, ", " lost")?.parse()?;
     ensure!(lost > 0 && printed + lost == reads, "{printed} printed + {lost} lost, {reads} bios");
     Ok(())

@@ -10,7 +10,7 @@ use socket2::{SockFilter, SockRef};
 use crate::{
     bios::{ONE_PLACE, lines_add_up},
     commands::instances,
-    mixed::split_out_of_order,
+    exercise_loads::split_out_of_order,
     prelude::*,
 };
 
@@ -128,7 +128,7 @@ fn exercise_accounts() -> Result<()> {
     let slow = [NullBlk::timer("slow0", 500, "")?, NullBlk::timer("slow1", 700, "")?];
     let maps = Maps::new();
     let running = Running::stage(&subject, &[])?;
-    let (ftrace, printed) = (mixed::bios()?, Ftrace::new(&[PRINTED])?);
+    let (ftrace, printed) = (exercise_loads::bios()?, Ftrace::new(&[PRINTED])?);
     let long_write = long.write()?;
     ftrace.events()?;
     // Each is the slowest one that has ended so far, unless a CPU stood still.
@@ -149,7 +149,7 @@ fn exercise_accounts() -> Result<()> {
     maps.ensure_atomic()?;
     let left = maps.in_flight()?;
     ensure!(left == 0, "all bios have completed, and {left} entries are left in your map `starts`");
-    let (taken, reads) = mixed::take_an_address(&mixed.disk.name, &ftrace, &maps)?;
+    let (taken, reads) = exercise_loads::take_an_address(&mixed.disk.name, &ftrace, &maps)?;
     fill(&maps.named("starts")?[0], taken - 1)?;
     // By another process, whose bio has another address.
     disks::read(&mixed.disk.name, 1)?;
@@ -184,7 +184,7 @@ fn exercise_accounts() -> Result<()> {
     };
     let least = Long::NS;
     ensure!(longest >= least, "one bio took {least} ns, your longest {longest} ns: {output}");
-    let info = mixed::bio_info(&long.mapped.disk()?, Long::SECTOR)?;
+    let info = exercise_loads::bio_info(&long.mapped.disk()?, Long::SECTOR)?;
     let is_there = output.lines().any(|line| line == info);
     ensure!(is_there || ["stage03", "stage04"].contains(&&*subject), "no line {info:?}: {output}");
     let parts = did.parts + split_up.parts;
@@ -208,8 +208,8 @@ fn exercise_disk() -> Result<()> {
     let running = [disk, partition, upper].map(|disk| (EXERCISE, vec![disk.as_str()]));
     let running = Running::stages(running)?;
     let long_write = long.write()?;
-    let did = this.run(&mixed::bios()?)?;
-    other.run(&mixed::bios()?)?;
+    let did = this.run(&exercise_loads::bios()?)?;
+    other.run(&exercise_loads::bios()?)?;
     disks::read(&data, 30)?;
     long_write.end_well()?;
     maps.ensure_atomic()?;
@@ -282,7 +282,7 @@ fn exercise_histogram() -> Result<()> {
     let maps = Maps::new();
     let running = Running::stage(EXERCISE, &[])?;
     let long_write = long.write()?;
-    let did = one.run(&mixed::bios()?)?;
+    let did = one.run(&exercise_loads::bios()?)?;
     disks::read(&slow.name, 20)?;
     long_write.end_well()?;
     fill(&maps.named("starts")?[0], 0)?;
@@ -658,7 +658,7 @@ fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited
         _ => thread::park_timeout(Duration::from_millis(1)),
     }
     // From here on it does not wait: what it reads is all.
-    goes_first(2)?;
+    set_realtime(2)?;
     let tid = tid.as_raw_nonzero().get() as u32;
     Ok(Waited { kind, tid, new, all: run_delay()? })
 }
@@ -667,7 +667,7 @@ fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited
 /// chosen at once: here it waits, for this one keeps the CPU.
 fn start_short_ones(cpu: usize, count: usize) -> Result<Vec<Waited>> {
     stay_on(cpu)?;
-    goes_first(1)?;
+    set_realtime(1)?;
     let life = |_| {
         let start = Instant::now();
         let child = thread::spawn(move || wait_for_cpu(ENDS, cpu, Duration::ZERO));

@@ -63,12 +63,12 @@ impl Scrape {
     }
 
     /// Of a disk and an operation.
-    fn of(&self, metric: &str, disk: &str, op: &str) -> f64 {
+    fn figure(&self, metric: &str, disk: &str, op: &str) -> f64 {
         self.get(&format!("{metric}{{disk=\"{disk}\",op=\"{op}\"}}"))
     }
 
     pub fn bios(&self, disk: &str, op: &str) -> u64 {
-        self.of("storage_bio_latency_seconds_count", disk, op) as u64
+        self.figure("storage_bio_latency_seconds_count", disk, op) as u64
     }
 
     /// What only the kernel has counted of a disk, and what only the exporter has; `None`: they cannot be compared.
@@ -86,7 +86,7 @@ impl Scrape {
 
     /// The sum of the requests of a disk is one that its buckets allow.
     fn sum_fits(&self, disk: &str, op: &str) -> Result<()> {
-        let sum = self.of("storage_request_latency_seconds_sum", disk, op);
+        let sum = self.figure("storage_request_latency_seconds_sum", disk, op);
         if sum == 0.0 {
             return Ok(());
         }
@@ -108,7 +108,7 @@ impl Scrape {
         let part = |name| str::strip_suffix(str::strip_prefix(name, &of)?, "\"}");
         let parts = self.0.iter().filter_map(|(name, seconds)| Some((part(name)?, *seconds)));
         let parts: HashMap<&str, f64> = parts.collect();
-        let all = self.of("storage_bio_latency_seconds_sum", disk, "read");
+        let all = self.figure("storage_bio_latency_seconds_sum", disk, "read");
         let sum = parts.values().sum::<f64>();
         ensure!(all > 0.0 && (sum - all).abs() < 1e-6, "{disk}: parts {parts:?} of {all} s");
         Ok(parts)
@@ -126,7 +126,7 @@ impl Scrape {
         buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
         ensure!(buckets.len() == 54, "{disk} {op}: {} buckets", buckets.len());
         ensure!(buckets.is_sorted_by_key(|bucket| bucket.1), "{buckets:?}");
-        let all = self.of(&name.replace("_bucket", "_count"), disk, op);
+        let all = self.figure(&name.replace("_bucket", "_count"), disk, op);
         ensure!(buckets[53] == (f64::INFINITY, all as u64), "{buckets:?}");
         Ok(buckets)
     }
@@ -231,7 +231,7 @@ fn takes_a_place_again() -> Result<()> {
             // The first one, all of whose places are free again when it has gone, has more than the later one.
             disks::read(&disk.name, if n < 2 { 20 } else { 5 })?;
             let (scrape, stat) = (Scrape::now()?, disks::stat(&disk.name)?);
-            let ours = scrape.of("storage_request_latency_seconds_count", &disk.name, "read");
+            let ours = scrape.figure("storage_request_latency_seconds_count", &disk.name, "read");
             ensure!(ours == stat[0] as f64, "disk {n}: {ours}, and there were {}", stat[0]);
         }
         ends_with(disk)?;
@@ -265,8 +265,10 @@ impl Quiet {
             let stats = stats()?;
             let sums = stats.iter().flat_map(|(disk, stat)| {
                 OPERATIONS.map(|(operation, number, time)| {
-                    let ours = scrape.of("storage_request_latency_seconds_count", disk, operation);
-                    let seconds = scrape.of("storage_request_latency_seconds_sum", disk, operation);
+                    let ours =
+                        scrape.figure("storage_request_latency_seconds_count", disk, operation);
+                    let seconds =
+                        scrape.figure("storage_request_latency_seconds_sum", disk, operation);
                     let [kernels, ms] = [number, time].map(|field| stat[field] as f64);
                     ((disk.clone(), operation), [ours, seconds * 1e3, kernels, ms])
                 })
@@ -418,7 +420,7 @@ fn has_fios_latencies(disk: &str) -> Result<()> {
     let (ios, clat) = (&report["read"]["total_ios"], &report["read"]["clat_ns"]);
     let bios = scrape.bios(disk, "read");
     ensure!(*ios == bios, "fio: {ios}, we: {bios}");
-    let sum = scrape.of("storage_bio_latency_seconds_sum", disk, "read");
+    let sum = scrape.figure("storage_bio_latency_seconds_sum", disk, "read");
     let (mean, fios) = (sum / bios as f64, &clat["mean"]);
     let most = fios.as_f64().unwrap_or(0.0) / 1e9;
     ensure!((DELAY..=most).contains(&mean), "mean {mean} s, delay {DELAY} s, fio {fios} ns");

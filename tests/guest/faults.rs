@@ -114,7 +114,7 @@ fn sums_are_exact_when_detached_under_load() -> Result<()> {
             ensure!(lost == "0", "{lost} lines were lost: the load is too fast");
             let (completed, started) = (
                 count(&output, "bios completed")?,
-                mixed::calls(&output, "submit_bio(")?.len() as u64,
+                exercise_loads::calls(&output, "submit_bio(")?.len() as u64,
             );
             let sum = completed + count(&output, "in flight")?;
             ensure!(started == sum && sum >= 40, "{started} started, not {sum}: {output}");

@@ -22,21 +22,21 @@ mod ctracer_filters;
 mod ctracer_ftrace;
 mod ctracer_types;
 mod disks;
+mod exercise_loads;
 mod exercises;
 mod exporter;
 mod faults;
+mod field_reports;
 mod ftrace;
 mod functions;
 mod maps;
-mod mixed;
+mod other_tools;
 mod pagecache;
-mod peers;
 mod prelude;
 mod readme;
 mod requests;
 mod run;
 mod slow_io;
-mod strangers;
 mod table;
 mod truth;
 
@@ -113,7 +113,7 @@ fn main() {
         ctracer_filters::TESTS,
         ctracer_types::TESTS,
         slow_io::TESTS,
-        strangers::TESTS,
+        field_reports::TESTS,
         table::TESTS,
     ]
     .concat();

@@ -33,12 +33,12 @@ pub use serde_json::Value;
 pub(crate) use crate::{
     commands::{self, loaded, wait_until_unloaded},
     disks::{self, Failing, Mapped, Mounted, NullBlk, ScsiDebug, reads},
+    exercise_loads::{self, Direct, Long, Mixed, Ram},
     exercises::EXERCISE,
     exporter::{self, Scrape},
     ftrace::{Event, Ftrace, Hook, TRACEFS, Tracer},
     functions::listed,
     maps::{Maps, Place, insert},
-    mixed::{self, Direct, Long, Mixed, Ram},
     pagecache::{self, MIB, Watched, new_file, page_size},
     run::{self, *},
     slow_io::{self, objects, of_disk, part},

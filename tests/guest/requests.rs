@@ -1,6 +1,6 @@
 //! Stages 00 and 07: how long requests take. The judges: fio, the block layer's counters, ftrace.
 
-use crate::{bios::check_stack, mixed::bio_info, prelude::*};
+use crate::{bios::check_stack, exercise_loads::bio_info, prelude::*};
 
 tests![stage00_counts_every_request_in_its_column, stage07_has_the_time_of_the_disk,];
 

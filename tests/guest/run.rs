@@ -245,7 +245,7 @@ impl Running {
 
     /// Waits for a line on stderr that contains `text`.
     pub fn wait_for(&mut self, text: &str) -> Result<()> {
-        let came = patiently(&format!("{text:?}"), LIMIT, self.is_attempt, || {
+        let came = poll_until(&format!("{text:?}"), LIMIT, self.is_attempt, || {
             match self.stderr.recv_timeout(MOMENT) {
                 Ok(line) => self.said.push_str(&line),
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
@@ -324,7 +324,7 @@ impl Running {
     fn status(&mut self, limit: Duration) -> Result<ExitStatus> {
         let after = if self.signalled.get().is_some() { " after Ctrl-C" } else { "" };
         let what = format!("the end of {}{after}", self.shown());
-        let status = patiently(&what, limit, self.is_attempt, || {
+        let status = poll_until(&what, limit, self.is_attempt, || {
             let status = self.child.try_wait()?;
             if status.is_none() {
                 ensure!(!self.too_much.load(Relaxed), "more than 16 MB of output");
@@ -354,7 +354,7 @@ impl Running {
     fn rest(&self, stream: &Receiver<String>) -> Result<String> {
         let mut text = String::new();
         let what = format!("the end of the output of {}", self.shown());
-        let ended = patiently(&what, LIMIT, self.is_attempt, || {
+        let ended = poll_until(&what, LIMIT, self.is_attempt, || {
             match stream.recv_timeout(MOMENT) {
                 Ok(line) => text.push_str(&line),
                 Err(RecvTimeoutError::Disconnected) => return Ok(Some(())),
@@ -462,7 +462,7 @@ impl Gate {
 
 /// Waits until `condition` holds; a time-out is a failure.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
-    patiently(what, LIMIT, false, || {
+    poll_until(what, LIMIT, false, || {
         let holds = condition()?;
         if !holds {
             thread::sleep(MOMENT);
@@ -476,7 +476,7 @@ const MOMENT: Duration = Duration::from_millis(20);
 
 /// Asks for something, each time for a moment, until it is there; a time-out is a failure. Where it is asked
 /// of an attempt, a learner is told what lasts so long, and may end it.
-fn patiently<T>(
+fn poll_until<T>(
     what: &str,
     limit: Duration,
     of_attempt: bool,
@@ -559,7 +559,7 @@ pub fn has_fprobe() -> Result<bool> {
 
 /// Gives this thread a real-time priority: it then waits for no thread with a lower one, nor for one
 /// without. Threads that it starts have none.
-pub fn goes_first(sched_priority: i32) -> Result<()> {
+pub fn set_realtime(sched_priority: i32) -> Result<()> {
     let (policy, priority) =
         (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, libc::sched_param { sched_priority });
     // SAFETY: the kernel reads the struct.

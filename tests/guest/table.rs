@@ -7,9 +7,9 @@
 pub mod laws;
 pub mod loads;
 
-use truth::{BEFORE, Family, Plan, Tool, together};
+use truth::{BEFORE, Family, Tool, TruthPlan, together};
 
-use crate::{peers::Peer, prelude::*, run::NotJudged};
+use crate::{other_tools::Peer, prelude::*, run::NotJudged};
 
 /// The groups of `truth/cases.toml`.
 macro_rules! groups {
@@ -40,7 +40,7 @@ groups![
 /// A tool that did not start, and what it said.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Refusal(pub String);
+pub struct ToolRefusal(pub String);
 
 /// Tools that run beside a load.
 pub struct Beside {
@@ -63,7 +63,7 @@ pub struct Printed {
 
 impl Beside {
     /// Starts each tool so many times, until all are ready. The plan says where the roots of others are.
-    pub fn start(tools: &[Tool], copies: usize, plan: Option<&Plan>) -> Result<Beside> {
+    pub fn start(tools: &[Tool], copies: usize, plan: Option<&TruthPlan>) -> Result<Beside> {
         let pid = std::process::id().to_string();
         let start = |tool: &Tool| {
             let argv = tool.argv.iter().map(|argument| argument.replace("{pid}", &pid)).collect();

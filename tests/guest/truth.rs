@@ -3,11 +3,11 @@
 
 use std::env;
 
-use truth::{Broke, Case, Cell, Expected, Fact, PLAN, Plan, Tool, Verdict};
+use truth::{Broke, Case, Cell, Expected, Fact, PLAN, Tool, TruthPlan, Verdict};
 
 use crate::{
     prelude::*,
-    table::{Beside, Printed, Refusal, set_up},
+    table::{Beside, Printed, ToolRefusal, set_up},
 };
 
 const NOTHING: Expected = Expected { least: 0, most: 0 };
@@ -21,7 +21,7 @@ struct Ran {
 }
 
 /// Runs a case's load beside a tool.
-fn run(plan: &Plan, tool: &Tool, case: &Case) -> Result<Ran> {
+fn run(plan: &TruthPlan, tool: &Tool, case: &Case) -> Result<Ran> {
     let mut ready = set_up(&case.name)?;
     let started = Instant::now();
     let beside = Beside::start(std::slice::from_ref(tool), case.copies, Some(plan))?;
@@ -56,7 +56,7 @@ pub fn skipped() -> Result<u64> {
 pub fn cells(prepare: fn()) -> Option<Result<()>> {
     let plan = env::var(PLAN).ok()?;
     prepare();
-    Some(serde_json::from_str(&plan).context(PLAN).and_then(|plan: Plan| {
+    Some(serde_json::from_str(&plan).context(PLAN).and_then(|plan: TruthPlan| {
         let (tools, cases) = ([truth::tools()?, plan.yours.clone()].concat(), truth::cases()?);
         let mut refused: Vec<Cell> = Vec::new();
         for (case, tool) in &plan.cells {
@@ -80,7 +80,7 @@ pub fn cells(prepare: fn()) -> Option<Result<()>> {
 }
 
 /// Judges a tool several times: of ours, the worst run counts, and of others the best.
-fn cell_of(plan: &Plan, tool: &Tool, case: &Case) -> Result<Cell> {
+fn cell_of(plan: &TruthPlan, tool: &Tool, case: &Case) -> Result<Cell> {
     let is_ours = tool.is_strict();
     let mut kept: Option<Cell> = None;
     for runs in 1..=plan.runs {
@@ -130,8 +130,8 @@ fn verdict(tool: &Tool, ran: Result<Ran>) -> Result<Verdict> {
     let ran = match ran {
         Ok(ran) => ran,
         Err(error) => {
-            return Ok(match error.downcast::<Refusal>() {
-                Ok(Refusal(said)) => Verdict::Refused { said },
+            return Ok(match error.downcast::<ToolRefusal>() {
+                Ok(ToolRefusal(said)) => Verdict::Refused { said },
                 Err(error) => match error.downcast::<Broke>() {
                     Ok(broke) => broke.verdict(tool),
                     Err(error) => Verdict::NotRun { why: format!("{error:#}") },

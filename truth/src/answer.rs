@@ -9,7 +9,7 @@ use crate::Expected;
 /// Where in a tool's output a figure is, and how several make one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Answer {
+pub struct ToolAnswer {
     /// How the lines make one figure.
     pub how: How,
     /// A regular expression of the lines. Its group `figure`, or the first one, is the number, with K, M
@@ -84,9 +84,9 @@ pub enum How {
     Mean,
 }
 
-impl Answer {
+impl ToolAnswer {
     /// The figure, and the most that it can be; `None` where nothing was printed that could be one.
-    pub fn of(&self, output: &str) -> Result<Option<Expected>> {
+    pub fn read(&self, output: &str) -> Result<Option<Expected>> {
         let lines = Regex::new(&format!("(?m){}", self.lines)).context(self.lines.clone())?;
         if self.how == How::Count {
             return Ok(Some(Expected::exactly(lines.find_iter(output).count() as u64)));
@@ -139,8 +139,8 @@ fn number(text: &str) -> Result<f64> {
 mod tests {
     use super::*;
 
-    fn answer(how: How, lines: &str, unit: f64) -> Answer {
-        Answer { how, lines: lines.into(), unit, about: 0.0 }
+    fn answer(how: How, lines: &str, unit: f64) -> ToolAnswer {
+        ToolAnswer { how, lines: lines.into(), unit, about: 0.0 }
     }
 
     #[test]
@@ -148,44 +148,44 @@ mod tests {
         let rows = "[4K, 8K)   3 |@@  |\n[8K, 16K)  14 |@@@@|\n";
         let sum = answer(How::Sum, r"^\[.*\)\s+(\d+) \|", 1.0);
         let exactly = |figure| Some(Expected::exactly(figure));
-        assert_eq!(sum.of(rows).unwrap(), exactly(17));
+        assert_eq!(sum.read(rows).unwrap(), exactly(17));
         let row = r"^\[(\d+[KMG]?), (\d+[KMG]?)\)\s+[1-9]";
         let between = |least, most| Some(Expected { least, most });
         let fastest = answer(How::Min, row, 1000.0);
-        assert_eq!(fastest.of(rows).unwrap(), between(4_096_000, 8_192_000));
+        assert_eq!(fastest.read(rows).unwrap(), between(4_096_000, 8_192_000));
         let slowest = answer(How::Max, row, 1000.0);
-        assert_eq!(slowest.of(rows).unwrap(), between(8_192_000, 16_384_000));
+        assert_eq!(slowest.read(rows).unwrap(), between(8_192_000, 16_384_000));
         let count = answer(How::Count, r"^\[", 1.0);
-        assert_eq!((count.of(rows).unwrap(), count.of("").unwrap()), (exactly(2), exactly(0)));
+        assert_eq!((count.read(rows).unwrap(), count.read("").unwrap()), (exactly(2), exactly(0)));
         let slowest = answer(How::Max, r"took ([\d.]+) ms", 1e6);
-        assert_eq!(slowest.of("took 1.5 ms\ntook 0.25 ms\n").unwrap(), exactly(1_500_000));
-        assert_eq!(slowest.of("").unwrap(), None);
-        assert!(answer(How::Sum, "took", 1.0).of("took").is_err());
+        assert_eq!(slowest.read("took 1.5 ms\ntook 0.25 ms\n").unwrap(), exactly(1_500_000));
+        assert_eq!(slowest.read("").unwrap(), None);
+        assert!(answer(How::Sum, "took", 1.0).read("took").is_err());
     }
 
     #[test]
     fn groups_have_names_and_numbers_units() {
-        let read = |text: &str| toml::from_str::<Answer>(text);
+        let read = |text: &str| toml::from_str::<ToolAnswer>(text);
         let took =
             "how = \"max\"\nlines = '(?<what>\\w+) took (?<figure>[\\d.]+) ?(?<unit>[mu]s)?'";
         let slowest = read(&format!("{took}\nunit = \"s\"")).unwrap();
         let exactly = |figure| Some(Expected::exactly(figure));
         assert_eq!(
-            slowest.of("one took 80ms\nanother took 900 us\n").unwrap(),
+            slowest.read("one took 80ms\nanother took 900 us\n").unwrap(),
             exactly(80_000_000)
         );
-        assert_eq!(slowest.of("one took 0.1").unwrap(), exactly(100_000_000));
+        assert_eq!(slowest.read("one took 0.1").unwrap(), exactly(100_000_000));
         let error = read(&format!("{took}\nunit = \"days\"")).unwrap_err().to_string();
         assert!(error.contains("\"days\" is no unit: these are ns, us,"), "{error}");
         let row = "how = \"max\"\nlines = '(?<figure>\\d+) -> (?<most>\\d+)'\nunit = \"KiB\"";
         let between = Some(Expected { least: 4096, most: 8192 });
-        assert_eq!(read(row).unwrap().of("4 -> 8").unwrap(), between);
+        assert_eq!(read(row).unwrap().read("4 -> 8").unwrap(), between);
         let mean = "how = \"mean\"\nlines = '(?<weight>\\d+)/s of (?<figure>\\d+)'\nabout = 0.1";
         let mean = read(mean).unwrap();
         assert_eq!(
-            mean.of("30/s of 10\n10/s of 50").unwrap(),
+            mean.read("30/s of 10\n10/s of 50").unwrap(),
             Some(Expected { least: 18, most: 22 })
         );
-        assert_eq!((mean.of("0/s of 10").unwrap(), mean.of("").unwrap()), (None, None));
+        assert_eq!((mean.read("0/s of 10").unwrap(), mean.read("").unwrap()), (None, None));
     }
 }

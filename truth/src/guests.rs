@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use truth::{Cell, PLAN, Plan, Verdict};
+use truth::{Cell, PLAN, TruthPlan, Verdict};
 use vm::cargo::follow::follow;
 use vm::commands::test::in_guest;
 use vm::run::Run;
@@ -85,7 +85,7 @@ fn judge(
     run: &Run,
     prepared: &Prepared,
     kernel: &str,
-    plan: &Plan,
+    plan: &TruthPlan,
     mut on_cell: impl FnMut(&str, Cell) -> Result<()>,
 ) -> Result<()> {
     let Prepared { launcher, tests, .. } = prepared;

@@ -14,7 +14,7 @@ use libbpf_rs::btf::{
     types::{Array, FuncProto},
 };
 use regex_lite::Regex;
-use truth::{Case, Report, Tool, Verdict, shown};
+use truth::{Case, Tool, TruthReport, Verdict, shown};
 use vm::run::Run;
 
 /// The functions of a kernel and their arguments: `void (struct bio *)`. A tracepoint is one of them, under the
@@ -123,7 +123,7 @@ pub struct KernelDiff<'a> {
     /// What our programs name.
     pub names: BTreeSet<String>,
     /// What was judged on each.
-    pub reports: [&'a Report; 2],
+    pub reports: [&'a TruthReport; 2],
 }
 
 impl KernelDiff<'_> {
@@ -215,10 +215,13 @@ mod tests {
     use super::*;
 
     /// Functions, and for each tool what it has printed of 10 reads; `None`: it does not start.
-    fn kernel(functions: &[(&str, &str)], printed: &[(&str, Option<u64>)]) -> (Functions, Report) {
+    fn kernel(
+        functions: &[(&str, &str)],
+        printed: &[(&str, Option<u64>)],
+    ) -> (Functions, TruthReport) {
         let of = |(name, of): &(&str, &str)| (name.to_string(), of.to_string());
         let expected = Expected::exactly(10);
-        let mut report = Report::default();
+        let mut report = TruthReport::default();
         for &(tool, printed) in printed {
             let verdict = match printed {
                 Some(10) => Verdict::Right,

@@ -16,8 +16,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-pub use answer::{Answer, How};
-pub use report::{RUNS, Report, text as shown};
+pub use answer::{How, ToolAnswer};
+pub use report::{RUNS, TruthReport, text as shown};
 pub use start::{Broke, NOT_READY};
 pub use verdict::{Expected, Fact, Verdict, judge, together, warns};
 pub use yours::{Badge, Score, json, yours};
@@ -158,7 +158,7 @@ pub struct Tool {
     #[serde(default)]
     pub headers: bool,
     /// The questions that it answers, and where in its output.
-    pub answers: BTreeMap<Question, Answer>,
+    pub answers: BTreeMap<Question, ToolAnswer>,
     /// It also counts what other processes do meanwhile.
     #[serde(default)]
     pub system_wide: bool,
@@ -170,9 +170,9 @@ pub struct Tool {
     #[serde(default)]
     pub at_issue: bool,
     /// What it says that it has not measured.
-    pub admits: Option<Answer>,
+    pub admits: Option<ToolAnswer>,
     /// The same, where each I/O counts once: what it has measured and this are all.
-    pub leaves_out: Option<Answer>,
+    pub leaves_out: Option<ToolAnswer>,
     /// A page that it serves, `127.0.0.1:9435/metrics`: its figures are there.
     pub page: Option<String>,
 }
@@ -201,11 +201,11 @@ impl Tool {
 
     /// The figure that it printed. One that counts since the boot prints its figures twice, with [`BEFORE`]
     /// between them.
-    pub fn figure(&self, answer: &Answer, output: &str) -> Result<Option<Expected>> {
+    pub fn figure(&self, answer: &ToolAnswer, output: &str) -> Result<Option<Expected>> {
         let Some((before, after)) = output.split_once(BEFORE).filter(|_| self.since_boot) else {
-            return answer.of(output);
+            return answer.read(output);
         };
-        let (before, after) = (answer.of(before)?, answer.of(after)?);
+        let (before, after) = (answer.read(before)?, answer.read(after)?);
         Ok(before.zip(after).map(|(before, after)| Expected {
             least: after.least.saturating_sub(before.least),
             most: after.most.saturating_sub(before.most),
@@ -222,12 +222,12 @@ impl Tool {
 /// What separates what a tool printed before a load from what it printed after it.
 pub const BEFORE: char = '\u{c}';
 
-/// The variable that holds a [`Plan`], as JSON.
+/// The variable that holds a [`TruthPlan`], as JSON.
 pub const PLAN: &str = "VM_TRUTH";
 
 /// What the guest is to judge.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Plan {
+pub struct TruthPlan {
     /// The names of a case and of a tool each.
     pub cells: Vec<(String, String)>,
     /// How often each cell is judged.
@@ -344,7 +344,7 @@ mod tests {
         for tool in &tools {
             let answers = tool.answers.values().chain(&tool.admits).chain(&tool.leaves_out);
             for answer in answers {
-                answer.of("").unwrap_or_else(|error| panic!("{}: {error:#}", tool.name));
+                answer.read("").unwrap_or_else(|error| panic!("{}: {error:#}", tool.name));
             }
             assert!(!tool.answers.is_empty(), "{} answers nothing", tool.name);
             let is_ours = tool.family <= Family::Lessons;

@@ -16,7 +16,7 @@ use clap::Parser;
 use vm::run::Run;
 
 use crate::comparison::{Comparison, Options, Purpose};
-use crate::outcome::Outcome;
+use crate::outcome::ComparisonOutcome;
 use crate::prepared::Prepared;
 
 fn main() {
@@ -36,7 +36,7 @@ fn compare(options: Options) -> Result<i32> {
     let jobs = schedule::jobs(&comparison, &prepared)?;
     let may_be_none = comparison.purpose == Purpose::Missing;
     ensure!(!jobs.is_empty() || may_be_none, "no cell was judged, see above");
-    let outcome = Outcome::judge(&comparison, &prepared, &jobs);
+    let outcome = ComparisonOutcome::judge(&comparison, &prepared, &jobs);
     outcome.show(&comparison, &prepared)?;
     outcome.exit_code(&comparison)
 }

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use anyhow::{Context, Result};
-use truth::{Badge, Cell, Family, Report, Score, Verdict};
+use truth::{Badge, Cell, Family, Score, TruthReport, Verdict};
 use vm::cargo::follow::at_once;
 use workshop::{lock, say};
 
@@ -16,26 +16,26 @@ use crate::schedule::{self, Job};
 
 /// What came out. The files keep what was found before, too.
 #[derive(Default)]
-pub struct Outcome {
+pub struct ComparisonOutcome {
     /// The cells that were judged.
-    found: Report,
+    found: TruthReport,
     /// Cells of tools of ours that were not, and why.
     not_judged: Vec<String>,
     /// Guests that failed.
     failed: Vec<anyhow::Error>,
 }
 
-impl Outcome {
+impl ComparisonOutcome {
     /// Judges the cells of all jobs. Each is written when it is known: what runs long may be ended at any time.
-    pub fn judge(comparison: &Comparison, prepared: &Prepared, jobs: &[Job]) -> Outcome {
-        let outcome = Mutex::new(Outcome::default());
+    pub fn judge(comparison: &Comparison, prepared: &Prepared, jobs: &[Job]) -> ComparisonOutcome {
+        let outcome = Mutex::new(ComparisonOutcome::default());
         let failed = at_once(schedule::guests(&prepared.plan), jobs, |job| {
             guests::judge_all(&comparison.run, prepared, job, |release, cell| {
                 lock(&outcome).take(comparison, prepared, job.kernel, release, cell)
             })
         });
         let outcome = outcome.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        Outcome { failed, ..outcome }
+        ComparisonOutcome { failed, ..outcome }
     }
 
     /// Takes a cell in, and keeps it where it is one of the page's.
@@ -82,7 +82,7 @@ impl Outcome {
             say!("{MARKDOWN}, {PICTURE} and {JSON} are written");
         }
         if let Some(file) = &comparison.badge {
-            let badge = Badge::of(&self.scores_of_yours(comparison));
+            let badge = Badge::from_scores(&self.scores_of_yours(comparison));
             workshop::write(file, &(serde_json::to_string(&badge)? + "\n"))?;
         }
         Ok(())
@@ -102,7 +102,7 @@ impl Outcome {
         let Comparison { cases, tools, yours, .. } = comparison;
         let mut text = String::new();
         for tool in tools {
-            for score in Score::of(&self.found, cases, tool) {
+            for score in Score::from_report(&self.found, cases, tool) {
                 text += &format!("{}\n{}\n", tool.name, score.text());
             }
         }
@@ -132,7 +132,7 @@ impl Outcome {
         let scores = comparison
             .yours
             .iter()
-            .flat_map(|tool| Score::of(&self.found, &comparison.cases, tool));
+            .flat_map(|tool| Score::from_report(&self.found, &comparison.cases, tool));
         scores.collect()
     }
 

@@ -16,9 +16,9 @@ const ROW: usize = 22;
 const LOAD: usize = 6;
 
 /// A colour, what it means, and which verdicts it shows.
-type Outcome = (&'static str, &'static str, fn(&Verdict) -> bool);
+type VerdictColour = (&'static str, &'static str, fn(&Verdict) -> bool);
 
-const OUTCOMES: [Outcome; 4] = [
+const COLOURS: [VerdictColour; 4] = [
     ("#2e8b57", "right", |verdict| matches!(verdict, Verdict::Right)),
     ("#d9902f", "too small, and says so", |verdict| matches!(verdict, Verdict::Admitted { .. })),
     ("#c0392b", "wrong", |verdict| {
@@ -64,7 +64,7 @@ impl<'k> Picture<'k> {
 
     fn bar(&mut self, mut x: usize, cells: &[&Cell]) -> Result<()> {
         let (bars, y) = (&mut self.bars, self.y);
-        for (fill, _, is_it) in OUTCOMES {
+        for (fill, _, is_it) in COLOURS {
             let loads = cells.iter().filter(|cell| is_it(&cell.verdict)).count();
             if loads == 0 {
                 continue;
@@ -118,7 +118,7 @@ impl<'k> Picture<'k> {
 /// What the colours mean.
 fn legend(svg: &mut String, y: usize) -> Result<()> {
     let mut x = 8;
-    for (fill, what, _) in OUTCOMES {
+    for (fill, what, _) in COLOURS {
         writeln!(
             svg,
             "<rect x=\"{x}\" y=\"{y}\" width=\"14\" height=\"14\" fill=\"{fill}\"/>\

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use truth::{Plan, Report, Tool};
+use truth::{Tool, TruthPlan, TruthReport};
 use vm::cargo::{GUEST, build, build_all};
 use vm::fetch::rootfs::{self, Rootfs};
 use vm::run::{For, Run};
@@ -27,7 +27,7 @@ pub struct Prepared {
     /// The launcher, which boots a guest.
     pub launcher: PathBuf,
     /// What every guest is told: but for its cells, and its kernel's headers.
-    pub plan: Plan,
+    pub plan: TruthPlan,
     /// What a newer kernel is compared with.
     pub before: Option<Before>,
 }
@@ -35,7 +35,7 @@ pub struct Prepared {
 /// The newest kernel of the page, beside a newer one.
 pub struct Before {
     /// The page.
-    pub page: Report,
+    pub page: TruthReport,
     /// The functions of both kernels.
     pub functions: [Functions; 2],
 }
@@ -61,7 +61,7 @@ impl Prepared {
             }
             _ => None,
         };
-        let plan = Plan {
+        let plan = TruthPlan {
             cells: Vec::new(),
             runs: comparison.runs,
             rootfs: rootfs_of(run, &comparison.tools, comparison.newest)?,
@@ -89,7 +89,7 @@ fn rootfs_of(run: &Run, tools: &[Tool], newest: bool) -> Result<BTreeMap<String,
 }
 
 /// The version of a tool's package there. None for ours.
-pub fn version(plan: &Plan, tool: &Tool) -> Option<String> {
+pub fn version(plan: &TruthPlan, tool: &Tool) -> Option<String> {
     rootfs::version(plan.rootfs.get(tool.rootfs.as_ref()?)?, tool.package.as_ref()?)
 }
 

@@ -10,7 +10,7 @@ use crate::{Case, Cell, Expected, Family, Question, Tool, Verdict, cases, tools}
 
 /// Every cell that was judged, by kernel line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct TruthReport {
     /// The cells of each line.
     pub kernels: BTreeMap<String, Vec<Cell>>,
     /// The release of each line on which they were judged.
@@ -31,7 +31,7 @@ const OTHERS: [(Family, &str); 5] = [
     (Family::Events, "blktrace and perf"),
 ];
 
-impl Report {
+impl TruthReport {
     /// Takes a cell in, in the place of an older one; one that was not judged replaces none.
     pub fn add(&mut self, kernel: &str, cell: Cell) {
         let cells = self.kernels.entry(kernel.to_owned()).or_default();
@@ -80,7 +80,7 @@ impl Report {
 
     /// The cells of our tools that are wrong: a kernel, a case, a tool each.
     pub fn wrong_of_ours(&self) -> Result<Vec<String>> {
-        let ours = of(Family::Ours)?;
+        let ours = tools_of(Family::Ours)?;
         let mut wrong = Vec::new();
         for (kernel, cells) in &self.kernels {
             for cell in cells.iter().filter(|cell| ours.iter().any(|tool| tool.name == cell.tool)) {
@@ -124,14 +124,14 @@ impl Report {
 
     /// A table for each kernel and family, and the commands.
     pub fn markdown(&self) -> Result<String> {
-        let (cases, tools, ours) = (cases()?, tools()?, of(Family::Ours)?);
+        let (cases, tools, ours) = (cases()?, tools()?, tools_of(Family::Ours)?);
         let mut text = String::new();
         for kernel in self.kernels.keys() {
             let release = self.releases.get(kernel).map_or(String::new(), |of| format!(" ({of})"));
             writeln!(text, "\n## Kernel {kernel}{release}")?;
             for (family, heading) in OTHERS {
                 writeln!(text, "\n### {heading}")?;
-                self.family(&mut text, kernel, &of(family)?)?;
+                self.family(&mut text, kernel, &tools_of(family)?)?;
             }
             let is_alone = |case: &&Case| {
                 !tools.iter().any(|tool| tool.family != Family::Ours && tool.is_asked(case))
@@ -166,7 +166,7 @@ impl Report {
 
     /// The table of a family, and below it what did not run, and why.
     fn family(&self, text: &mut String, kernel: &str, tools: &[Tool]) -> Result<()> {
-        let (cases, ours) = (cases()?, of(Family::Ours)?);
+        let (cases, ours) = (cases()?, tools_of(Family::Ours)?);
         let names: Vec<String> = tools.iter().map(|tool| link(&tool.name)).collect();
         writeln!(text, "\n| case | ours | {} |", names.join(" | "))?;
         writeln!(text, "|---|---|{}", "---|".repeat(tools.len()))?;
@@ -201,7 +201,7 @@ impl Report {
 
     /// A bar for each tool and kernel: how many loads it measures right, how many not.
     pub fn picture(&self) -> Result<String> {
-        let (cases, ours) = (cases()?, of(Family::Ours)?);
+        let (cases, ours) = (cases()?, tools_of(Family::Ours)?);
         let mut picture = Picture::new(self.kernels.keys().collect(), cases.len());
         let of_ours = |kernel: &String| {
             cases.iter().filter_map(|case| self.ours(kernel, case, &ours)).collect()
@@ -210,7 +210,7 @@ impl Report {
         picture.row("all of its tools", &self.kernels.keys().map(of_ours).collect::<Vec<_>>())?;
         for (family, heading) in OTHERS {
             picture.head(heading, 8);
-            for tool in of(family)? {
+            for tool in tools_of(family)? {
                 let of_tool = |kernel: &String| {
                     cases.iter().filter_map(|case| self.cell(kernel, case, &tool)).collect()
                 };
@@ -221,7 +221,7 @@ impl Report {
     }
 }
 
-fn of(family: Family) -> Result<Vec<Tool>> {
+fn tools_of(family: Family) -> Result<Vec<Tool>> {
     Ok(tools()?.into_iter().filter(|tool| tool.family == family).collect())
 }
 
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_cell_that_was_not_run_is_shown_as_such() {
-        let mut report = Report::default();
+        let mut report = TruthReport::default();
         let wrong = Verdict::Wrong {
             question: Question::Requests,
             printed: Some(Expected::exactly(4003)),
@@ -381,13 +381,13 @@ mod tests {
         report.add("7.2", cell("threads_16", "bitehist", wrong));
         assert_eq!(report.wrong_of_ours().unwrap().len(), 1);
         let json = serde_json::to_string(&report).unwrap();
-        assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
+        assert_eq!(serde_json::from_str::<TruthReport>(&json).unwrap(), report);
     }
 
     /// What is judged on another kernel, or of another version, is not shown beside the rest.
     #[test]
     fn cells_of_another_version_are_dropped() {
-        let mut report = Report::default();
+        let mut report = TruthReport::default();
         let tools = tools().unwrap();
         let tool = |name: &str| tools.iter().find(|tool| tool.name == name).unwrap();
         report.judged_on("7.2", "7.2.13", tool("biolatency"), Some("0.2"));
@@ -406,7 +406,7 @@ mod tests {
     fn one_right_run_is_enough_for_others() {
         let (cases, tools) = (cases().unwrap(), tools().unwrap());
         let case = cases.iter().find(|case| case.name == "threads_16").unwrap();
-        let mut report = Report::default();
+        let mut report = TruthReport::default();
         let mut is_known = |name: &str, verdict, runs, exit| {
             report.add("7.2", Cell { runs, exit, ..cell("threads_16", name, verdict) });
             let tool = tools.iter().find(|tool| tool.name == name).unwrap();
@@ -431,7 +431,7 @@ mod tests {
     fn the_page_and_the_picture_are_those_of_the_cells() {
         let file =
             |name: &str| std::fs::read_to_string(format!("{}/{name}", env!("CARGO_MANIFEST_DIR")));
-        let report: Report = serde_json::from_str(&file("truth.json").unwrap()).unwrap();
+        let report: TruthReport = serde_json::from_str(&file("truth.json").unwrap()).unwrap();
         let old = "is not what the cells say: `cargo truth --render` writes it";
         assert!(file("TRUTH.md").unwrap().ends_with(&report.markdown().unwrap()), "TRUTH.md {old}");
         assert!(file("truth.svg").unwrap() == report.picture().unwrap(), "truth.svg {old}");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rustix::fs::FlockOperation;
-use truth::Report;
+use truth::TruthReport;
 
 /// The page.
 pub const MARKDOWN: &str = "truth/TRUTH.md";
@@ -23,7 +23,7 @@ pub fn render(workspace: &Path) -> Result<()> {
 }
 
 /// Changes the results as they are now, and writes all files.
-pub fn change(workspace: &Path, change: impl FnOnce(&mut Report)) -> Result<()> {
+pub fn change(workspace: &Path, change: impl FnOnce(&mut TruthReport)) -> Result<()> {
     let _lock = lock(workspace)?;
     let mut report = read_unlocked(workspace)?;
     change(&mut report);
@@ -31,7 +31,7 @@ pub fn change(workspace: &Path, change: impl FnOnce(&mut Report)) -> Result<()> 
 }
 
 /// The cells that were judged before.
-pub fn read(workspace: &Path) -> Result<Report> {
+pub fn read(workspace: &Path) -> Result<TruthReport> {
     let _lock = lock(workspace)?;
     read_unlocked(workspace)
 }
@@ -44,14 +44,14 @@ fn lock(workspace: &Path) -> Result<File> {
     Ok(lock)
 }
 
-fn read_unlocked(workspace: &Path) -> Result<Report> {
+fn read_unlocked(workspace: &Path) -> Result<TruthReport> {
     match fs::read_to_string(workspace.join(JSON)) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Report::default()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(TruthReport::default()),
         text => serde_json::from_str(&text.context(JSON)?).context(JSON),
     }
 }
 
-fn write(workspace: &Path, report: &Report) -> Result<()> {
+fn write(workspace: &Path, report: &TruthReport) -> Result<()> {
     let file = workspace.join(MARKDOWN);
     let text = fs::read_to_string(&file).with_context(|| MARKDOWN)?;
     let (head, _) =

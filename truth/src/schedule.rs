@@ -1,7 +1,7 @@
 //! Which guest judges which cells.
 
 use anyhow::Result;
-use truth::{Case, Family, Plan, Report, Tool};
+use truth::{Case, Family, Tool, TruthPlan, TruthReport};
 use vm::cargo::follow::workers;
 use workshop::say;
 
@@ -14,11 +14,11 @@ pub struct Job<'c> {
     /// Its kernel line.
     pub kernel: &'c str,
     /// What it is told.
-    pub plan: Plan,
+    pub plan: TruthPlan,
 }
 
 /// How many guests run at once. What a single cell shows is for people: guests take turns.
-pub fn guests(plan: &Plan) -> usize {
+pub fn guests(plan: &TruthPlan) -> usize {
     if plan.shows { 1 } else { workers() }
 }
 
@@ -26,7 +26,7 @@ pub fn guests(plan: &Plan) -> usize {
 pub fn jobs<'c>(comparison: &'c Comparison, prepared: &Prepared) -> Result<Vec<Job<'c>>> {
     let mut known = match comparison.purpose {
         Purpose::Missing => results::read(comparison.run.workspace())?,
-        _ => Report::default(),
+        _ => TruthReport::default(),
     };
     let mut jobs = Vec::new();
     for kernel in &comparison.kernels {
@@ -41,7 +41,7 @@ pub fn jobs<'c>(comparison: &'c Comparison, prepared: &Prepared) -> Result<Vec<J
 /// Drops the cells that were judged on another release of the kernel, or with another version of a tool: they are
 /// missing.
 fn forget_older(
-    known: &mut Report,
+    known: &mut TruthReport,
     comparison: &Comparison,
     prepared: &Prepared,
     kernel: &str,
@@ -58,7 +58,7 @@ fn jobs_of_kernel<'c>(
     comparison: &Comparison,
     prepared: &Prepared,
     kernel: &'c str,
-    known: &Report,
+    known: &TruthReport,
 ) -> Result<Vec<Job<'c>>> {
     let Comparison { run, cases, tools, .. } = comparison;
     let headers = match tools.iter().any(Tool::needs_headers) {
@@ -80,7 +80,7 @@ fn jobs_of_kernel<'c>(
     if parts.is_empty() {
         say!("{kernel}: {JSON} has all of these cells");
     }
-    let plan = |cells| Plan { cells, headers: headers.clone(), ..plan.clone() };
+    let plan = |cells| TruthPlan { cells, headers: headers.clone(), ..plan.clone() };
     Ok(parts.into_iter().map(|cells| Job { kernel, plan: plan(cells) }).collect())
 }
 

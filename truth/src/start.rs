@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 
 use bench::plan::MOUNTS;
 
-use crate::{Family, Plan, Tool, Verdict};
+use crate::{Family, Tool, TruthPlan, Verdict};
 
 /// How long its start may take: bcc's tools compile, for a minute in an emulated machine that is busy.
 const READY_LIMIT: Duration = Duration::from_secs(400);
@@ -61,14 +61,14 @@ impl Tool {
     }
 
     /// The directory of the root in which it runs; empty: that of the guest.
-    pub fn root(&self, plan: &Plan) -> String {
+    pub fn root(&self, plan: &TruthPlan) -> String {
         let root = self.rootfs.as_ref().and_then(|name| plan.rootfs.get(name));
         root.map_or(String::new(), |root| root.display().to_string())
     }
 
     /// A script that prepares the root: what it needs there, and is not among what is `mounted`, as in
     /// /proc/mounts.
-    pub fn mounts(&self, plan: &Plan, mounted: &str) -> String {
+    pub fn mounts(&self, plan: &TruthPlan, mounted: &str) -> String {
         let to = self.root(plan);
         let is_mounted = |dir: &str| to.is_empty() || mounted.contains(&format!(" {to}{dir} "));
         let mut script = String::new();
@@ -86,7 +86,7 @@ impl Tool {
 
     /// The command in its root: what it prints comes line by line, though that is no terminal. A file that
     /// it writes ends at a limit, and where memory is short, it goes first.
-    pub fn command(&self, plan: &Plan) -> Vec<String> {
+    pub fn command(&self, plan: &TruthPlan) -> Vec<String> {
         let root = self.root(plan);
         let root = if root.is_empty() { "/" } else { &root };
         let limit = format!("--fsize={OUTPUT_LIMIT}");
@@ -109,7 +109,7 @@ mod tests {
         let rootfs = [("sid".to_owned(), "/roots/sid".into())].into();
         let (cells, yours) = (Vec::new(), Vec::new());
         let headers = Some("/roots/headers".into());
-        let plan = Plan { cells, runs: 1, rootfs, headers, yours, shows: false };
+        let plan = TruthPlan { cells, runs: 1, rootfs, headers, yours, shows: false };
         let within = "chroot / env --chdir=/home/me/a b stdbuf -oL ./t.py";
         assert!(tool.command(&plan).join(" ").ends_with(within));
         assert_eq!(tool.mounts(&plan, ""), "");

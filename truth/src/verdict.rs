@@ -19,7 +19,7 @@ pub struct Fact {
     /// How many of them a lesson may leave out.
     pub left_out: u64,
     /// Of these, so many at least.
-    pub surely_left_out: u64,
+    pub min_left_out: u64,
 }
 
 /// The figures that are right, both included. They differ where the judge does not know better.
@@ -138,7 +138,7 @@ impl Fact {
             others: 0,
             again: 0,
             left_out: 0,
-            surely_left_out: 0,
+            min_left_out: 0,
         }
     }
 
@@ -148,8 +148,8 @@ impl Fact {
     }
 
     /// The same, and a lesson may leave out so many.
-    pub fn with_left_out(self, left_out: u64, surely_left_out: u64) -> Fact {
-        Fact { left_out, surely_left_out, ..self }
+    pub fn with_left_out(self, left_out: u64, min_left_out: u64) -> Fact {
+        Fact { left_out, min_left_out, ..self }
     }
 
     /// The same, with so many of them handed to the driver once more.
@@ -181,7 +181,7 @@ pub fn together(loads: &[(String, Vec<Fact>)]) -> Result<Vec<Fact>> {
                     so_far.others += fact.others;
                     so_far.again += fact.again;
                     so_far.left_out += fact.left_out;
-                    so_far.surely_left_out += fact.surely_left_out;
+                    so_far.min_left_out += fact.min_left_out;
                 }
                 Some(so_far) => {
                     let question = fact.question;
@@ -210,7 +210,7 @@ pub fn together(loads: &[(String, Vec<Fact>)]) -> Result<Vec<Fact>> {
 /// Whether a tool has printed a word of an error or of a loss, of which its user learns that a figure
 /// may be wrong.
 pub fn warns(tool: &Tool, output: &str) -> Result<bool> {
-    let admitted = tool.admits.as_ref().map(|admits| admits.of(output)).transpose()?.flatten();
+    let admitted = tool.admits.as_ref().map(|admits| admits.read(output)).transpose()?.flatten();
     if tool.family == Family::Ours || admitted.is_some_and(|sum| sum.least > 0) {
         return Ok(admitted.is_some_and(|sum| sum.least > 0));
     }
@@ -242,7 +242,7 @@ pub fn judge(tool: &Tool, facts: &[Fact], output: &str) -> Result<Verdict> {
             continue;
         }
         let admitted = match &tool.admits {
-            Some(admits) => admits.of(output)?.map_or(0, |figure| figure.least),
+            Some(admits) => admits.read(output)?.map_or(0, |figure| figure.least),
             None => 0,
         };
         let missing = |printed: Expected| expected.least.saturating_sub(printed.most);

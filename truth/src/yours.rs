@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-use crate::{Case, Cell, Family, Report, Tool, Verdict, report};
+use crate::{Case, Cell, Family, Tool, TruthReport, Verdict, report};
 
 pub(crate) fn family() -> Family {
     Family::Yours
@@ -22,7 +22,7 @@ pub fn yours(file: &Path) -> Result<Tool> {
     ensure!(tool.family == Family::Yours, "{shown}: `family` is for the tools of the comparison");
     ensure!(!tool.answers.is_empty(), "{shown}: it answers no question");
     for (question, answer) in &tool.answers {
-        answer.of("").with_context(|| format!("{shown}: {}", report::key(*question)))?;
+        answer.read("").with_context(|| format!("{shown}: {}", report::key(*question)))?;
     }
     // A shell mounts it into the tool's root.
     let quotable = dir.to_str().is_some_and(|dir| !dir.contains('\''));
@@ -59,7 +59,7 @@ pub struct Score<'a> {
 
 impl<'a> Score<'a> {
     /// Of each kernel, the cells of a tool, in the cases' order.
-    pub fn of(report: &'a Report, cases: &[Case], tool: &Tool) -> Vec<Score<'a>> {
+    pub fn from_report(report: &'a TruthReport, cases: &[Case], tool: &Tool) -> Vec<Score<'a>> {
         let cells = |kernel: &str| {
             cases.iter().filter_map(|case| report.cell(kernel, case, tool)).collect()
         };
@@ -116,7 +116,7 @@ pub struct Badge {
 
 impl Badge {
     /// Of a tool on some kernels.
-    pub fn of(scores: &[Score]) -> Badge {
+    pub fn from_scores(scores: &[Score]) -> Badge {
         let lines: Vec<String> = scores.iter().map(Score::line).collect();
         let whole = scores.iter().all(|score| score.counts().0 == score.counts().1);
         let color = match scores.iter().any(Score::is_wrong) {
@@ -129,14 +129,14 @@ impl Badge {
 }
 
 /// The cells of some tools, as JSON.
-pub fn json(report: &Report, cases: &[Case], tools: &[Tool]) -> Result<String> {
+pub fn json(report: &TruthReport, cases: &[Case], tools: &[Tool]) -> Result<String> {
     #[derive(Serialize)]
     struct Whole<'a> {
         #[serde(flatten)]
-        report: &'a Report,
+        report: &'a TruthReport,
         badges: BTreeMap<&'a str, Badge>,
     }
-    let badge = |tool| Badge::of(&Score::of(report, cases, tool));
+    let badge = |tool| Badge::from_scores(&Score::from_report(report, cases, tool));
     let badges = tools.iter().map(|tool| (tool.name.as_str(), badge(tool))).collect();
     Ok(serde_json::to_string_pretty(&Whole { report, badges })?)
 }
@@ -194,7 +194,7 @@ mod tests {
     fn the_badge_is_the_sum() {
         let cases = crate::cases().unwrap();
         let tool = Tool { name: "mine".into(), ..declared(MINE).unwrap() };
-        let mut report = Report::default();
+        let mut report = TruthReport::default();
         let mut add = |case: &str, verdict| {
             let cell = Cell {
                 case: case.to_owned(),
@@ -206,8 +206,8 @@ mod tests {
                 silent: false,
             };
             report.add("7.2", cell);
-            let scores = Score::of(&report, &cases, &tool);
-            let badge = Badge::of(&scores);
+            let scores = Score::from_report(&report, &cases, &tool);
+            let badge = Badge::from_scores(&scores);
             (badge.message, badge.color, scores[0].is_wrong())
         };
         let why = || Verdict::NotRun { why: "no disk".into() };
@@ -219,7 +219,7 @@ mod tests {
             add("timer", Verdict::Broke { how }),
             ("1 of 2 true on 7.2".into(), "red", true)
         );
-        let text = Score::of(&report, &cases, &tool)[0].text();
+        let text = Score::from_report(&report, &cases, &tool)[0].text();
         assert!(
             text.starts_with("  threads_1   not run: no disk\n  threads_16  right\n"),
             "{text}"

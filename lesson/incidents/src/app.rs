@@ -30,14 +30,14 @@ pub struct Orders {
     /// In which of them it does more than usual.
     pub place: usize,
     /// What it does more than usual.
-    pub much: Option<Much>,
+    pub extra: Option<ExtraLoad>,
     /// Whether `indexd` also reads there, a block at a time.
-    pub looks: bool,
+    pub reads: bool,
 }
 
 /// More than usual, each for one of the programs.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub enum Much {
+pub enum ExtraLoad {
     /// A service gets so many times as many requests, from so many times as many customers.
     Requests(u64),
     /// So many MiB are copied, again and again.
@@ -89,7 +89,7 @@ fn serve(name: &str, orders: &Orders) -> Result<()> {
     let requests = &Requests::new(name)?;
     warm_up(&directory.join("pages"))?;
     // So many times as many, and as often.
-    let hurry = if let Some(Much::Requests(times)) = orders.much { times } else { 1 };
+    let hurry = if let Some(ExtraLoad::Requests(times)) = orders.extra { times } else { 1 };
     thread::scope(|scope| {
         let readers = THREADS[0] * hurry;
         for thread in 0..readers + THREADS[1] * hurry {
@@ -251,7 +251,7 @@ fn now() -> String {
 /// Copies files; where that is much, without an end.
 fn backup(orders: &Orders) -> Result<()> {
     let piece = vec![0x55; 1 << 20];
-    if let Some(Much::Read(threads)) = orders.much {
+    if let Some(ExtraLoad::Read(threads)) = orders.extra {
         for directory in &orders.directories {
             File::create(directory.join("copy"))?.write_all(&piece)?;
         }
@@ -270,26 +270,26 @@ fn backup(orders: &Orders) -> Result<()> {
             Ok(())
         });
     }
-    let much = if let Some(Much::Copy(much)) = orders.much { Some(much) } else { None };
+    let extra = if let Some(ExtraLoad::Copy(size)) = orders.extra { Some(size) } else { None };
     loop {
         for (index, directory) in orders.directories.iter().enumerate() {
-            let much = much.filter(|_| orders.place == index);
+            let extra = extra.filter(|_| orders.place == index);
             let mut copy = File::create(directory.join("copy"))?;
-            for _ in 0..much.unwrap_or(1) {
+            for _ in 0..extra.unwrap_or(1) {
                 copy.write_all(&piece)?;
             }
-            if much.is_some() {
+            if extra.is_some() {
                 copy.sync_data()?;
             }
         }
-        thread::sleep(Duration::from_millis(if much.is_none() { 3000 } else { 50 }));
+        thread::sleep(Duration::from_millis(if extra.is_none() { 3000 } else { 50 }));
     }
 }
 
 /// Writes a report; where that is much, with many flushes.
 fn report(orders: &Orders) -> Result<()> {
-    let (place, threads, rest) = match orders.much {
-        Some(Much::Fsync(threads)) => (orders.place, threads, Duration::ZERO),
+    let (place, threads, rest) = match orders.extra {
+        Some(ExtraLoad::Fsync(threads)) => (orders.place, threads, Duration::ZERO),
         _ => (0, 1, Duration::from_secs(2)),
     };
     let directory = &orders.directories[place];
@@ -318,8 +318,8 @@ fn tidy(orders: &Orders) -> Result<()> {
         let place = &orders.directories[orders.place];
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(2) {
-            let rest = match orders.much {
-                Some(Much::Forget(rest)) => {
+            let rest = match orders.extra {
+                Some(ExtraLoad::Forget(rest)) => {
                     let pages = File::open(place.join("pages"))?;
                     forget(&pages, 0, FILES[1].1);
                     rest
@@ -346,7 +346,7 @@ fn sensor(orders: &Orders) -> Result<()> {
                     let priority = libc::sched_param { sched_priority: 50 };
                     libc::sched_setscheduler(0, libc::SCHED_FIFO, &priority);
                 }
-                let busy = if let Some(Much::Busy(ms)) = orders.much { ms } else { 0 };
+                let busy = if let Some(ExtraLoad::Busy(ms)) = orders.extra { ms } else { 0 };
                 let busy = Duration::from_millis(busy);
                 loop {
                     let start = Instant::now();
@@ -364,7 +364,7 @@ fn sensor(orders: &Orders) -> Result<()> {
 
 /// Computes an index now and then; where that is much, with what CPU is left.
 fn index(orders: &Orders) -> Result<()> {
-    if orders.looks {
+    if orders.reads {
         let list = direct(&orders.directories[orders.place].join("list"), false)?;
         thread::spawn(move || -> Result<()> {
             let (mut numbers, mut block) = (Numbers(0), Box::new(Block([0; 4096])));
@@ -375,7 +375,7 @@ fn index(orders: &Orders) -> Result<()> {
         });
     }
     let mut rest = Duration::from_secs(2);
-    if let Some(Much::ComputeGently) = orders.much {
+    if let Some(ExtraLoad::ComputeGently) = orders.extra {
         // SAFETY: a system call.
         unsafe { libc::nice(19) };
         rest = Duration::from_millis(20);

@@ -15,23 +15,23 @@ pub fn shell(command: &str) -> Result<String> {
 
 /// What a service has counted since it was started.
 #[derive(Clone, Copy, Debug)]
-pub struct Status {
+pub struct ServiceStatus {
     /// All of its requests.
     pub requests: u64,
     /// Those that were slow.
     pub slow: u64,
 }
 
-impl Status {
+impl ServiceStatus {
     /// Of a service, as it says itself.
-    pub fn of(service: Service) -> Result<Status> {
+    pub fn load(service: Service) -> Result<ServiceStatus> {
         let file = format!("/run/{}.status", service.process());
         let text = fs::read_to_string(&file).context(file)?;
         let value = |name| {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|value| value.trim().parse().ok()).context("an odd status")
         };
-        Ok(Status { requests: value("requests")?, slow: value("slow")? })
+        Ok(ServiceStatus { requests: value("requests")?, slow: value("slow")? })
     }
 }
 

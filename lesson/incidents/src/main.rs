@@ -14,7 +14,7 @@ use clap::{Parser, ValueEnum};
 
 use incidents::{
     NOT_YET,
-    plan::{Fault, Plan},
+    plan::{Fault, IncidentPlan},
 };
 
 use crate::{machine::is_verbose, scene::Scene};
@@ -31,7 +31,7 @@ enum Cli {
     /// Makes the incident of a seed, and starts a shell
     Begin(Seeded),
     /// Shows the way to the right answer
-    Way(Seeded),
+    Walkthrough(Seeded),
     /// Makes incidents, and looks whether our own tools find what is wrong
     Prove {
         /// These faults [default: all]
@@ -81,8 +81,8 @@ fn run() -> Result<()> {
     }
     match cli {
         Cli::Begin(Seeded { seed, level }) => begin(seed, level),
-        Cli::Way(Seeded { seed, level }) => {
-            ticket::way(&Plan::of(seed, level), &mut std::io::stdout())
+        Cli::Walkthrough(Seeded { seed, level }) => {
+            ticket::walkthrough(&IncidentPlan::from_seed(seed, level), &mut std::io::stdout())
         }
         Cli::Prove { faults, number, seeds, level } => {
             let all = Fault::value_variants();
@@ -100,7 +100,7 @@ fn run() -> Result<()> {
 type Usual = [Option<(u64, u64)>; 3];
 
 /// Makes an incident. How many requests a second its service had before, if it shows now, and only now; else why not.
-fn make(plan: &Plan, usual: &mut Usual) -> Result<Result<u64, String>> {
+fn make(plan: &IncidentPlan, usual: &mut Usual) -> Result<Result<u64, String>> {
     let known = &mut usual[plan.service as usize];
     if known.is_none() {
         eprintln!("It is made as it should be, and looked at for a while.");
@@ -126,7 +126,7 @@ fn make(plan: &Plan, usual: &mut Usual) -> Result<Result<u64, String>> {
 }
 
 /// The same, with what is wrong as bad as it gets where it does not show at first.
-fn make_until_it_shows(mut plan: Plan, usual: &mut Usual) -> Result<u64> {
+fn make_until_it_shows(mut plan: IncidentPlan, usual: &mut Usual) -> Result<u64> {
     let mut why = String::new();
     for _ in 0..3 {
         match make(&plan, usual)? {
@@ -143,7 +143,7 @@ fn make_until_it_shows(mut plan: Plan, usual: &mut Usual) -> Result<u64> {
 }
 
 fn begin(seed: u64, level: u8) -> Result<()> {
-    let plan = Plan::of(seed, level);
+    let plan = IncidentPlan::from_seed(seed, level);
     // A shell that is there before would see the disks without the fault, and could keep them from going.
     fs::write(NOT_YET, "The incident is being made: this shell begins with its ticket.\n")?;
     let made = make_until_it_shows(plan, &mut Usual::default());
@@ -159,14 +159,14 @@ fn begin(seed: u64, level: u8) -> Result<()> {
 }
 
 /// Makes an incident, finds out what is wrong, and goes the way that a learner is shown.
-fn solve(plan: Plan, usual: &mut Usual) -> Result<()> {
+fn solve(plan: IncidentPlan, usual: &mut Usual) -> Result<()> {
     make_until_it_shows(plan, usual)?;
     let (found, right) = (solve::solve(plan.service)?, plan.answer());
     ensure!(found == right, "found {found:?}, right is {right:?}");
-    let mut way = Vec::new();
-    let result = ticket::way(&plan, &mut way);
+    let mut text = Vec::new();
+    let result = ticket::walkthrough(&plan, &mut text);
     if is_verbose() {
-        eprintln!("{}", String::from_utf8_lossy(&way));
+        eprintln!("{}", String::from_utf8_lossy(&text));
     }
     result
 }
@@ -174,9 +174,9 @@ fn solve(plan: Plan, usual: &mut Usual) -> Result<()> {
 fn prove(faults: &[Fault], seeds: usize, level: u8) -> Result<()> {
     let (mut tried, mut wrong, mut usual) = (0, 0, Usual::default());
     for fault in faults {
-        let of_fault = (0..).filter(|&seed| Plan::of(seed, level).fault == *fault);
+        let of_fault = (0..).filter(|&seed| IncidentPlan::from_seed(seed, level).fault == *fault);
         for seed in of_fault.take(seeds) {
-            let result = solve(Plan::of(seed, level), &mut usual);
+            let result = solve(IncidentPlan::from_seed(seed, level), &mut usual);
             scene::end();
             tried += 1;
             match result {

@@ -133,7 +133,7 @@ pub enum Cure {
 /// What a learner says it is, and what it is.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 #[group(id = "said")]
-pub struct Answer {
+pub struct IncidentAnswer {
     /// Where the time is lost
     #[arg(long)]
     pub layer: Layer,
@@ -151,9 +151,9 @@ pub struct Answer {
     pub cure: Cure,
 }
 
-impl Answer {
+impl IncidentAnswer {
     /// Each part: what it is about, what it says, and whether that is right.
-    pub fn judged(&self, right: &Answer) -> [(&'static str, String, bool); 5] {
+    pub fn judged(&self, right: &IncidentAnswer) -> [(&'static str, String, bool); 5] {
         [
             ("layer", name(self.layer), self.layer == right.layer),
             ("service", name(self.service), self.service == right.service),
@@ -207,7 +207,7 @@ pub enum Fault {
 
 /// An incident.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct IncidentPlan {
     /// What is wrong.
     pub fault: Fault,
     /// Whom it makes slow.
@@ -217,12 +217,12 @@ pub struct Plan {
     /// Which of its I/Os, where the fault can tell them apart.
     pub which: Which,
     /// Something odd that makes nothing slow.
-    pub oddity: Option<Oddity>,
+    pub distractor: Option<Distractor>,
 }
 
 /// What is unusual and harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Oddity {
+pub enum Distractor {
     /// Another service's cgroup has a limit that it never reaches.
     Limit,
     /// Another disk's readahead is twice the usual.
@@ -250,9 +250,9 @@ impl Numbers {
     }
 }
 
-impl Plan {
+impl IncidentPlan {
     /// The incident of a seed.
-    pub fn of(seed: u64, level: u8) -> Plan {
+    pub fn from_seed(seed: u64, level: u8) -> IncidentPlan {
         use {Fault::*, Service::*};
         let mut numbers = Numbers(seed);
         let fault = numbers.one_of(Fault::value_variants());
@@ -270,10 +270,10 @@ impl Plan {
             SlowRange | Errors => Which::Range,
             _ => Which::All,
         };
-        let oddities = [Oddity::Limit, Oddity::Readahead, Oddity::Nice];
+        let distractors = [Distractor::Limit, Distractor::Readahead, Distractor::Nice];
         let strength = numbers.below(100);
-        let oddity = (level == 3).then(|| numbers.one_of(&oddities));
-        Plan { fault, service, strength, which, oddity }
+        let distractor = (level == 3).then(|| numbers.one_of(&distractors));
+        IncidentPlan { fault, service, strength, which, distractor }
     }
 
     /// Between two numbers, by how bad it is.
@@ -300,7 +300,7 @@ impl Plan {
     }
 
     /// The right answer.
-    pub fn answer(&self) -> Answer {
+    pub fn answer(&self) -> IncidentAnswer {
         let (layer, who, cure) = match self.fault {
             Fault::IoMax => (Layer::Wait, Who::Nobody, Cure::IoLimit),
             Fault::MemoryMax => (Layer::PageCache, Who::Nobody, Cure::MemoryLimit),
@@ -319,7 +319,7 @@ impl Plan {
             Fault::Overload => (Layer::Wait, Who::Itself, Cure::Load),
             Fault::Errors => (Layer::Errors, Who::Nobody, Cure::Table),
         };
-        Answer { layer, service: self.service, who, which: self.which, cure }
+        IncidentAnswer { layer, service: self.service, who, which: self.which, cure }
     }
 }
 
@@ -330,13 +330,17 @@ mod tests {
     #[test]
     fn every_fault_has_seeds() {
         for fault in Fault::value_variants() {
-            assert!((0..200).any(|seed| Plan::of(seed, 2).fault == *fault), "{fault:?}");
+            assert!(
+                (0..200).any(|seed| IncidentPlan::from_seed(seed, 2).fault == *fault),
+                "{fault:?}"
+            );
         }
     }
 
     #[test]
     fn one_answer_to_all_is_rarely_right() {
-        let answers: Vec<Answer> = (0..1000).map(|seed| Plan::of(seed, 2).answer()).collect();
+        let answers: Vec<IncidentAnswer> =
+            (0..1000).map(|seed| IncidentPlan::from_seed(seed, 2).answer()).collect();
         let often = answers.iter().map(|one| answers.iter().filter(|it| *it == one).count()).max();
         assert!(often < Some(100), "{often:?} of 1000");
     }
@@ -344,17 +348,19 @@ mod tests {
     #[test]
     fn what_is_often_right_is_rarely_right_at_once() {
         let mut numbers = Numbers(0);
-        let mut any = || Answer {
+        let mut any = || IncidentAnswer {
             layer: numbers.one_of(Layer::value_variants()),
             service: numbers.one_of(&Service::ALL),
             who: numbers.one_of(Who::value_variants()),
             which: numbers.one_of(Which::value_variants()),
             cure: numbers.one_of(Cure::value_variants()),
         };
-        let right = (0..10_000).filter(|&seed| Plan::of(seed, 2).answer() == any()).count();
+        let right =
+            (0..10_000).filter(|&seed| IncidentPlan::from_seed(seed, 2).answer() == any()).count();
         assert!(right < 10, "{right} of 10000 random answers are right");
         // Whoever knows how often each part is right, and takes the likeliest of each.
-        let answers: Vec<Answer> = (0..300).map(|seed| Plan::of(seed, 2).answer()).collect();
+        let answers: Vec<IncidentAnswer> =
+            (0..300).map(|seed| IncidentPlan::from_seed(seed, 2).answer()).collect();
         let likely = answers.iter().copied().max_by_key(|one| {
             let count = |part: usize| answers.iter().filter(|it| one.judged(it)[part].2).count();
             (0..5).map(count).product::<usize>()
@@ -366,9 +372,10 @@ mod tests {
     #[test]
     fn a_level_changes_the_oddity_only() {
         for seed in 0..50 {
-            let (second, third) = (Plan::of(seed, 2), Plan::of(seed, 3));
+            let (second, third) =
+                (IncidentPlan::from_seed(seed, 2), IncidentPlan::from_seed(seed, 3));
             assert_eq!(second.answer(), third.answer());
-            assert!(second.oddity.is_none() && third.oddity.is_some());
+            assert!(second.distractor.is_none() && third.distractor.is_some());
         }
     }
 }

@@ -12,11 +12,11 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use incidents::plan::{Fault, Oddity, Plan, Service, Which};
+use incidents::plan::{Distractor, Fault, IncidentPlan, Service, Which};
 
 use crate::{
-    app::{FILES, Much, Orders},
-    machine::{Status, is_verbose, shell, sysfs_name},
+    app::{ExtraLoad, FILES, Orders},
+    machine::{ServiceStatus, is_verbose, shell, sysfs_name},
 };
 
 /// The programs beside the services.
@@ -45,7 +45,7 @@ pub struct Scene {
 
 impl Scene {
     /// Makes what `plan` says, or the same without its fault, and starts the services.
-    pub fn make(plan: &Plan, has_fault: bool) -> Result<Scene> {
+    pub fn make(plan: &IncidentPlan, has_fault: bool) -> Result<Scene> {
         let fault = has_fault.then_some(plan.fault);
         shell("modprobe -a nvme null_blk dm_mod ext4 mq-deadline && modprobe configfs")?;
         shell("mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config")?;
@@ -81,14 +81,14 @@ impl Scene {
         // What the services read belongs to the cgroup that reads it first.
         shell("sync; echo 3 > /proc/sys/vm/drop_caches")?;
         if let Some(fault) = fault {
-            scene.spoil(plan, fault)?;
+            scene.inject_fault(plan, fault)?;
         }
         scene.start(plan, fault)?;
         Ok(scene)
     }
 
     /// The disk of the shop, through device mapper; a leg of it is as slow as `of_leg` says.
-    fn map(&self, plan: &Plan, fault: Option<Fault>, of_leg: Option<Fault>) -> Result<()> {
+    fn map(&self, plan: &IncidentPlan, fault: Option<Fault>, of_leg: Option<Fault>) -> Result<()> {
         let below = format!("/dev/{}", self.below);
         let size = shell(&format!("blockdev --getsz {below}"))?;
         let ms = plan.between(350, 800);
@@ -108,7 +108,7 @@ impl Scene {
     }
 
     /// What is wrong with disks that are there, and with the services' limits.
-    fn spoil(&self, plan: &Plan, fault: Fault) -> Result<()> {
+    fn inject_fault(&self, plan: &IncidentPlan, fault: Fault) -> Result<()> {
         let service = plan.service;
         let disk = &self.lower(service);
         let group = group(service)?;
@@ -182,51 +182,55 @@ impl Scene {
     }
 
     /// Starts all programs.
-    fn start(&self, plan: &Plan, fault: Option<Fault>) -> Result<()> {
+    fn start(&self, plan: &IncidentPlan, fault: Option<Fault>) -> Result<()> {
         let all: Vec<PathBuf> = Service::ALL.iter().map(|one| one.directory().into()).collect();
         let place = plan.service as usize;
         for service in Service::ALL {
-            let is_much = service == plan.service && fault == Some(Fault::Overload);
-            let much = is_much.then_some(Much::Requests(5));
+            let is_overloaded = service == plan.service && fault == Some(Fault::Overload);
+            let extra = is_overloaded.then_some(ExtraLoad::Requests(5));
             let directories = vec![service.directory().into()];
-            let orders = Orders { directories, much, ..Orders::default() };
+            let orders = Orders { directories, extra, ..Orders::default() };
             program(&service.process(), &orders, &group(service)?)?;
         }
         // All of them serve before anything else begins: what is wrong may keep one from ever getting there.
         let start = Instant::now();
         for service in Service::ALL {
-            while Status::of(service).is_err() {
+            while ServiceStatus::load(service).is_err() {
                 ensure!(start.elapsed() < START, "{} does not start", service.process());
                 thread::sleep(Duration::from_millis(100));
             }
         }
         for name in OTHERS {
-            let much = match (name, fault) {
-                ("backupd", Some(Fault::Writeback)) => Some(Much::Copy(plan.between(10, 16))),
-                ("backupd", Some(Fault::Reading)) => Some(Much::Read(plan.between(160, 220))),
-                ("reportd", Some(Fault::Flushes)) => Some(Much::Fsync(plan.between(200, 260))),
-                ("tidyd", Some(Fault::EmptiedCache)) => Some(Much::Forget(plan.between(10, 40))),
-                ("sensord", Some(Fault::RealTime)) => Some(Much::Busy(plan.between(350, 500))),
-                ("indexd", _) if plan.oddity == Some(Oddity::Nice) => Some(Much::ComputeGently),
+            let extra = match (name, fault) {
+                ("backupd", Some(Fault::Writeback)) => Some(ExtraLoad::Copy(plan.between(10, 16))),
+                ("backupd", Some(Fault::Reading)) => Some(ExtraLoad::Read(plan.between(160, 220))),
+                ("reportd", Some(Fault::Flushes)) => Some(ExtraLoad::Fsync(plan.between(200, 260))),
+                ("tidyd", Some(Fault::EmptiedCache)) => {
+                    Some(ExtraLoad::Forget(plan.between(10, 40)))
+                }
+                ("sensord", Some(Fault::RealTime)) => Some(ExtraLoad::Busy(plan.between(350, 500))),
+                ("indexd", _) if plan.distractor == Some(Distractor::Nice) => {
+                    Some(ExtraLoad::ComputeGently)
+                }
                 _ => None,
             };
             // Without the fault, too. A scheduler that waits for one process lets others wait; of the service alone,
             // bfq soon joins the queues of all threads, and none waits for another one.
-            let looks = plan.fault == Fault::Idling;
-            let orders = Orders { directories: all.clone(), place, much, looks };
+            let reads = plan.fault == Fault::Idling;
+            let orders = Orders { directories: all.clone(), place, extra, reads };
             program(name, &orders, ROOT)?;
         }
-        match plan.oddity {
-            Some(Oddity::Limit) => {
+        match plan.distractor {
+            Some(Distractor::Limit) => {
                 let other = Service::ALL[(plan.service as usize + 1) % 3];
                 let number = shell(&format!("cat /sys/block/{}/dev", self.lower(other)))?;
                 set(&format!("{}/io.max", group(other)?), format!("{number} riops=50000"))?;
             }
-            Some(Oddity::Readahead) => {
+            Some(Distractor::Readahead) => {
                 let other = Service::ALL[(plan.service as usize + 1) % 3];
                 set(&format!("/sys/block/{}/queue/read_ahead_kb", self.upper(other)?), 256)?;
             }
-            Some(Oddity::Nice) | None => {}
+            Some(Distractor::Nice) | None => {}
         }
         Ok(())
     }
@@ -247,9 +251,9 @@ impl Scene {
     /// Whether what is wrong shows: the slow requests of the service in a while, of all its requests.
     pub fn measure(&self, service: Service) -> Result<(u64, u64)> {
         thread::sleep(PERIOD / 2);
-        let first = Status::of(service)?;
+        let first = ServiceStatus::load(service)?;
         thread::sleep(PERIOD);
-        let last = Status::of(service)?;
+        let last = ServiceStatus::load(service)?;
         if is_verbose() {
             let log = format!(
                 "cut -d' ' -f2 /var/log/{}.log | sort | uniq -c | xargs",
@@ -298,7 +302,7 @@ fn group(service: Service) -> Result<String> {
 }
 
 /// A disk of null_blk's, in memory, or the same with other settings; its name.
-fn null_blk(name: &str, plan: &Plan, fault: Option<Fault>) -> Result<String> {
+fn null_blk(name: &str, plan: &IncidentPlan, fault: Option<Fault>) -> Result<String> {
     let (ms, tags) = match fault {
         Some(Fault::SlowLeg) if name == "leg" => (plan.between(280, 450), 64),
         _ => plan.mail_disk(fault),

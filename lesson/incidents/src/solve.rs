@@ -8,10 +8,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use incidents::plan::{Answer, Cure, Layer, Service, Which, Who};
+use incidents::plan::{Cure, IncidentAnswer, Layer, Service, Which, Who};
 use serde_json::Value;
 
-use crate::machine::{Status, below, disk_of, is_verbose, shell};
+use crate::machine::{ServiceStatus, below, disk_of, is_verbose, shell};
 
 /// How long each tool looks, in seconds.
 const SECONDS: u64 = 8;
@@ -26,11 +26,11 @@ const PARTS: [(&str, Layer); 5] = [
 ];
 
 /// What is wrong with this service.
-pub fn solve(service: Service) -> Result<Answer> {
-    let (first, began) = (Status::of(service)?, Instant::now());
+pub fn solve(service: Service) -> Result<IncidentAnswer> {
+    let (first, began) = (ServiceStatus::load(service)?, Instant::now());
     let lines = json(&format!("slow_io --json --min 0 --duration {SECONDS}s"))?;
     // slow_io also has to start and to end, which takes long where much else runs.
-    let slow_requests = (Status::of(service)?.slow - first.slow) as f64 * SECONDS as f64
+    let slow_requests = (ServiceStatus::load(service)?.slow - first.slow) as f64 * SECONDS as f64
         / began.elapsed().as_secs_f64();
     let disk = disk_of(service)?;
     let (mut all, process) = (of_disk(&lines, &disk), service.process());
@@ -45,7 +45,7 @@ pub fn solve(service: Service) -> Result<Answer> {
     if !failed.is_empty() {
         let which = if is_a_range(&all, &failed) { Which::Range } else { Which::All };
         let (layer, who, cure) = (Layer::Errors, Who::Nobody, Cure::Table);
-        return Ok(Answer { layer, service, who, which, cure });
+        return Ok(IncidentAnswer { layer, service, who, which, cure });
     }
     // A CPU that is taken makes some bios slow, and more requests than bios. A request may also wait for others' bios:
     // a journal's.
@@ -56,7 +56,12 @@ pub fn solve(service: Service) -> Result<Answer> {
     }
 }
 
-fn of_bios(service: Service, lines: &[Value], all: &[&Value], slow: &[&Value]) -> Result<Answer> {
+fn of_bios(
+    service: Service,
+    lines: &[Value],
+    all: &[&Value],
+    slow: &[&Value],
+) -> Result<IncidentAnswer> {
     let disk = disk_of(service)?;
     let lower = below(&disk)?;
     let mut layer = largest(slow);
@@ -101,12 +106,12 @@ fn of_bios(service: Service, lines: &[Value], all: &[&Value], slow: &[&Value]) -
         Layer::Mapper => (Who::Nobody, Cure::Table),
         _ => bail!("slow in {layer:?}: what does that?"),
     };
-    Ok(Answer { layer, service, who, which, cure })
+    Ok(IncidentAnswer { layer, service, who, which, cure })
 }
 
 /// No bio is slow: is the page cache, or the CPU?
-fn without_bios(service: Service) -> Result<Answer> {
-    let found = |layer, who, which, cure| Ok(Answer { layer, service, who, which, cure });
+fn without_bios(service: Service) -> Result<IncidentAnswer> {
+    let found = |layer, who, which, cure| Ok(IncidentAnswer { layer, service, who, which, cure });
     let process = service.process();
     let disk = disk_of(service)?;
     let (mut hits, mut misses) = (0, 0);

@@ -5,7 +5,7 @@ use std::{fs, io::Write, process::Command};
 use anyhow::{Result, ensure};
 use incidents::{
     TICKET,
-    plan::{Cure, Fault, Layer, Plan, name},
+    plan::{Cure, Fault, IncidentPlan, Layer, name},
 };
 
 use crate::machine::{below, disk_of};
@@ -14,7 +14,7 @@ use crate::machine::{below, disk_of};
 const LINES: usize = 14;
 
 /// Prints the ticket: the service had so many requests a second when all was well.
-pub fn show(plan: &Plan, level: u8, rate: u64) -> Result<()> {
+pub fn show(plan: &IncidentPlan, level: u8, rate: u64) -> Result<()> {
     let (process, directory) = (plan.service.process(), plan.service.directory());
     let (ms, tags) = plan.data_sheet();
     let hint = match level {
@@ -40,7 +40,7 @@ pub fn show(plan: &Plan, level: u8, rate: u64) -> Result<()> {
 }
 
 /// Writes the way to the answer: each command, its output in this incident, and what that says.
-pub fn way(plan: &Plan, to: &mut impl Write) -> Result<()> {
+pub fn walkthrough(plan: &IncidentPlan, to: &mut impl Write) -> Result<()> {
     writeln!(to, "\nThis leads there:")?;
     for (command, meaning) in steps(plan)? {
         writeln!(to, "\n$ {command}")?;
@@ -63,7 +63,7 @@ pub fn way(plan: &Plan, to: &mut impl Write) -> Result<()> {
 type Step = (String, &'static str);
 
 /// The way to the answer: where the time is lost, then why.
-fn steps(plan: &Plan) -> Result<[Step; 2]> {
+fn steps(plan: &IncidentPlan) -> Result<[Step; 2]> {
     let disk = disk_of(plan.service)?;
     let disks = below(&disk)?;
     let cure = plan.answer().cure;
@@ -79,7 +79,7 @@ fn steps(plan: &Plan) -> Result<[Step; 2]> {
 }
 
 /// Where the time is lost.
-fn layer(plan: &Plan, disk: &str, disks: &[String]) -> Step {
+fn layer(plan: &IncidentPlan, disk: &str, disks: &[String]) -> Step {
     let process = plan.service.process();
     let parts = format!("slow_io --min 1h --disk {disk} --duration 5s 2>&1 | grep -v '^$'");
     let cache = format!("cachetop --batch --interval 4s --duration 4s | grep -E 'COMM|{process}'");
@@ -110,7 +110,7 @@ fn layer(plan: &Plan, disk: &str, disks: &[String]) -> Step {
 }
 
 /// A limit of the service's cgroup.
-fn limit(cure: Cure, plan: &Plan, lower: &str) -> Step {
+fn limit(cure: Cure, plan: &IncidentPlan, lower: &str) -> Step {
     let service = plan.service.name();
     match cure {
         Cure::IoLimit => (
@@ -155,7 +155,7 @@ fn setting(cure: Cure, disk: &str, lower: &str) -> Step {
 }
 
 /// The disk itself, or what device mapper makes of it.
-fn device(cure: Cure, plan: &Plan, lower: &str) -> Step {
+fn device(cure: Cure, plan: &IncidentPlan, lower: &str) -> Step {
     match cure {
         Cure::Disk => (
             format!("dmsetup table; grep . /sys/block/{lower}/queue/scheduler"),
@@ -172,7 +172,7 @@ fn device(cure: Cure, plan: &Plan, lower: &str) -> Step {
 }
 
 /// What a process does, the service or another one.
-fn other_work(cure: Cure, plan: &Plan, disk: &str) -> Step {
+fn other_work(cure: Cure, plan: &IncidentPlan, disk: &str) -> Step {
     let process = plan.service.process();
     let whose = format!(
         "slow_io --min 1h --who --disk {disk} --duration 5s 2>/dev/null | grep -A8 '^ *PID'"

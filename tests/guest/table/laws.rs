@@ -21,7 +21,7 @@ pub fn hold(tool: &Tool, facts: &[Fact], text: &str) -> Result<()> {
     let mut answered = false;
     for fact in facts {
         if let Some(answer) = tool.answers.get(&fact.question) {
-            let printed = answer.of(text)?;
+            let printed = answer.read(text)?;
             let printed = printed.with_context(|| format!("no {:?}", fact.question))?;
             is_true(tool, *fact, printed, text).with_context(|| format!("{:?}", fact.question))?;
             answered = true;
@@ -56,7 +56,7 @@ fn is_true(tool: &Tool, fact: Fact, printed: truth::Expected, text: &str) -> Res
         }
         return Ok(());
     };
-    let left_out = leaves_out.of(text)?.with_context(|| format!("no {leaves_out:?}"))?.least;
+    let left_out = leaves_out.read(text)?.with_context(|| format!("no {leaves_out:?}"))?.least;
     // But for the lesson whose idea that is, a lesson has one program at the end.
     let has_one_program = tool.family == Family::Lessons && tool.name != "stage11";
     let by_skips = match skipped {
@@ -71,7 +71,7 @@ fn is_true(tool: &Tool, fact: Fact, printed: truth::Expected, text: &str) -> Res
         Family::Lessons => (fact.left_out * LEFT_OUT_BY_INSTANTS).div_ceil(100).next_multiple_of(2),
         _ => 0,
     };
-    let at_least = if leaves_split_bios_out { fact.surely_left_out } else { 0 };
+    let at_least = if leaves_split_bios_out { fact.min_left_out } else { 0 };
     ensure!(missing >= at_least, "{missing} of {at_least} that end twice are left out");
     if is_main(tool, fact.question) {
         let is_counted =

@@ -137,7 +137,7 @@ pub struct Reader {
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct LibtestEvent {
     #[serde(rename = "type")]
     kind: String,
     event: String,
@@ -152,7 +152,7 @@ struct Event {
 impl Reader {
     /// What the next line says.
     pub fn read(&mut self, line: &str) -> TestEvent {
-        let Ok(event) = serde_json::from_str::<Event>(line) else {
+        let Ok(event) = serde_json::from_str::<LibtestEvent>(line) else {
             return GuestMessage::parse(line).map_or(TestEvent::Text, |message| self.take(message));
         };
         let verdict = match (&*event.kind, &*event.event) {

@@ -2,9 +2,9 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use truth::{Broke, NOT_READY, Plan, Tool};
+use truth::{Broke, NOT_READY, Tool, TruthPlan};
 
-use crate::{prelude::*, table::Refusal};
+use crate::{prelude::*, table::ToolRefusal};
 
 /// How many have been started: each has a file of its own for its output.
 static STARTED: AtomicU32 = AtomicU32::new(0);
@@ -24,7 +24,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn start(tool: &Tool, plan: &Plan) -> Result<Peer> {
+    pub fn start(tool: &Tool, plan: &TruthPlan) -> Result<Peer> {
         shell(&tool.mounts(plan, &fs::read_to_string("/proc/mounts")?))?;
         let path = PathBuf::from(format!("/run/peer-{}", STARTED.fetch_add(1, Relaxed)));
         let output = fs::File::create(&path).context("no file in /run")?;
@@ -51,7 +51,7 @@ impl Peer {
             if let Some(status) = self.child.try_wait()? {
                 let flood = |broke: Broke| Broke(format!("{NOT_READY}: {broke}"));
                 self.has_not_flooded().map_err(flood)?;
-                return Err(Refusal(format!("{} ({status})", self.said())).into());
+                return Err(ToolRefusal(format!("{} ({status})", self.said())).into());
             }
             let cpu = self.ticks().unwrap_or(before);
             if cpu > before {

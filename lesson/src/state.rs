@@ -27,18 +27,18 @@ pub struct Known {
     pub started: Option<u64>,
 }
 
-/// The class that this desk reports to.
+/// The class that gets this learner's verdicts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Joined {
     pub address: String,
     pub name: String,
-    /// Another desk may have chosen the same name.
+    /// Another learner may have chosen the same name.
     pub key: u32,
 }
 
 /// The incident that runs.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Made {
+pub struct RunningIncident {
     /// What it is made of.
     pub seed: u64,
     /// How hard it is.
@@ -54,29 +54,29 @@ pub struct Made {
 /// What `progress.toml` holds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Progress {
+pub struct SavedProgress {
     /// The exercise that was started last.
     pub current: Option<String>,
     /// The class that gets the verdicts.
     pub class: Option<Joined>,
-    pub incident: Option<Made>,
+    pub incident: Option<RunningIncident>,
     pub exercises: BTreeMap<String, Known>,
 }
 
 /// A workspace with its attempts.
-pub struct Desk {
+pub struct SavedState {
     pub workspace: PathBuf,
     /// The progress as it was read and changed.
-    pub progress: Progress,
+    pub progress: SavedProgress,
 }
 
-impl Desk {
+impl SavedState {
     /// Reads the progress, if there is any yet.
-    pub fn open(workspace: &Path) -> Result<Desk> {
-        Ok(Desk { workspace: workspace.to_owned(), progress: Desk::read(workspace)? })
+    pub fn open(workspace: &Path) -> Result<SavedState> {
+        Ok(SavedState { workspace: workspace.to_owned(), progress: SavedState::read(workspace)? })
     }
 
-    fn read(workspace: &Path) -> Result<Progress> {
+    fn read(workspace: &Path) -> Result<SavedProgress> {
         let file = workspace.join(STATE).join("progress.toml");
         match fs::read_to_string(&file) {
             Ok(text) => toml::from_str(&text).with_context(|| {
@@ -85,19 +85,21 @@ impl Desk {
                     file.display()
                 )
             }),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Progress::default()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Ok(SavedProgress::default())
+            }
             Err(error) => Err(error).with_context(|| file.display().to_string()),
         }
     }
 
     /// Changes the progress as it is now: a check takes a while, and meanwhile another terminal may have
     /// started something.
-    pub fn change(&mut self, change: impl FnOnce(&mut Progress)) -> Result<()> {
-        self.progress = Desk::read(&self.workspace)?;
+    pub fn change(&mut self, change: impl FnOnce(&mut SavedProgress)) -> Result<()> {
+        self.progress = SavedState::read(&self.workspace)?;
         change(&mut self.progress);
-        let state = self.workspace.join(STATE);
-        fs::create_dir_all(&state).with_context(|| state.display().to_string())?;
-        workshop::write(&state.join("progress.toml"), &toml::to_string(&self.progress)?)
+        let directory = self.workspace.join(STATE);
+        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        workshop::write(&directory.join("progress.toml"), &toml::to_string(&self.progress)?)
     }
 
     pub fn known(&self, exercise: &Exercise) -> Known {
@@ -230,8 +232,8 @@ mod tests {
     use super::*;
     use workshop::workspace;
 
-    /// A desk in an empty directory that has the exercises' sources.
-    fn desk() -> (tempfile::TempDir, Desk, Vec<Exercise>) {
+    /// The state of an empty directory that has the exercises' sources.
+    fn state() -> (tempfile::TempDir, SavedState, Vec<Exercise>) {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("Cargo.toml"), "[workspace]\nmembers = []\n").unwrap();
         let exercises = Exercise::all(&workspace()).unwrap();
@@ -241,47 +243,47 @@ mod tests {
             fs::write(src.join("main.rs"), format!("// from {}\n", exercise.start.display()))
                 .unwrap();
         }
-        let desk = Desk::open(dir.path()).unwrap();
-        (dir, desk, exercises)
+        let state = SavedState::open(dir.path()).unwrap();
+        (dir, state, exercises)
     }
 
     #[test]
     fn no_step_loses_an_attempt() {
-        let (dir, mut desk, exercises) = desk();
+        let (dir, mut state, exercises) = state();
         let (two, three) = (&exercises[1], &exercises[2]);
         let read = |path: &str| fs::read_to_string(dir.path().join(path)).unwrap();
-        assert!(desk.start(two).unwrap());
+        assert!(state.start(two).unwrap());
         assert_eq!(read("mine/02/src/main.rs"), "// from stage01_submit_bio\n");
         assert!(read("mine/02/Cargo.toml").contains("name = \"mine-02\""));
         fs::write(dir.path().join("mine/02/src/main.rs"), "first").unwrap();
         // Another exercise, and back: by the same process and by a new one.
-        desk.start(three).unwrap();
-        let mut desk = Desk::open(dir.path()).unwrap();
-        assert_eq!(desk.progress.current.as_deref(), Some("03"));
-        assert!(!desk.start(two).unwrap());
+        state.start(three).unwrap();
+        let mut state = SavedState::open(dir.path()).unwrap();
+        assert_eq!(state.progress.current.as_deref(), Some("03"));
+        assert!(!state.start(two).unwrap());
         assert_eq!(read("mine/02/src/main.rs"), "first");
         // Two resets keep two attempts.
-        assert_eq!(desk.reset(two).unwrap(), Path::new("mine.old/02-1"));
+        assert_eq!(state.reset(two).unwrap(), Path::new("mine.old/02-1"));
         fs::write(dir.path().join("mine/02/src/main.rs"), "second").unwrap();
-        assert_eq!(desk.reset(two).unwrap(), Path::new("mine.old/02-2"));
+        assert_eq!(state.reset(two).unwrap(), Path::new("mine.old/02-2"));
         assert_eq!(read("mine.old/02-1/src/main.rs"), "first");
         assert_eq!(read("mine.old/02-2/src/main.rs"), "second");
         assert_eq!(read("mine/02/src/main.rs"), "// from stage01_submit_bio\n");
-        assert!(desk.has_attempt(three));
+        assert!(state.has_attempt(three));
     }
 
     #[test]
     fn two_terminals_keep_each_others_progress() {
-        let (dir, mut checks, exercises) = desk();
+        let (dir, mut checks, exercises) = state();
         let (two, five) = (&exercises[1], &exercises[4]);
         checks.start(two).unwrap();
-        let mut other = Desk::open(dir.path()).unwrap();
+        let mut other = SavedState::open(dir.path()).unwrap();
         other.start(five).unwrap();
         other.hint(five).unwrap();
         checks.note(two, |known| known.done = true).unwrap();
-        let desk = Desk::open(dir.path()).unwrap();
-        assert_eq!(desk.progress.current.as_ref(), Some(&five.id));
-        assert!(desk.known(five).hints == 1 && desk.known(two).done);
+        let state = SavedState::open(dir.path()).unwrap();
+        assert_eq!(state.progress.current.as_ref(), Some(&five.id));
+        assert!(state.known(five).hints == 1 && state.known(two).done);
         // A package that is none any more is not as it was left.
         fs::remove_file(dir.path().join("mine/02/Cargo.toml")).unwrap();
         assert!(checks.start(two).unwrap_err().to_string().contains("cargo lesson reset 02"));
@@ -289,30 +291,30 @@ mod tests {
 
     #[test]
     fn hints_come_one_by_one_and_stay_counted() {
-        let (dir, mut desk, exercises) = desk();
+        let (dir, mut state, exercises) = state();
         let exercise = &exercises[0];
-        desk.start(exercise).unwrap();
+        state.start(exercise).unwrap();
         for number in 1..=HINTS {
-            let mut desk = Desk::open(dir.path()).unwrap();
-            let hint = desk.hint(exercise).unwrap();
+            let mut state = SavedState::open(dir.path()).unwrap();
+            let hint = state.hint(exercise).unwrap();
             assert_eq!(hint, Some((number, exercise.hints[number - 1].as_str())));
         }
-        let mut desk = Desk::open(dir.path()).unwrap();
-        assert_eq!(desk.hint(exercise).unwrap(), None);
+        let mut state = SavedState::open(dir.path()).unwrap();
+        assert_eq!(state.hint(exercise).unwrap(), None);
         // What is done stays done.
-        desk.note(exercise, |known| known.done = true).unwrap();
-        desk.reset(exercise).unwrap();
-        let known = Desk::open(dir.path()).unwrap().known(exercise);
+        state.note(exercise, |known| known.done = true).unwrap();
+        state.reset(exercise).unwrap();
+        let known = SavedState::open(dir.path()).unwrap().known(exercise);
         assert!(known.done && known.hints == 0 && known.started.is_some());
     }
 
     #[test]
     fn damaged_progress_is_not_overwritten() {
-        let (dir, mut desk, exercises) = desk();
-        desk.start(&exercises[0]).unwrap();
+        let (dir, mut state, exercises) = state();
+        state.start(&exercises[0]).unwrap();
         let file = dir.path().join(STATE).join("progress.toml");
         fs::write(&file, "current = ").unwrap();
-        let error = format!("{:#}", Desk::open(dir.path()).err().unwrap());
+        let error = format!("{:#}", SavedState::open(dir.path()).err().unwrap());
         assert!(error.contains("is damaged"), "{error}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "current = ");
     }
@@ -353,9 +355,9 @@ mod tests {
         let workspace = dir.path();
         assert_unharmed(workspace, "nothing");
         let exercises = Exercise::all(workspace).unwrap();
-        let mut desk = Desk::open(workspace).unwrap();
-        desk.start(&exercises[1]).unwrap();
-        desk.start(&exercises[2]).unwrap();
+        let mut state = SavedState::open(workspace).unwrap();
+        state.start(&exercises[1]).unwrap();
+        state.start(&exercises[2]).unwrap();
         assert_unharmed(workspace, "two starts");
         // The attempts get the workshop's versions, from what is on this machine.
         let mine = "cargo metadata --offline --format-version 1 --manifest-path mine/Cargo.toml";
@@ -367,7 +369,7 @@ mod tests {
         assert_unharmed(workspace, "an error in Cargo.toml");
         let prepared = attempts::prepare(&Cargo::new(workspace, true), "mine-03").unwrap();
         assert!(prepared.fallback_reason.is_some_and(|why| why.contains("mine/02")));
-        desk.reset(&exercises[1]).unwrap();
+        state.reset(&exercises[1]).unwrap();
         assert_unharmed(workspace, "a reset");
         fs::remove_dir_all(workspace.join("mine/02")).unwrap();
         fs::remove_dir_all(workspace.join("mine/03")).unwrap();

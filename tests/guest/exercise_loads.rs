@@ -315,7 +315,7 @@ impl Ram {
         let reader = |cpu: usize, takes_the_cpu: bool| -> Result<u64> {
             stay_on(cpu)?;
             if takes_the_cpu {
-                goes_first(1)?;
+                set_realtime(1)?;
             }
             let (mut disk, mut reads) = (Direct::open(Self::NAME)?, 0);
             while Instant::now() < end {
