@@ -141,7 +141,7 @@ fn by_hand_counts_returns() -> Result<()> {
         let (calls, missed) = (count(&output, "calls of")?, missed(&output)?);
         // A few others call, too: the profiler itself returns from the handler of the test's SIGINT.
         ensure!((CALLS.saturating_sub(missed)..CALLS + 5).contains(&calls), "{name}: {output}");
-        // Those whose call or whose return was missed are no calls.
+        // A call that was missed, or whose return was, is not counted.
         let returns = counted != Some("without a return");
         let (slack, timed) = if returns { (missed, CALLS) } else { (0, 0) };
         let odd = counted.map_or(Ok(calls), |counted| count(&output, counted))?;

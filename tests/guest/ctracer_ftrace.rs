@@ -41,7 +41,7 @@ fn parse(text: &str) -> Result<Threads> {
     Ok(threads)
 }
 
-/// The same from `ctracer`'s events.
+/// The steps of each thread, from `ctracer`'s events.
 fn steps<'a>(events: impl Iterator<Item = &'a Value>) -> Result<Threads> {
     let mut threads = Threads::new();
     let mut last = BTreeMap::new();
@@ -148,7 +148,7 @@ fn hooks(known: &BTreeMap<String, String>) -> Vec<Hook> {
     hooks
 }
 
-/// The same objects in the same positions, the same other arguments and values.
+/// Whether both saw the same objects in the same positions, and the same other arguments and values.
 fn has_the_values(
     events: &[&Value],
     judge: &[Event],

@@ -136,7 +136,7 @@ pub fn in_flight(disk: &str) -> Result<u64> {
     reads_and_writes.split_whitespace().map(|n| Ok(n.parse::<u64>()?)).sum()
 }
 
-/// The same of all disks.
+/// Requests that any disk has been given, and that have not completed.
 pub fn all_in_flight() -> Result<u64> {
     let disks = fs::read_dir("/sys/block")?.flatten();
     disks.map(|disk| in_flight(&disk.file_name().to_string_lossy())).sum()
@@ -157,7 +157,7 @@ impl NullBlk {
         NullBlk::new(directory, &format!("{timer} {more}"))
     }
 
-    /// The same, for one I/O at a time.
+    /// A disk for one I/O at a time, whose timer ends each I/O after this time in ms.
     pub fn one_tag(directory: &str, ms: u64) -> Result<NullBlk> {
         NullBlk::timer(directory, ms, "hw_queue_depth=1 submit_queues=1")
     }

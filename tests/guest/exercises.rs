@@ -446,7 +446,7 @@ fn exercise_returns() -> Result<()> {
         }
     }
     ensure!(expected.get("submit_bio_wait") == Some(&3), "{expected:?}, {stacks}: {output}");
-    // These call the next one in place of a return, and leave no frame: both wait for the tag.
+    // Three functions call the next one in place of a return, and leave no frame: both wait for the tag.
     let tail_calls = ["submit_bio", "submit_bio_noacct", "__submit_bio"];
     expected.extend(tail_calls.map(|function| (function, 2)));
     ensure_none(&output, &[])?;

@@ -10,7 +10,7 @@ pub enum Hook {
     /// Calls of a function, with its first argument. The event is named as the function. A probe misses
     /// what happens while another one runs.
     Function(&'static str),
-    /// The same as `Function`, with the stack.
+    /// Calls of a function, with its first argument and the stack.
     Stack(&'static str),
     /// Calls of a function, with one of its arguments; 1 is the first one.
     Argument(&'static str, usize),

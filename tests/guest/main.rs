@@ -3,6 +3,9 @@
 //! Runs as root in the VM (`cargo vm test`), one test after the other: the block layer's counters
 //! are everybody's. Takes libtest's arguments: a filter, `--list`, `--exact`.
 
+// A test reads from top to bottom: what it sets up, what it runs, what has to come out.
+#![allow(clippy::too_many_lines)]
+
 /// The tests of a module, by the names of their functions, in this order. Or `name => function`.
 macro_rules! tests {
     ($($name:ident $(=> $test:expr)?),* $(,)?) => {

@@ -653,7 +653,7 @@ pub fn exercise_inode() -> Result<()> {
     let running = Running::stage(EXERCISE, &[&this.path])?;
     let _other = Mounted::made("ext4", &disks::virtio()?, "noatime")?;
     let twin = twin(this.inode)?;
-    // The same name elsewhere, and another name of the same file.
+    // A file of the same name elsewhere, and another name of this file.
     shell(&format!(
         "mkdir -p /mnt/data/elsewhere; cp {0} /mnt/data/elsewhere/pagecache-this; ln {1} /mnt/data/link
          cat {0} {2} /mnt/data/elsewhere/* >/dev/null",

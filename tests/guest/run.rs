@@ -305,7 +305,7 @@ impl Running {
         self.end_within(limit)
     }
 
-    /// The same within this time.
+    /// Waits for the end within this time; a time-out is a failure.
     pub fn end_within(mut self, limit: Duration) -> Result<Ended> {
         let status = self.status(limit)?;
         let stdout = self.rest(&self.stdout)?;
@@ -376,7 +376,7 @@ impl Running {
         Ok(Running::interrupt_all(vec![self])?.remove(0))
     }
 
-    /// The same for several at once.
+    /// Ends several programs at once as Ctrl-C does; each must exit with 0.
     pub fn interrupt_all(running: Vec<Running>) -> Result<Vec<String>> {
         running.iter().try_for_each(|running| running.signal(Signal::INT))?;
         let end = |running: Running| Ok(running.end_well().context("after Ctrl-C")?.stdout);
@@ -599,7 +599,8 @@ pub fn ensure_none(output: &str, counts: &[&str]) -> Result<()> {
     ensure_counts(output, &counts)
 }
 
-/// The same of counts that are not 0; behind each, what it is made of, if that needs to be said: `: parts`.
+/// Checks that these counts have these values, and that no program was skipped, as far as the kernel counts that.
+/// Behind each count stands what it is made of, if that needs to be said: `: parts`.
 pub fn ensure_counts(output: &str, expected: &[(&str, u64, &str)]) -> Result<()> {
     let is_unknown = |line: &str| line.trim_start().starts_with("- skipped (");
     let mut skipped = output.lines().filter(|line| line.contains(" skipped (")).peekable();

@@ -71,7 +71,8 @@ pub fn traced<T>(
     Ok((output, lines))
 }
 
-/// The same, and how many completions were not seen: no more than it says were skipped.
+/// What slow_io prints beside a load, its lines, and how many completions were not seen: no more than it says were
+/// skipped.
 pub fn traced_but_skipped<T>(
     options: &[&str],
     load: impl FnOnce() -> Result<T>,
@@ -627,7 +628,7 @@ fn slow_io_knows_whose_cgroup_and_when() -> Result<()> {
         let mut times = of_ours.map(|line| line["ended_wall_ns"].as_u64().unwrap_or(0));
         ensure!(times.all(|time| (began..=ended).contains(&time)), "{began} to {ended}: {output}");
     }
-    // The same in columns.
+    // The columns show the same times and cgroups.
     let day = shell(&format!("date -u +%FT -d @{}", ended / 1_000_000_000))?;
     let lines: Vec<_> = outputs[1].lines().filter(|line| line.contains(" RS ")).collect();
     let odd = lines.iter().any(|l| !l.starts_with(day.trim()) || !l.ends_with(" /two/below"));

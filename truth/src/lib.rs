@@ -38,7 +38,8 @@ pub enum Question {
     HighestSector,
     /// The latency of the slowest bio, ns.
     SlowestBio,
-    /// The same, where a cgroup's limit holds it back before the block layer's first tracepoint.
+    /// The latency of the slowest bio, ns, where a cgroup's limit holds it back before the block layer's first
+    /// tracepoint.
     SlowestThrottled,
     /// How much of the bios' latency passed before the driver had them, in percent.
     QueuedShare,
@@ -53,7 +54,8 @@ pub enum Question {
     UnissuedRequests,
     /// How many bios ended that nobody submitted: clones of device mapper, a driver's own.
     OtherBios,
-    /// The same, with the parts of split bios, each of which ends beside the whole.
+    /// How many bios ended that nobody submitted, with the parts of split bios, each of which ends beside the
+    /// whole.
     OtherBiosAndParts,
     /// The latency of the slowest request, ns: at least the truth.
     SlowestRequest,
@@ -77,7 +79,7 @@ pub enum Question {
     TimeInFlight,
     /// How long at least one I/O was in flight, ns.
     BusyTime,
-    /// The same as a share of the time that passed, in percent.
+    /// For how much of the time that passed at least one I/O was in flight, in percent.
     Utilisation,
     /// The mean latency, ns.
     MeanLatency,
@@ -171,7 +173,7 @@ pub struct Tool {
     pub at_issue: bool,
     /// What it says that it has not measured.
     pub admits: Option<ToolAnswer>,
-    /// The same, where each I/O counts once: what it has measured and this are all.
+    /// What it says that it has not measured, where each I/O counts once: what it has measured and this are all.
     pub leaves_out: Option<ToolAnswer>,
     /// A page that it serves, `127.0.0.1:9435/metrics`: its figures are there.
     pub page: Option<String>,

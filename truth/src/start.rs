@@ -9,7 +9,7 @@ use crate::{Family, Tool, TruthPlan, Verdict};
 
 /// How long its start may take: bcc's tools compile, for a minute in an emulated machine that is busy.
 const READY_LIMIT: Duration = Duration::from_secs(400);
-/// The same for one of yours that does not compile with the kernel's headers.
+/// How long the start of a tool of yours may take that does not compile with the kernel's headers.
 const READY_LIMIT_OF_YOURS: Duration = Duration::from_secs(180);
 /// How many bytes it may print: more is a flood.
 const OUTPUT_LIMIT: u64 = 32 << 20;

@@ -18,7 +18,7 @@ pub struct Fact {
     pub again: u64,
     /// How many of them a lesson may leave out.
     pub left_out: u64,
-    /// Of these, so many at least.
+    /// How many of them a lesson leaves out at least.
     pub min_left_out: u64,
 }
 
@@ -142,17 +142,17 @@ impl Fact {
         }
     }
 
-    /// The same, with so much of other processes at most.
+    /// This fact, of which other processes did so much at most.
     pub fn with_others(self, others: u64) -> Fact {
         Fact { others, ..self }
     }
 
-    /// The same, and a lesson may leave out so many.
+    /// This fact, of which a lesson may leave out so many, and leaves out so many at least.
     pub fn with_left_out(self, left_out: u64, min_left_out: u64) -> Fact {
         Fact { left_out, min_left_out, ..self }
     }
 
-    /// The same, with so many of them handed to the driver once more.
+    /// This fact, with so many requests that were handed to the driver once more.
     pub fn with_again(self, again: u64) -> Fact {
         Fact { again, ..self }
     }

@@ -18,7 +18,7 @@ pub fn shell(command: &str) -> Result<String> {
 pub struct ServiceStatus {
     /// All of its requests.
     pub requests: u64,
-    /// Those that were slow.
+    /// The requests that were slow.
     pub slow: u64,
 }
 

@@ -125,7 +125,7 @@ fn make(plan: &IncidentPlan, usual: &mut Usual) -> Result<Result<u64, String>> {
     Ok(Err(measured))
 }
 
-/// The same, with what is wrong as bad as it gets where it does not show at first.
+/// Makes an incident; where its fault does not show at first, again, with the fault as bad as it gets.
 fn make_until_it_shows(mut plan: IncidentPlan, usual: &mut Usual) -> Result<u64> {
     let mut why = String::new();
     for _ in 0..3 {

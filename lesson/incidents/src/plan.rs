@@ -294,7 +294,7 @@ impl IncidentPlan {
         }
     }
 
-    /// The same, as it was bought.
+    /// The disk of maild as it was bought: ms for each I/O, and I/Os at once.
     pub fn data_sheet(&self) -> (u64, u64) {
         self.mail_disk(Some(self.fault).filter(|fault| *fault != Fault::SlowDisk))
     }

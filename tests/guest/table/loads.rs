@@ -98,7 +98,7 @@ pub const LOADS: &[(&str, Load)] = &[
     ("sizes", sizes),
     ("partition", partition),
     ("exits", exits),
-    // These are no cases: the exporter's own.
+    // The loads from here on are no cases: they are the exporter's own.
     ("after_flushes", after_flushes),
     ("multipath", multipath),
 ];
@@ -122,7 +122,7 @@ struct Did {
     clones: Option<u64>,
     /// Bios that were split, or that end twice: a lesson may leave them out.
     in_parts: u64,
-    /// Those of them that end twice: it has to leave these out.
+    /// Bios that end twice: a lesson has to leave them out.
     twice: u64,
     /// Ends of bios that are a part, or the first of two ends.
     parts: u64,
