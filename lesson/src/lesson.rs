@@ -4,10 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use vm::{arch::Arch, run::Run};
-use workshop::{
-    fail::{USAGE, fail},
-    workspace,
-};
+use workshop::fail::{USAGE, fail};
 
 use crate::{exercise::Exercise, state::SavedState};
 
