@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bench::budgets::{self, BUDGETS};
-use bench::plan::{BenchOutcome, BenchPlan, CACHED, DIRECT, EMPTY, GROWTH, Load, Row, questions};
+use bench::plan::{CACHED, DIRECT, EMPTY, GROWTH, Load, BenchOutcome, BenchPlan, Row, questions};
 use bench::report::{CHART, Measurement, RESULTS, Results, Store};
 use clap::Args;
 use workshop::fail::{MACHINE, fail};
@@ -71,67 +71,23 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
         return Err(fail(MACHINE, message));
     }
     run.need_packages(For::Test)?;
-    let workspace = run.workspace();
     let has_budgets = run.arch.has_budgets();
     if !has_budgets && !options.native {
         say!("{BUDGETS} is for x86-64: nothing is compared, and {RESULTS} stays");
     }
-    if options.check && !has_budgets {
-        return Ok(0);
-    }
     if options.check {
-        let exceeded = short(run, kernel)?;
-        exceeded.iter().for_each(|line| say!("{line}"));
-        return Ok(i32::from(!exceeded.is_empty()));
+        return if has_budgets { Ok(exit_code(&short(run, kernel)?)) } else { Ok(0) };
     }
-    let (mut rows, bench) = rows(run)?;
-    for question in questions()? {
-        rows.iter_mut().filter(|row| row.name == question.ours).for_each(|row| question.ask(row));
-        rows.extend(question.peers());
-    }
-    let wanted = |row: &Row| {
-        let names = &options.filter;
-        names.is_empty() || names.iter().any(|n| row.name.contains(n)) || row.argv.is_empty()
-    };
-    rows.retain(wanted);
-    if options.growth {
-        rows.retain(|row| row.argv.is_empty() || GROWTH.contains(&row.name.as_str()));
-        rows.iter_mut().for_each(|row| row.loads = Load::GROWTH.into());
-    }
-    let (mut root, mut headers, mut versions) = (None, None, BTreeMap::new());
-    if rows.iter().any(|row| row.package.is_some()) && run.arch.has_peers() && !options.native {
-        let sid = Rootfs::sid()?.get(&run.source, &run.cache)?;
-        for package in rows.iter().filter_map(|row| row.package.clone()) {
-            let version = rootfs::version(&sid, &package).unwrap_or_default();
-            versions.insert(package, version);
-        }
-        root = Some(sid);
-        if let Ok(line) = run.table.line(kernel) {
-            let release = run.table.kernel(kernel)?.release;
-            headers = rootfs::headers(line, &release, &run.source, &run.cache)?;
-        }
-    }
+    let (rows, bench) = wanted_rows(run, options)?;
+    let peers = Peers::prepare(run, options, kernel, &rows)?;
+    let record = Record::new(run, options, kernel, peers.versions)?;
+    let (root, headers) = (peers.root, peers.headers);
     let runs = if options.native { 11 } else { 2 };
-    let plan =
-        BenchPlan { rows, ios: options.ios, runs, warm: true, fio: options.fio, root, headers };
+    let plan = BenchPlan { rows, ios: options.ios, runs, warm: true, fio: options.fio, root, headers };
     let place = if options.native { Place::Here } else { Place::Guest(kernel) };
-    let all = options.filter.is_empty() && !options.growth;
-    let comparable = has_budgets && run.table.line(kernel).is_ok();
-    let writes =
-        comparable && !options.native && !options.fio && (all || options.growth || options.write);
-    let on = match writes {
-        true => Some(format!("{}, {} reads a run", run.table.kernel(kernel)?.release, options.ios)),
-        false => None,
-    };
-    let keep = |outcomes: &[BenchOutcome], all| {
-        let Some(on) = on.clone() else { return Ok(()) };
-        let (versions, outcomes) = (versions.clone(), outcomes.to_vec());
-        let new = Measurement { on, versions, outcomes };
-        Store::keep(workspace, &default, kernel, new, all)
-    };
     let outcomes = measure(command(run, &bench, &plan, &place)?, |outcomes| {
         outcomes.last().iter().for_each(|outcome| say!("{}", outcome.name));
-        keep(outcomes, false)
+        record.keep(outcomes, false)
     })?;
     let results = Results::new(&outcomes, options.native)?;
     println!("{}", results.tables());
@@ -141,27 +97,133 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     if options.native || options.fio {
         return Ok(0);
     }
-    keep(&outcomes, all)?;
-    if writes {
+    record.keep(&outcomes, options.is_complete())?;
+    if record.title.is_some() {
         say!("{RESULTS} and {CHART} are written");
     }
+    judge(run, options, kernel, &results)
+}
+
+impl Options {
+    /// Whether all rows are measured, as usual.
+    fn is_complete(&self) -> bool {
+        self.filter.is_empty() && !self.growth
+    }
+}
+
+/// The rows to measure, those of the peers among them, and the file of the program that measures them.
+fn wanted_rows(run: &Run, options: &Options) -> Result<(Vec<Row>, PathBuf)> {
+    let (mut rows, bench) = rows(run)?;
+    for question in questions()? {
+        rows.iter_mut().filter(|row| row.name == question.ours).for_each(|row| question.ask(row));
+        rows.extend(question.peers());
+    }
+    let is_named = |row: &Row| options.filter.iter().any(|name| row.name.contains(name));
+    rows.retain(|row| options.filter.is_empty() || is_named(row) || row.argv.is_empty());
+    if options.growth {
+        rows.retain(|row| row.argv.is_empty() || GROWTH.contains(&row.name.as_str()));
+        rows.iter_mut().for_each(|row| row.loads = Load::GROWTH.into());
+    }
+    Ok((rows, bench))
+}
+
+/// What the peers, bpftrace and bcc, need.
+#[derive(Default)]
+struct Peers {
+    /// The root file system that has them.
+    root: Option<PathBuf>,
+    /// The kernel's headers.
+    headers: Option<PathBuf>,
+    /// Their versions, by package.
+    versions: BTreeMap<String, String>,
+}
+
+impl Peers {
+    /// Fetches it, where one of the rows is a peer's and can be measured.
+    fn prepare(run: &Run, options: &Options, kernel: &str, rows: &[Row]) -> Result<Peers> {
+        let mut peers = Peers::default();
+        let packages: Vec<&String> = rows.iter().filter_map(|row| row.package.as_ref()).collect();
+        if packages.is_empty() || !run.arch.has_peers() || options.native {
+            return Ok(peers);
+        }
+        let sid = Rootfs::sid()?.get(&run.source, &run.cache)?;
+        for package in packages {
+            let version = rootfs::version(&sid, package).unwrap_or_default();
+            peers.versions.insert(package.clone(), version);
+        }
+        peers.root = Some(sid);
+        if let Ok(line) = run.table.line(kernel) {
+            let release = run.table.kernel(kernel)?.release;
+            peers.headers = rootfs::headers(line, &release, &run.source, &run.cache)?;
+        }
+        Ok(peers)
+    }
+}
+
+/// What is kept of a measurement, in bench/.
+struct Record<'a> {
+    workspace: &'a Path,
+    default: String,
+    kernel: &'a str,
+    /// Its title: the release, and how much was read. `None`: nothing is kept.
+    title: Option<String>,
+    versions: BTreeMap<String, String>,
+}
+
+impl<'a> Record<'a> {
+    fn new(
+        run: &'a Run,
+        options: &Options,
+        kernel: &'a str,
+        versions: BTreeMap<String, String>,
+    ) -> Result<Record<'a>> {
+        let is_comparable = run.arch.has_budgets() && run.table.line(kernel).is_ok();
+        let is_usual = !options.native && !options.fio;
+        let is_wanted = options.is_complete() || options.growth || options.write;
+        let title = match is_comparable && is_usual && is_wanted {
+            true => {
+                Some(format!("{}, {} reads a run", run.table.kernel(kernel)?.release, options.ios))
+            }
+            false => None,
+        };
+        let (workspace, default) = (run.workspace(), run.table.default_name());
+        Ok(Record { workspace, default, kernel, title, versions })
+    }
+
+    /// Keeps these rows. `all`: there are no others.
+    fn keep(&self, outcomes: &[BenchOutcome], all: bool) -> Result<()> {
+        let Some(on) = self.title.clone() else { return Ok(()) };
+        let new = Measurement { on, versions: self.versions.clone(), outcomes: outcomes.to_vec() };
+        Store::keep(self.workspace, &self.default, self.kernel, new, all)
+    }
+}
+
+/// Makes the results the budgets where that is asked for, else compares them where they can be. Returns
+/// the exit code.
+fn judge(run: &Run, options: &Options, kernel: &str, results: &Results) -> Result<i32> {
+    let is_judged = kernel == run.table.default_name() && run.arch.has_budgets();
     if options.bless {
         ensure!(
-            all && kernel == default && has_budgets,
+            options.is_complete() && is_judged,
             "--bless needs all rows, on the default kernel of x86-64: leave out the filter and --kernel"
         );
         let programs = run.programs()?;
         let is_ours = |row: &str| programs.iter().any(|p| row.split(' ').next() == Some(&p.name));
-        fs::write(workspace.join(BUDGETS), budgets::write(&results, is_ours)?).context(BUDGETS)?;
+        let text = budgets::write(results, is_ours)?;
+        fs::write(run.workspace().join(BUDGETS), text).context(BUDGETS)?;
         say!("{BUDGETS} is written");
         return Ok(0);
     }
-    if kernel != default || !has_budgets || options.growth {
+    if !is_judged || options.growth {
         return Ok(0);
     }
-    let exceeded = budgets::exceeded(&results, &budgets::read(workspace)?);
+    Ok(exit_code(&budgets::exceeded(results, &budgets::read(run.workspace())?)))
+}
+
+/// Reports the budgets that are exceeded. Returns the exit code.
+fn exit_code(exceeded: &[String]) -> i32 {
     exceeded.iter().for_each(|line| say!("{line}"));
-    Ok(i32::from(!exceeded.is_empty()))
+    i32::from(!exceeded.is_empty())
 }
 
 /// The short form, for `cargo vm test`: few reads beside the first form of each program. Returns

@@ -84,30 +84,9 @@ pub const DISK_OPTIONS: [&str; 6] = ["--disk", "virtio", "--disk", "nvme", "--di
 /// Runs the tests and prints the sum in the last line. Returns the exit code.
 pub fn main(run: &Run, options: &Options) -> Result<i32> {
     let start = Instant::now();
-    let kernel = named(options.kernel.as_deref());
-    let mut names = match (kernel, &options.share) {
-        (None, Some(_)) => Vec::new(),
-        _ => run.table.names(kernel)?,
-    };
-    if options.bless && names.iter().any(|kernel| run.table.line(kernel).is_err()) {
-        return Err(fail(
-            USAGE,
-            "--bless writes what the tests say of a line of vm/kernels.toml: name lines, no other kernel",
-        ));
-    }
+    let names = wanted_kernels(run, options)?;
     run.need_packages(For::Test)?;
-    let (whole, mut shares) = (names.len(), 1);
-    if let Some(lines) = &options.share {
-        let lines = run.table.names(Some(lines))?;
-        names.extend(lines.into_iter().filter(|name| is_to_be_had(run, name)));
-        shares = usize::from(options.shares.unwrap_or(1)).max(names.len() - whole);
-    }
-    if names.is_empty() {
-        return Err(fail(MACHINE, "there is no kernel left that could share the tests, see above"));
-    }
-    let default = run.table.default_name();
-    let kernels = Kernels { names, whole, shares, default };
-
+    let kernels = Kernels::choose(run, options, names)?;
     let filter = options.filter.as_deref();
     let programs = Programs::build(run, filter, &kernels);
     if options.no_run {
@@ -144,9 +123,42 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     Ok(i32::from(!sum.failed.is_empty()))
 }
 
+/// The kernels that run all tests, as the options name them.
+fn wanted_kernels(run: &Run, options: &Options) -> Result<Vec<String>> {
+    let kernel = named(options.kernel.as_deref());
+    let names = match (kernel, &options.share) {
+        (None, Some(_)) => Vec::new(),
+        _ => run.table.names(kernel)?,
+    };
+    if options.bless && names.iter().any(|kernel| run.table.line(kernel).is_err()) {
+        return Err(fail(
+            USAGE,
+            "--bless writes what the tests say of a line of vm/kernels.toml: name lines, no other kernel",
+        ));
+    }
+    Ok(names)
+}
+
+impl Kernels {
+    /// These kernels, and those of `--share` that are available.
+    fn choose(run: &Run, options: &Options, mut names: Vec<String>) -> Result<Kernels> {
+        let (whole, mut shares) = (names.len(), 1);
+        if let Some(lines) = &options.share {
+            let lines = run.table.names(Some(lines))?;
+            names.extend(lines.into_iter().filter(|name| is_available(run, name)));
+            shares = usize::from(options.shares.unwrap_or(1)).max(names.len() - whole);
+        }
+        if names.is_empty() {
+            let message = "there is no kernel left that could share the tests, see above";
+            return Err(fail(MACHINE, message));
+        }
+        Ok(Kernels { names, whole, shares, default: run.table.default_name() })
+    }
+}
+
 /// Whether to give a kernel a share of the tests. Of an extra line the archive may have no kernel any more:
 /// then the others share its tests, too.
-fn is_to_be_had(run: &Run, name: &str) -> bool {
+fn is_available(run: &Run, name: &str) -> bool {
     let is_extra = run.table.line(name).is_ok_and(|line| line.is_extra);
     let gone = run.table.kernel(name).err().filter(|error| {
         is_extra && error.downcast_ref::<Fail>().is_some_and(|failure| failure.code == MACHINE)
@@ -243,6 +255,18 @@ enum Job<'a> {
     Bench(&'a str),
 }
 
+/// A run of the tests.
+struct Testing<'a> {
+    run: &'a Run,
+    programs: &'a Programs,
+    kernels: &'a Kernels,
+    filter: Option<&'a str>,
+    /// In how many boots the tests of a kernel run.
+    boots: usize,
+    /// The kernel that also runs the tests that are enough on one.
+    judge: Option<usize>,
+}
+
 /// Runs as many jobs at once as there are CPUs, for an emulated guest keeps one busy, and as there
 /// is memory for. A kernel that does not boot fails its own tests and no other's.
 fn run_all(
@@ -252,82 +276,113 @@ fn run_all(
     filter: Option<&str>,
     bless: bool,
 ) -> Report {
-    let Kernels { names, whole, shares, default } = kernels;
+    let judge = kernels.names[..kernels.whole].iter().position(|kernel| *kernel == kernels.default);
+    let judge = judge.or((kernels.whole > 0).then_some(0));
     // Two boots divide a kernel's tests: with larger jobs, all would wait for the last one.
-    let of = if filter.is_none() { 2 } else { 1 };
-    // It runs those tests, too, that are enough on one kernel.
-    let judge = names[..*whole].iter().position(|kernel| kernel == default);
-    let judge = judge.or((*whole > 0).then_some(0));
-    let mut jobs = Vec::new();
-    if let Some(guest) = &programs.guest {
-        // The longest first.
-        let others = (0..*whole).filter(|number| Some(*number) != judge);
-        for kernel in judge.into_iter().chain(others).chain(*whole..names.len()) {
-            let partitions = (0..of).map(|number| Partition { number, of });
-            jobs.extend(partitions.map(|partition| Job::Guest {
-                guest,
-                number: kernel,
-                partition,
-            }));
-        }
-    }
-    // The short ones last: no worker then waits for long while another one ends.
-    if !programs.host.is_empty() {
-        jobs.push(Job::Host);
-    }
-    jobs.extend(programs.bench.then_some(Job::Bench(default)));
+    let boots = if filter.is_none() { 2 } else { 1 };
+    let testing = Testing { run, programs, kernels, filter, boots, judge };
+    let (mut sum, guests) = testing.reports(&testing.jobs());
+    guests.iter().for_each(|report| sum.add(report));
+    testing.compare_with_table(&mut sum, &guests, bless);
+    sum
+}
 
-    let alone = jobs.len() == 1;
-    let host = Mutex::new(Report::default());
-    let guests: Vec<_> = names.iter().map(|_| Mutex::new(Report::default())).collect();
-    at_once(workers(), &jobs, |job| {
-        let new = |place: &str, part: &str| Report::new(place, part, alone, &programs.known);
-        let (mut report, place, what);
+impl Testing<'_> {
+    /// What is to be run: the longest first, the short ones last. So no worker waits for long while another
+    /// one ends.
+    fn jobs(&self) -> Vec<Job<'_>> {
+        let Kernels { names, whole, default, .. } = self.kernels;
+        let mut jobs = Vec::new();
+        if let Some(guest) = &self.programs.guest {
+            let others = (0..*whole).filter(|number| Some(*number) != self.judge);
+            for number in self.judge.into_iter().chain(others).chain(*whole..names.len()) {
+                let partitions =
+                    (0..self.boots).map(|part| Partition { number: part, of: self.boots });
+                jobs.extend(partitions.map(|partition| Job::Guest { guest, number, partition }));
+            }
+        }
+        if !self.programs.host.is_empty() {
+            jobs.push(Job::Host);
+        }
+        jobs.extend(self.programs.bench.then_some(Job::Bench(default)));
+        jobs
+    }
+
+    /// Runs the jobs. Returns what the host's tests and the bench say, and what each kernel's do.
+    fn reports(&self, jobs: &[Job<'_>]) -> (Report, Vec<Report>) {
+        let host = Mutex::new(Report::default());
+        let guests: Vec<_> =
+            self.kernels.names.iter().map(|_| Mutex::new(Report::default())).collect();
+        at_once(workers(), jobs, |job| {
+            let place = match *job {
+                Job::Host | Job::Bench(_) => &host,
+                Job::Guest { number, .. } => &guests[number],
+            };
+            let report = self.report(job, jobs.len() == 1);
+            lock(place).add(&report);
+            Ok(())
+        });
+        let take =
+            |report: Mutex<Report>| report.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (take(host), guests.into_iter().map(take).collect())
+    }
+
+    /// Runs a job. `alone`: it is the only one.
+    fn report(&self, job: &Job<'_>, alone: bool) -> Report {
+        let new = |place: &str, part: &str| Report::new(place, part, alone, &self.programs.known);
+        let (mut report, what);
         let done = match *job {
             Job::Host => {
-                (report, place, what) = (new("host", ""), &host, "the host's tests");
-                programs.host.iter().try_for_each(|it| it.run(filter, alone, &mut report))
+                (report, what) = (new("host", ""), "the host's tests");
+                let mut programs = self.programs.host.iter();
+                programs.try_for_each(|it| it.run(self.filter, alone, &mut report))
             }
             Job::Bench(kernel) => {
-                (report, place, what) = (new(kernel, " (bench)"), &host, "the bench");
-                run_bench(run, kernel, &mut report)
+                (report, what) = (new(kernel, " (bench)"), "the bench");
+                run_bench(self.run, kernel, &mut report)
             }
             Job::Guest { guest, number, partition } => {
-                let part = format!(" ({}/{of})", partition.number + 1);
-                report = new(&names[number], if of == 1 { "" } else { &part });
-                (place, what) = (&guests[number], "the guest tests");
-                let mut judging = Judging::by(guest, run.workspace());
-                judging.without_once = filter.is_none() && Some(number) != judge;
-                judging.partition = partition;
-                if let Some(number) = number.checked_sub(*whole) {
-                    // Each share's turn comes on another day.
-                    let number = (number + workshop::today() as usize) % shares;
-                    judging.share = Partition { number, of: *shares };
-                }
-                run_guest(run, guest, &names[number], &judging, filter, &mut report)
+                let kernel = &self.kernels.names[number];
+                let part = format!(" ({}/{})", partition.number + 1, partition.of);
+                report = new(kernel, if partition.of == 1 { "" } else { &part });
+                what = "the guest tests";
+                let judging = self.judging(guest, number, partition);
+                run_guest(self.run, guest, kernel, &judging, self.filter, &mut report)
             }
         };
         if let Err(error) = done {
             report.broken(format!("{what}: {error:#}"));
         }
-        lock(place).add(&report);
-        Ok(())
-    });
+        report
+    }
 
-    let take = |report: Mutex<Report>| report.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let guests: Vec<Report> = guests.into_iter().map(take).collect();
-    let mut sum = take(host);
-    guests.iter().for_each(|report| sum.add(report));
-    // Where something failed, or a kernel did not boot, the table is not known.
-    let complete = *whole == names.len() && filter.is_none() && sum.failed.is_empty();
-    let all = run.table.all().all(|line| names.contains(&line.name));
-    if complete && (all || bless) {
+    /// What the guest tests of this kernel are told.
+    fn judging(&self, guest: &Path, number: usize, partition: Partition) -> Judging {
+        let mut judging = Judging::by(guest, self.run.workspace());
+        judging.without_once = self.filter.is_none() && Some(number) != self.judge;
+        judging.partition = partition;
+        if let Some(number) = number.checked_sub(self.kernels.whole) {
+            // Each share's turn comes on another day.
+            let of = self.kernels.shares;
+            judging.share = Partition { number: (number + workshop::today() as usize) % of, of };
+        }
+        judging
+    }
+
+    /// Compares what the kernels' tests say with the table of kernels, or writes that. Where something
+    /// failed, or a kernel did not boot, the table is not known.
+    fn compare_with_table(&self, sum: &mut Report, guests: &[Report], bless: bool) {
+        let Kernels { names, whole, .. } = self.kernels;
+        let complete = *whole == names.len() && self.filter.is_none() && sum.failed.is_empty();
+        let all = self.run.table.all().all(|line| names.contains(&line.name));
+        if !complete || !(all || bless) {
+            return;
+        }
         let said: Vec<_> = names.iter().cloned().zip(guests.iter().map(Report::passed)).collect();
-        if let Err(error) = table::take(run, &said, bless) {
+        if let Err(error) = table::take(self.run, &said, bless) {
             sum.broken(format!("{error:#}"));
         }
     }
-    sum
 }
 
 impl HostTests {
