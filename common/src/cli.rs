@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Parser};
+pub use common_base::duration;
 
 /// The options that all programs have, and those of the program's own.
 #[derive(Parser, Debug)]
@@ -31,37 +32,11 @@ pub struct InFlight {
     pub in_flight: u32,
 }
 
-/// The longest time that is accepted: a longer one is a typing error.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
-
-/// Reads a time like `10s`: longer than zero, a year at most; else says what is wrong with it.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let hint = "give a number and a unit, like 10s, 500ms or 2m";
-    let duration = humantime::parse_duration(text).map_err(|e| format!("{e}; {hint}"))?;
-    match duration {
-        Duration::ZERO => Err(format!("the duration must be longer than zero; {hint}")),
-        d if d > LONGEST => Err(format!(
-            "the duration must be at most a year; without --duration, the program runs until Ctrl-C; {hint}"
-        )),
-        d => Ok(d),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
     use super::*;
-
-    #[test]
-    fn a_duration_has_a_unit_and_an_end() {
-        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
-        assert_eq!(duration("1m 500ms"), Ok(Duration::from_millis(60_500)));
-        for wrong in ["", "10", "-5s", "0s", "9999999y", "99999999999999999999999s", "ten"] {
-            let error = duration(wrong).unwrap_err();
-            assert!(error.contains("10s"), "{wrong}: {error}");
-        }
-    }
 
     #[test]
     fn the_command_lines_are_consistent() {

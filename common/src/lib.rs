@@ -26,6 +26,7 @@ pub use addresses::{
     kernel_functions_if_any,
 };
 pub use cli::{Cli, InFlight, NoOptions, duration};
+pub use common_base::printable;
 pub use device::{BlockDevice, Device, block_devices};
 pub use error::{Unsupported, unsupported};
 pub use preflight::{has_function, has_sessions, pages_have, preempts, tracefs};
@@ -33,7 +34,7 @@ pub use process::{Pid, PidCli, pid_namespace, process};
 pub use program::{Program, main};
 pub use results::{
     constants, counters, of_measured, page_shift, per_cpu, print_skipped, print_skipped_by_both,
-    print_skipped_by_pairs, print_total, printable, program_info, text, times_skipped,
+    print_skipped_by_pairs, print_total, program_info, text, times_skipped,
 };
 pub use session::Session;
 pub use symbols::{functions, print_stack, stack};

@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, FromArgMatches};
+use common_base::PARSE_ONLY;
 
 #[cfg(feature = "pages")]
 use crate::pages;
@@ -30,10 +31,6 @@ Privileges: root. For all programs but stage12 and ctracer, these capabilities a
 CAP_BPF and CAP_PERFMON (to load BPF programs), CAP_DAC_READ_SEARCH (to read tracefs),
 CAP_SYSLOG (to see the addresses of functions), and CAP_DAC_OVERRIDE for event lines.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it.";
-
-/// The launcher sets this variable to learn whether the command line is valid, before it boots a
-/// guest for it.
-const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
 
 /// Names a program. [`program!`](crate::program!) makes it from the package that calls it.
 #[derive(Clone, Copy, Debug)]

@@ -16,7 +16,7 @@ use libbpf_rs::{
 };
 use plain::Plain;
 
-use crate::preflight;
+use crate::{preflight, printable};
 
 /// Prints `N WHAT`; for none, also what to try.
 pub fn print_total(count: u64, what: &str) {
@@ -95,14 +95,6 @@ fn not_counted(object: &Object) -> Result<Vec<String>> {
 pub fn text(string: &[i8]) -> String {
     let bytes: Vec<u8> = string.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
     printable(&String::from_utf8_lossy(&bytes))
-}
-
-/// A name that anybody may give to a thread, a file or a disk: what would move a terminal's cursor, or turn its
-/// direction, is replaced by `?`.
-pub fn printable(name: &str) -> String {
-    let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
-    let moves = |c: char| c.is_control() || turns.iter().any(|turn| turn.contains(&c));
-    name.replace(moves, "?")
 }
 
 /// ` (of 997 measured, 3 not)`, to stand behind a figure that is taken from what was measured only;

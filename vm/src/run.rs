@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -219,31 +218,9 @@ fn memory(text: &str) -> Result<String, String> {
     }
 }
 
-/// A duration as people write it; a plain number is seconds.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let parsed = match text.parse::<u64>() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => humantime::parse_duration(text).map_err(|e| format!("{e} (10s, 2m, 1h)"))?,
-    };
-    if parsed.is_zero() || parsed > Duration::from_secs(365 * 24 * 3600) {
-        return Err("the time must be longer than zero and at most a year".into());
-    }
-    Ok(parsed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations() {
-        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
-        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        assert_eq!(duration("90"), Ok(Duration::from_secs(90)));
-        for bad in ["", "0", "-1", "x", "1000y", "99999999999999999999"] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn sizes_of_memory() {

@@ -950,20 +950,22 @@ fn the_runner_tells_what_is_for_the_guest() {
     );
 }
 
-/// Wrong usage of a program is reported by the program itself, before a guest boots.
+/// Wrong usage of a program is reported by the program itself, before a guest boots. What is no program of
+/// the workshop would start its work here, and is not asked.
 #[test]
 fn a_program_checks_its_own_usage() {
     let place = place();
     let path = qemu_instead(&place, "echo QEMU runs >&2; exit 1");
-    let run = |script: &str| {
-        let stage = executable(place.path(), "debug/stage06", script);
-        let mut command = vm(&place, &["runner", stage.to_str().unwrap(), "--no-such"]);
+    let run = |name: &str, script: &str| {
+        let program = executable(place.path(), &format!("debug/{name}"), script);
+        let mut command = vm(&place, &["runner", program.to_str().unwrap(), "--no-such"]);
         result(command.env("PATH", &path).env("VM_ACCEL", "tcg"))
     };
-    let (code, errors) = run("[ $WORKSHOP_PARSE_ONLY = 1 ] && echo no $1 >&2 && exit 2");
+    let (code, errors) = run("stage06", "[ $WORKSHOP_PARSE_ONLY = 1 ] && echo no $1 >&2 && exit 2");
     assert_eq!((code, errors.as_str()), (2, "no --no-such\n"));
-    for fine in ["[ $WORKSHOP_PARSE_ONLY = 1 ]", "echo it runs here >&2"] {
-        let (code, errors) = run(fine);
+    let fine = [("stage06", "[ $WORKSHOP_PARSE_ONLY = 1 ]"), ("other", "echo it runs here >&2")];
+    for (name, script) in fine {
+        let (code, errors) = run(name, script);
         assert_eq!(code, 125, "{errors}");
         assert!(errors.contains("QEMU runs") && !errors.contains("it runs here"), "{errors}");
     }

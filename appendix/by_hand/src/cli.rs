@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser};
+use common_base::{PARSE_ONLY, duration};
 
 use crate::{
     message::{Unsupported, Usage, say},
@@ -23,9 +24,6 @@ use crate::{
 pub const AFTER_HELP: &str = "\
 Ctrl-C and SIGTERM end the program as --duration does: it prints its results.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it.";
-
-/// The launcher of the VM sets this variable to check a command line before it boots a guest.
-const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
 
 /// Holds the release of the running kernel.
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
@@ -39,17 +37,6 @@ pub struct Common {
     /// Show the verifier's log of each program
     #[arg(short, long)]
     pub verbose: bool,
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    let hint = "give a number and a unit, like 10s, 500ms or 2m";
-    match humantime::parse_duration(text).map_err(|e| format!("{e}; {hint}"))? {
-        Duration::ZERO => Err(format!("the duration must be longer than zero; {hint}")),
-        d if d > Duration::from_secs(366 * 24 * 3600) => {
-            Err(format!("the duration must be at most a year; {hint}"))
-        }
-        d => Ok(d),
-    }
 }
 
 /// The name of a system call, as tracefs writes it.

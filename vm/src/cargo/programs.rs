@@ -24,6 +24,9 @@ pub struct Program {
     pub is_default: bool,
     /// Whether it reads keys on a terminal: `reads_keys`.
     pub reads_keys: bool,
+    /// Whether it can check its command line alone, see [`common_base::PARSE_ONLY`]: the workshop's programs
+    /// do. Of an attempt, nobody knows.
+    pub checks_usage: bool,
     /// How `cargo vm bench` measures it.
     pub bench: BenchForms,
     /// Whether it is the learner's attempt at an exercise, in the workspace `mine/`.
@@ -82,6 +85,7 @@ pub fn attempts(cargo: &Cargo) -> Vec<Program> {
         package: attempt.package,
         is_default: false,
         reads_keys: false,
+        checks_usage: false,
         bench: BenchForms::default(),
         is_attempt: true,
     });
@@ -127,6 +131,7 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
                 package: package.name.clone(),
                 is_default: package.default_run.as_ref() == Some(&bin.name),
                 reads_keys: reads_keys.unwrap_or(false),
+                checks_usage: true,
                 bench: bench.clone().unwrap_or_default(),
                 is_attempt: false,
             });
@@ -147,6 +152,7 @@ mod tests {
             package: package.to_owned(),
             is_default,
             reads_keys: false,
+            checks_usage: false,
             bench: BenchForms::default(),
             is_attempt,
         };

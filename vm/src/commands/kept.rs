@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
+use common_base::duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use workshop::fail::{Fail, GUEST_DIED, fail};
@@ -20,7 +21,7 @@ use crate::commands::launch::{self, Program};
 use crate::commands::setup;
 use crate::commands::test::DISK_OPTIONS;
 use crate::machine::qemu::Guest;
-use crate::run::{For, GuestOptions, Run, duration, named};
+use crate::run::{For, GuestOptions, Run, named};
 use crate::session::processes::end_with_us;
 use crate::session::wire::{Exit, Request, Stream};
 use crate::session::{cleanup, guest, host as session, rundir};

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use common_base::PARSE_ONLY;
 use rustix::fs::{FlockOperation, flock};
 use workshop::cargo::is_cargos;
 use workshop::fail::{GUEST_DIED, USAGE, fail};
@@ -30,10 +31,6 @@ use crate::session::wire::{Exit, Request};
 /// How long a stage runs where no duration is given and there is no terminal for a Ctrl-C.
 const STAGE_DURATION: &str = "10s";
 
-/// The variable with which a program of the workshop only checks its command line: it exits with 0
-/// where that is right, else with its usual message and status.
-const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
-
 /// How often it is looked whether a guest that stays is in use.
 const STEP: Duration = Duration::from_millis(200);
 
@@ -49,6 +46,8 @@ pub struct Program {
     pub stage: bool,
     /// Whether, on a terminal, it gets keys all the same.
     pub reads_keys: bool,
+    /// Whether it can check its command line alone, see [`PARSE_ONLY`].
+    pub checks_usage: bool,
     /// Whether the workload runs beside it.
     pub workload: bool,
     /// Variables, in addition to those of this process.
@@ -58,7 +57,14 @@ pub struct Program {
 impl Program {
     /// Any program of the guest.
     pub fn other(argv: Vec<OsString>) -> Program {
-        Program { argv, stage: false, reads_keys: false, workload: false, env: Vec::new() }
+        Program {
+            argv,
+            stage: false,
+            reads_keys: false,
+            checks_usage: false,
+            workload: false,
+            env: Vec::new(),
+        }
     }
 
     /// A program that was built in the workspace, from its file. `known`: it is one of the
@@ -76,19 +82,18 @@ impl Program {
             argv.extend(["--duration".into(), STAGE_DURATION.into()]);
         }
         let reads_keys = known.is_some_and(|known| known.reads_keys);
-        Program { stage, reads_keys, ..Program::other(argv) }
+        let checks_usage = known.is_some_and(|known| known.checks_usage);
+        Program { stage, reads_keys, checks_usage, ..Program::other(argv) }
     }
 }
 
 /// Lets a program of the workshop check its command line, on the host: wrong usage needs no guest.
 /// Returns the status to exit with where something is wrong.
-/// Where the program is not one for this machine, it checks that in the guest.
+/// Any other program would start its work here: it checks that in the guest, and so does one that is not
+/// for this machine.
 pub fn check_usage(program: &Program, arch: Arch) -> Result<Option<i32>> {
     let (file, args) = program.argv.split_first().context("no program")?;
-    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    // One without the variable's name would start its work here.
-    let knows_it = bytes.windows(PARSE_ONLY.len()).any(|window| window == PARSE_ONLY.as_bytes());
-    if arch.is_foreign() || !knows_it {
+    if arch.is_foreign() || !program.checks_usage {
         return Ok(None);
     }
     let status = Command::new(file)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use common_base::duration;
 use workshop::fail::{USAGE, fail};
 use workshop::judging::Judging;
 use workshop::say;
@@ -15,7 +16,7 @@ use crate::cargo::{build_all, build_guest_tests, is_built};
 use crate::commands::launch::{self, Program};
 use crate::commands::test::DISKS;
 use crate::machine::qemu::Guest;
-use crate::run::{For, GuestOptions, Run, duration};
+use crate::run::{For, GuestOptions, Run};
 
 /// What to run, and how.
 #[derive(Args)]

@@ -1,6 +1,7 @@
 //! `cargo vm shell`: a shell in the guest, or one more in the guest that runs.
 
 use anyhow::Result;
+pub use common_base::NOT_YET;
 use workshop::fail::{GUEST_DIED, fail};
 use workshop::say;
 
@@ -8,9 +9,6 @@ use crate::commands::launch::{self, Program};
 use crate::machine::qemu::Guest;
 use crate::run::{For, GuestOptions, Run};
 use crate::session::{cleanup, host as session, rundir};
-
-/// In the guest, what a shell that joins it says and waits for, until whoever has begun it removes that file.
-pub const NOT_YET: &str = "/run/not-yet";
 
 /// Runs the command. Returns the shell's status.
 pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {

@@ -16,6 +16,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+pub use common_base::printable_lines as printable;
 
 /// The workspace that this program works in: the root of a clone. An error outside of any, and where the
 /// program was built from another clone.
@@ -68,14 +69,6 @@ pub fn package_in(directory: &str) -> Option<&str> {
     stage.or(directory.strip_prefix("tools/"))
 }
 
-/// Text of a program or a console, which may move the cursor, change the terminal or turn the direction of
-/// reading: not here. As `common`'s, which needs libbpf, but lines stay lines.
-pub fn printable(text: &str) -> String {
-    let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
-    let moves = |c: char| c.is_control() && !"\n\t".contains(c);
-    text.replace(|c: char| moves(c) || turns.iter().any(|turn| turn.contains(&c)), "?")
-}
-
 /// Writes a file whose content has changed, at once: another cargo may be reading it.
 pub fn write(file: &Path, text: &str) -> Result<()> {
     if fs::read_to_string(file).is_ok_and(|old| old == text) {
@@ -88,13 +81,4 @@ pub fn write(file: &Path, text: &str) -> Result<()> {
         Ok(())
     };
     write().with_context(|| format!("cannot write {}", file.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn text_of_a_program_moves_no_cursor() {
-        let hostile = "a\tb\n\x1b[31mc\r\u{7f}\u{9b}\u{202e}d\u{2066}é";
-        assert_eq!(super::printable(hostile), "a\tb\n?[31mc????d?é");
-    }
 }
