@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Result;
 use clap::Args;
-use vm::{commands::kept::Kept, run::Run};
+use vm::{commands::background::BackgroundGuest, run::Run};
 use workshop::{
     events::Verdict,
     fail::{USAGE, fail},
@@ -107,7 +107,7 @@ impl Check {
         };
         let named = self.kernel.as_ref().filter(|kernel| !kernel.is_empty());
         let kernel = named.or(exercise.kernel.as_ref());
-        let guest = Kept::of(run, kernel.map(String::as_str));
+        let guest = BackgroundGuest::new(run, kernel.map(String::as_str));
         guest.start()?;
         let number = exercise.judges.len();
         let s = if number == 1 { "" } else { "s" };

@@ -12,7 +12,7 @@ use workshop::{
 };
 
 use vm::{
-    commands::kept::Kept,
+    commands::background::BackgroundGuest,
     run::{For, Run},
 };
 
@@ -52,7 +52,7 @@ impl Judges {
     /// the program of its name. Hands over each verdict as it comes.
     pub fn run(
         &self,
-        guest: &Kept<'_>,
+        guest: &BackgroundGuest<'_>,
         subject: Subject,
         tests: &[&str],
         mut on_verdict: impl FnMut(&Ended),

@@ -23,7 +23,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use vm::{
     arch::Arch,
-    commands::kept::{Hidden, Kept},
+    commands::background::{BackgroundGuest, Hidden},
     run::Run,
 };
 use workshop::say;
@@ -121,7 +121,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Some(Cmd::Solution { anyhow }) => attempt::solution(&lesson, anyhow)?,
         Some(Cmd::Reset { yes }) => attempt::reset(&mut lesson, yes)?,
         Some(Cmd::Prove(options)) => return prove::prove(&lesson.run()?, &options),
-        Some(Cmd::Stop) => match Kept::of(&lesson.run()?, None).stop()? {
+        Some(Cmd::Stop) => match BackgroundGuest::new(&lesson.run()?, None).stop()? {
             true => println!("The virtual machine has ended."),
             false => println!("No virtual machine is running."),
         },

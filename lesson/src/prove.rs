@@ -17,7 +17,7 @@ use workshop::{cargo::Cargo, events::Verdict, judging::Subject, lock};
 
 use vm::{
     cargo::follow::{at_once, workers},
-    commands::kept::Kept,
+    commands::background::BackgroundGuest,
     run::Run,
 };
 
@@ -62,7 +62,7 @@ struct Proof<'r> {
     cargo: Cargo,
     judges: Judges,
     claims: Vec<Built>,
-    guests: Vec<Kept<'r>>,
+    guests: Vec<BackgroundGuest<'r>>,
     /// Whether every kernel gets wrong answers and experiments.
     all: bool,
     /// A sample has one claim in so many.
@@ -100,8 +100,8 @@ impl<'r> Proof<'r> {
         ensure!(!claims.is_empty(), "there is nothing to prove that contains one of {filters:?}");
         let today = workshop::today();
         sample(&mut claims, *days, today);
-        let named = kernels.iter().map(|kernel| Kept::of_proof(run, Some(kernel)));
-        let default = kernels.is_empty().then(|| Kept::of_proof(run, None));
+        let named = kernels.iter().map(|kernel| BackgroundGuest::for_proof(run, Some(kernel)));
+        let default = kernels.is_empty().then(|| BackgroundGuest::for_proof(run, None));
         Ok(Proof {
             cargo: run.guests()?.quiet(),
             judges,
@@ -191,7 +191,7 @@ impl<'r> Proof<'r> {
     }
 
     /// Proves claims in one guest, as long as there is time.
-    fn prove_all(&self, guest: &Kept<'_>, claims: &[&Built], sum: &Mutex<Sum>) {
+    fn prove_all(&self, guest: &BackgroundGuest<'_>, claims: &[&Built], sum: &Mutex<Sum>) {
         for (claim, built) in claims {
             let built = built.wait();
             if self.is_over() {
@@ -266,7 +266,7 @@ fn failed(said: &BTreeMap<String, Verdict>) -> Option<(&String, &String)> {
 /// Whether a claim holds; an error where not.
 fn check(
     judges: &Judges,
-    guest: &Kept<'_>,
+    guest: &BackgroundGuest<'_>,
     claim: &Claim,
     program: Result<&PathBuf, &String>,
 ) -> Result<()> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use vm::arch::Arch;
-use vm::commands::{self, LINES, bench, bundle, doctor, kept, setup, shell, test};
+use vm::commands::{self, LINES, background, bench, bundle, doctor, setup, shell, test};
 use vm::run::{GuestOptions, Run, named};
 
 /// Boots a known kernel in QEMU and runs the stages in it.
@@ -55,12 +55,12 @@ enum Cmd {
         all: Vec<OsString>,
     },
     #[command(flatten)]
-    Hidden(kept::Hidden),
+    Hidden(background::Hidden),
 }
 
 fn main() {
     let cli = Cli::parse();
-    let on_host = !matches!(cli.command, Cmd::Hidden(kept::Hidden::Agent));
+    let on_host = !matches!(cli.command, Cmd::Hidden(background::Hidden::Agent));
     commands::main(on_host, || dispatch(cli))
 }
 

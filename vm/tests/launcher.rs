@@ -578,15 +578,16 @@ fn sessions_of_a_shell() {
 #[test]
 fn a_guest_that_stays() {
     let place = place();
-    let kept = |args: &[&str]| Running::on_pipes(vm(&place, &[&["kept", "test"], args].concat()));
-    let script = |text: &str| kept(&["run", "sh", "-c", text]);
-    let mut boot = kept(&["boot"]);
+    let background =
+        |args: &[&str]| Running::on_pipes(vm(&place, &[&["background", "test"], args].concat()));
+    let script = |text: &str| background(&["run", "sh", "-c", text]);
+    let mut boot = background(&["boot"]);
     boot.expect("ready\n");
     // A signal ends the program and what it has started, and not the guest.
     let mut first = script(WAITS);
     first.expect("SOFTWARE.\n");
     first.signal(Signal::INT);
-    assert_eq!((first.end().0, kept(&["run", "pgrep", "-x", "tail"]).end().0), (130, 1));
+    assert_eq!((first.end().0, background(&["run", "pgrep", "-x", "tail"]).end().0), (130, 1));
 
     // So does the end of the reader, and that of the launcher, whatever the program still says.
     let mut second = script("exec yes");
@@ -602,22 +603,23 @@ fn a_guest_that_stays() {
         let run = script(&format!("{last}; echo out {n}; echo err >&2; exit {n}"));
         assert_eq!(run.end(), (n, format!("out {n}\n"), "err\n".to_owned()));
     }
-    assert_eq!((kept(&["stop"]).end().0, boot.end().0), (0, 143));
+    assert_eq!((background(&["stop"]).end().0, boot.end().0), (0, 143));
 }
 
 /// The commands about a guest that stays, and how it ends.
 #[test]
 fn a_guest_that_stays_ends() {
     let place = place();
-    let kept = |args: &[&str]| Running::on_pipes(fake(&place, &[&["kept", "test"], args].concat()));
-    let status = |args: &[&str]| kept(args).end().0;
-    let script = |text: &str| kept(&["run", "sh", "-c", text]);
+    let background =
+        |args: &[&str]| Running::on_pipes(fake(&place, &[&["background", "test"], args].concat()));
+    let status = |args: &[&str]| background(args).end().0;
+    let script = |text: &str| background(&["run", "sh", "-c", text]);
     assert_eq!([status(&["stop"]), status(&["run", "true"])], [1, 125]);
-    let mut boot = kept(&["boot"]);
+    let mut boot = background(&["boot"]);
     // What comes while it boots waits for it.
     wait_for("the guest", || status(&["run", "true"]) == 0);
     boot.expect("ready\n");
-    let (code, _, errors) = kept(&["boot"]).end();
+    let (code, _, errors) = background(&["boot"]).end();
     assert!(code == 1 && errors.contains("another command is starting this guest"), "{errors}");
     assert_eq!(status(&["run", "no-such-program"]), 127);
 
@@ -632,7 +634,7 @@ fn a_guest_that_stays_ends() {
 
     // A guest that hangs is noticed, and ended.
     let program = "echo ready; while :; do sleep 0.5; echo; done";
-    let mut last = kept(&["run", "--patience", "2s", "sh", "-c", program]);
+    let mut last = background(&["run", "--patience", "2s", "sh", "-c", program]);
     last.expect("ready\n\n\n\n\n\n");
     kill_process(qemus(place.path())[0], Signal::STOP).unwrap();
     let (code, _, errors) = last.end();
@@ -642,7 +644,7 @@ fn a_guest_that_stays_ends() {
     assert_clean(&place);
 
     // It ends after some time without a program; one that takes longer than that keeps it.
-    let mut boot = kept(&["boot", "--idle", "1s"]);
+    let mut boot = background(&["boot", "--idle", "1s"]);
     boot.expect("ready\n");
     let (code, out, errors) = script("sleep 2; echo done").end();
     assert_eq!((code, &*out), (0, "done\n"), "{errors}");
@@ -650,7 +652,7 @@ fn a_guest_that_stays_ends() {
     assert_clean(&place);
 
     // And when its launcher is killed.
-    let mut boot = kept(&["boot"]);
+    let mut boot = background(&["boot"]);
     boot.expect("ready\n");
     let mut run = script("echo ready; sleep 1000");
     run.expect("ready\n");

@@ -23,10 +23,10 @@ use crate::machine::qemu::{Guest, Machine};
 use crate::machine::{initramfs, kvm};
 use crate::run::{DATA, Run};
 use crate::session::cleanup;
-use crate::session::death::{death, tail};
+use crate::session::crash_report::{crash_report, tail};
 use crate::session::host as session;
+use crate::session::protocol::{Exit, Request};
 use crate::session::rundir::{self, Info};
-use crate::session::wire::{Exit, Request};
 
 /// How long a stage runs where no duration is given and there is no terminal for a Ctrl-C.
 const STAGE_DURATION: &str = "10s";
@@ -138,7 +138,7 @@ pub fn run(run: &Run, guest: &Guest, program: &Program) -> Result<Outcome> {
     let request = request(run.arch, program, workload)?;
     let stdin = !program.stage || request.stdin_tty;
     let exit = session::talk(booted.stream, request, stdin)?;
-    let exit = exit.ok_or_else(|| fail(GUEST_DIED, death(&booted.dir)))?;
+    let exit = exit.ok_or_else(|| fail(GUEST_DIED, crash_report(&booted.dir)))?;
     if exit.others > 0 {
         let (n, s) = (exit.others, if exit.others == 1 { "" } else { "s" });
         say!(
@@ -172,7 +172,7 @@ pub fn keep(run: &Run, guest: &Guest, idle: Duration) -> Result<()> {
         }
         std::thread::sleep(STEP);
     }
-    Err(fail(GUEST_DIED, death(dir)))
+    Err(fail(GUEST_DIED, crash_report(dir)))
 }
 
 /// A guest that has booted.
@@ -221,7 +221,7 @@ impl Booted {
         let (socket, port) = rundir::next_port(&dir)?;
         let accel = kvm::boot(&machine, &run.cache, &dir)?;
         let stream = session::open(&socket, &dir)?;
-        let stream = stream.ok_or_else(|| fail(GUEST_DIED, death(&dir)))?;
+        let stream = stream.ok_or_else(|| fail(GUEST_DIED, crash_report(&dir)))?;
         let took = start.elapsed();
         machine.remember_boot(accel, took, &run.cache);
         fs::write(dir.join("ready"), "").context("cannot write to the run directory")?;

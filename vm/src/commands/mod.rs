@@ -1,9 +1,9 @@
 //! The commands, a file each; `launch` boots what they run.
 
+pub mod background;
 pub mod bench;
 pub mod bundle;
 pub mod doctor;
-pub mod kept;
 pub mod launch;
 pub mod run;
 pub mod setup;

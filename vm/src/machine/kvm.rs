@@ -14,7 +14,7 @@ use crate::arch::{Accel, Arch};
 use crate::fetch::cache::{Cache, tool};
 use crate::machine::qemu::{Machine, PATIENCE, await_up};
 use crate::session::cleanup;
-use crate::session::death::cause;
+use crate::session::crash_report::cause;
 use crate::session::rundir::{PORTS, shared, socket};
 
 /// How long init may take to report under KVM before the guest is started without KVM.

@@ -20,7 +20,7 @@ use crate::fetch::kernel::Kernel;
 use crate::machine::initramfs::Initramfs;
 use crate::machine::virtiofs::{self, Share};
 use crate::session::cleanup;
-use crate::session::death::{death, tail};
+use crate::session::crash_report::{crash_report, tail};
 use crate::session::processes::end_with_us;
 use crate::session::rundir::{PORTS, read_shared, shared, socket};
 
@@ -90,7 +90,7 @@ pub fn await_up(dir: &Path, patience: Duration) -> Result<()> {
     let start = Instant::now();
     while read_shared(dir, "up").is_none() {
         if cleanup::qemu_ended().is_some() {
-            return Err(fail(GUEST_DIED, death(dir)));
+            return Err(fail(GUEST_DIED, crash_report(dir)));
         }
         if start.elapsed() > patience {
             return Err(fail(

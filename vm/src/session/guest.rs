@@ -23,7 +23,7 @@ use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsi
 use workshop::fail::{Fail, MACHINE, USAGE, fail};
 use workshop::lock;
 
-use crate::session::wire::{
+use crate::session::protocol::{
     CHUNK, Exit, Message, Request, Size, Stream, read_message, size_of_arguments, write_message,
 };
 

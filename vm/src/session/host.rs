@@ -20,8 +20,8 @@ use workshop::fail::{GUEST_DIED, fail};
 use workshop::lock;
 
 use crate::session::cleanup;
-use crate::session::death::tail;
-use crate::session::wire::{
+use crate::session::crash_report::tail;
+use crate::session::protocol::{
     CHUNK, Exit, Message, Request, Size, Stream, read_message, write_message,
 };
 

@@ -1,4 +1,4 @@
-//! Guests that stay, for `cargo lesson`: one boots once, and then runs one program after another.
+//! Guests in the background, for `cargo lesson`: one boots once, and then runs one program after another.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ use crate::commands::test::DISK_OPTIONS;
 use crate::machine::qemu::Guest;
 use crate::run::{For, GuestOptions, Run, named};
 use crate::session::processes::end_with_us;
-use crate::session::wire::{Exit, Request, Stream};
+use crate::session::protocol::{Exit, Request, Stream};
 use crate::session::{cleanup, guest, host as session, rundir};
 
 /// How long an earlier program may take to end before a message says what this one waits for.
@@ -40,9 +40,9 @@ pub enum Hidden {
     /// Runs in the guest and starts programs there
     #[command(hide = true)]
     Agent,
-    /// A guest that stays, for `cargo lesson`
+    /// A guest in the background, for `cargo lesson`
     #[command(hide = true)]
-    Kept {
+    Background {
         /// Its name: there is one of each in a workspace
         name: String,
         /// What to do with it
@@ -51,7 +51,7 @@ pub enum Hidden {
     },
 }
 
-/// What to do with a guest that stays.
+/// What to do with a guest in the background.
 #[derive(Subcommand)]
 pub enum What {
     /// Boot it, print a line when it is ready, and keep it
@@ -79,25 +79,25 @@ pub enum What {
 impl Hidden {
     /// Runs the command. `run`: not in the guest, where nothing is to be resolved.
     pub fn main(self, run: impl FnOnce() -> Result<Run>) -> Result<i32> {
-        let Hidden::Kept { name, what } = self else { return guest::main().map(|()| 0) };
+        let Hidden::Background { name, what } = self else { return guest::main().map(|()| 0) };
         let run = run()?;
-        let kept = Kept { run: &run, name, kernel: None, stays: true };
+        let it = BackgroundGuest { run: &run, name, kernel: None, stays: true };
         match what {
             What::Boot { guest, idle } => {
-                let guest = Guest { joined_by: Some(kept.name), ..run.guest(&guest)? };
+                let guest = Guest { joined_by: Some(it.name), ..run.guest(&guest)? };
                 launch::keep(&run, &guest, idle).map(|()| 0)
             }
             What::Run { patience, program } => {
                 let program = Program::other(program);
-                kept.join(&program, patience, |stream, it| session::talk(stream, it, false))
+                it.join(&program, patience, |stream, request| session::talk(stream, request, false))
             }
-            What::Stop => Ok(i32::from(!kept.stop()?)),
+            What::Stop => Ok(i32::from(!it.stop()?)),
         }
     }
 }
 
-/// A guest that stays, whether it runs or not, with the disks that the guest tests need.
-pub struct Kept<'r> {
+/// A guest in the background, whether it runs or not, with the disks that the guest tests need.
+pub struct BackgroundGuest<'r> {
     run: &'r Run,
     name: String,
     /// The kernel's name, where the user gives one.
@@ -106,17 +106,17 @@ pub struct Kept<'r> {
     stays: bool,
 }
 
-impl<'r> Kept<'r> {
+impl<'r> BackgroundGuest<'r> {
     /// The guest of this workspace. `kernel`: as `--kernel` names it, or the default.
-    pub fn of(run: &'r Run, kernel: Option<&str>) -> Kept<'r> {
+    pub fn new(run: &'r Run, kernel: Option<&str>) -> BackgroundGuest<'r> {
         let kernel = named(kernel).map(str::to_owned);
-        Kept { run, name: "guest".to_owned(), kernel, stays: true }
+        BackgroundGuest { run, name: "guest".to_owned(), kernel, stays: true }
     }
 
     /// A guest beside that one, for proofs on this kernel, which ends with this process.
-    pub fn of_proof(run: &'r Run, kernel: Option<&str>) -> Kept<'r> {
+    pub fn for_proof(run: &'r Run, kernel: Option<&str>) -> BackgroundGuest<'r> {
         let name = format!("proof-{}", kernel.unwrap_or("default").replace('/', "-"));
-        Kept { name, stays: false, ..Kept::of(run, kernel) }
+        BackgroundGuest { name, stays: false, ..BackgroundGuest::new(run, kernel) }
     }
 
     /// Whether this is its kernel.
@@ -161,7 +161,15 @@ impl<'r> Kept<'r> {
         run.need_packages(if self.stays { For::Judge } else { For::Test })?;
         setup::prepare(run, std::slice::from_ref(&kernel))?;
         let mut boot = Command::new(cleanup::OWN_FILE);
-        boot.args(["--arch", run.arch.name(), "kept", &self.name, "boot", "--kernel", &kernel]);
+        boot.args([
+            "--arch",
+            run.arch.name(),
+            "background",
+            &self.name,
+            "boot",
+            "--kernel",
+            &kernel,
+        ]);
         boot.args(DISK_OPTIONS);
         if self.stays {
             let foreign = run.arch.is_foreign().then(|| format!(" --arch {}", run.arch.name()));

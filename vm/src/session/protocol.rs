@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn a_broken_stream_is_an_error_and_not_the_end() {
-        for wire in [&[5, 0, 0, 0, 1][..], &[6, 5], &[1, 0, 0, 0, 99], &[255, 255, 255, 255, 0]] {
-            assert!(read_message(&mut { wire }).is_err(), "{wire:?}");
+        for stream in [&[5, 0, 0, 0, 1][..], &[6, 5], &[1, 0, 0, 0, 99], &[255, 255, 255, 255, 0]] {
+            assert!(read_message(&mut { stream }).is_err(), "{stream:?}");
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::session::rundir::read_shared;
 const END_OF_LOG: u64 = 64 * 1024;
 
 /// Why the guest died, with the last lines of its console.
-pub fn death(dir: &Path) -> String {
+pub fn crash_report(dir: &Path) -> String {
     cause(dir) + &tail(dir)
 }
 
@@ -103,11 +103,11 @@ mod tests {
     fn a_dead_guest_is_explained() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("console"), "a\nKernel panic - not syncing: x\n").unwrap();
-        let text = death(dir.path());
+        let text = crash_report(dir.path());
         let wanted = "the guest's kernel panicked: x; the last lines of its console:\n  a\n";
         assert!(text.starts_with(wanted), "{text}");
         fs::create_dir(shared(dir.path())).unwrap();
         fs::write(shared(dir.path()).join("failed"), "mount: no\n").unwrap();
-        assert!(death(dir.path()).starts_with("the guest could not be set up: mount: no;"));
+        assert!(crash_report(dir.path()).starts_with("the guest could not be set up: mount: no;"));
     }
 }
