@@ -10,7 +10,7 @@ use incidents::{
 };
 use vm::{
     cargo::build_all,
-    commands::{launch::Program, shell, test::DISKS},
+    commands::{launch::GuestProgram, shell, test::DISKS},
     run::{GuestOptions, Run},
 };
 use workshop::{
@@ -65,12 +65,12 @@ impl RunningIncident {
 }
 
 /// The program that makes incidents, for guests, with what it is to do about this one.
-fn program(run: &Run, what: &str, made: RunningIncident) -> Result<Program> {
+fn program(run: &Run, what: &str, made: RunningIncident) -> Result<GuestProgram> {
     let cargo = run.guests()?.quiet();
     let file = executable(&cargo.artifacts(&["build", "--package=incidents"])?, "incidents")?;
     let [seed, level] = [made.seed.to_string(), made.level.to_string()];
     let args = [what, "--seed", &seed, "--level", &level].map(OsString::from);
-    Ok(Program::other([file.into()].into_iter().chain(args).collect()))
+    Ok(GuestProgram::other([file.into()].into_iter().chain(args).collect()))
 }
 
 /// Makes one, and opens a shell there. The status is that of the shell.
@@ -107,7 +107,7 @@ pub fn answer(lesson: &mut Lesson, said: &AnswerOptions) -> Result<ExitCode> {
     let none = || fail(USAGE, "no incident runs: cargo lesson incident");
     let mut made = state.progress.incident.ok_or_else(none)?;
     let is_open = ["test", "-e", TICKET].map(OsString::from).to_vec();
-    if shell::join(run, None, &Program::other(is_open))?.ok_or_else(none)? != 0 {
+    if shell::join(run, None, &GuestProgram::other(is_open))?.ok_or_else(none)? != 0 {
         return Err(fail(USAGE, "the incident is still being made: wait for its ticket"));
     }
     let RunningIncident { seed, level, solved: was_solved, .. } = made;

@@ -9,7 +9,7 @@ use workshop::cargo::Cargo;
 use workshop::fail::{USAGE, fail};
 
 use crate::arch::{Accel, Arch};
-use crate::cargo::programs::{self, Program};
+use crate::cargo::programs::{self, WorkshopProgram};
 use crate::cargo::target_dir;
 use crate::fetch::apt::Source;
 use crate::fetch::cache::Cache;
@@ -41,7 +41,7 @@ pub struct Run {
     /// What follows takes time, and not every command needs it: made when it is asked for, once.
     rootfs: OnceLock<Option<PathBuf>>,
     guests: OnceLock<Cargo>,
-    programs: OnceLock<Vec<Program>>,
+    programs: OnceLock<Vec<WorkshopProgram>>,
 }
 
 /// What cannot fail, or is there already; else what `make` returns.
@@ -60,7 +60,7 @@ impl Run {
         check_target(target_dir().as_deref())?;
         let (source, cache) = (Source::from_env()?, Cache::open(&cargo.workspace)?);
         Ok(Run {
-            table: Table::of(arch, &source, &cache)?,
+            table: Table::load(arch, &source, &cache)?,
             source,
             cache,
             cargo,
@@ -100,7 +100,7 @@ impl Run {
     }
 
     /// The programs of the workshop, and the learner's attempts.
-    pub fn programs(&self) -> Result<&[Program]> {
+    pub fn programs(&self) -> Result<&[WorkshopProgram]> {
         let all = once(&self.programs, || {
             let mut all = programs::programs(&self.cargo)?;
             all.extend(programs::attempts(&self.cargo));

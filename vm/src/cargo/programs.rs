@@ -16,7 +16,7 @@ use crate::cargo::{announced, build};
 
 /// A program of the workshop: a `bin` target of a package with `[package.metadata.workshop]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program {
+pub struct WorkshopProgram {
     /// The target's name, which is also the name that `cargo vm run` takes.
     pub name: String,
     pub package: String,
@@ -33,7 +33,7 @@ pub struct Program {
     pub is_attempt: bool,
 }
 
-impl Program {
+impl WorkshopProgram {
     /// Whether `cargo vm run NAME` means this program.
     pub fn is_called(&self, name: &str) -> bool {
         self.name == name || self.is_default && self.package == name
@@ -74,13 +74,13 @@ impl Default for BenchForms {
 }
 
 /// The programs of the workshop, sorted by name. Needs no network.
-pub fn programs(cargo: &Cargo) -> Result<Vec<Program>> {
+pub fn programs(cargo: &Cargo) -> Result<Vec<WorkshopProgram>> {
     programs_of(&cargo.metadata()?)
 }
 
 /// The learner's attempts at exercises. They are no part of the workspace.
-pub fn attempts(cargo: &Cargo) -> Vec<Program> {
-    let attempts = attempts::attempts(cargo).into_iter().map(|attempt| Program {
+pub fn attempts(cargo: &Cargo) -> Vec<WorkshopProgram> {
+    let attempts = attempts::attempts(cargo).into_iter().map(|attempt| WorkshopProgram {
         name: attempt.package.clone(),
         package: attempt.package,
         is_default: false,
@@ -94,8 +94,11 @@ pub fn attempts(cargo: &Cargo) -> Vec<Program> {
 
 /// The programs whose names stand in a command as whole words, each once: in its arguments
 /// (`bash -c 'stage05 | head'`), or in the file of the script that it runs.
-pub fn named_in<'p>(programs: &'p [Program], args: &[OsString]) -> Vec<&'p Program> {
-    let mut named: Vec<&Program> = Vec::new();
+pub fn named_in<'p>(
+    programs: &'p [WorkshopProgram],
+    args: &[OsString],
+) -> Vec<&'p WorkshopProgram> {
+    let mut named: Vec<&WorkshopProgram> = Vec::new();
     for text in args.iter().map(|arg| arg.to_string_lossy()).chain(script(args).map(Cow::Owned)) {
         let in_a_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
         for word in text.split(|c| !in_a_name(c)) {
@@ -117,7 +120,7 @@ fn script(args: &[OsString]) -> Option<String> {
     (is_shell || text.starts_with("#!")).then_some(text)
 }
 
-fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
+fn programs_of(metadata: &Metadata) -> Result<Vec<WorkshopProgram>> {
     let mut programs = Vec::new();
     for package in metadata.workspace_packages() {
         let Some(workshop) = package.metadata.get("workshop") else { continue };
@@ -126,7 +129,7 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<Program>> {
         let bench = bench.transpose();
         let bench = bench.with_context(|| format!("{}: `bench`", package.manifest_path))?;
         for bin in package.targets.iter().filter(|target| target.is_bin()) {
-            programs.push(Program {
+            programs.push(WorkshopProgram {
                 name: bin.name.clone(),
                 package: package.name.clone(),
                 is_default: package.default_run.as_ref() == Some(&bin.name),
@@ -147,7 +150,7 @@ mod tests {
 
     #[test]
     fn programs_are_found_in_a_commands_arguments() {
-        let program = |package: &str, name: &str, is_default, is_attempt| Program {
+        let program = |package: &str, name: &str, is_default, is_attempt| WorkshopProgram {
             name: name.to_owned(),
             package: package.to_owned(),
             is_default,

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use workshop::fail::{Fail, GUEST_DIED, fail};
 use workshop::say;
 
-use crate::commands::launch::{self, Program};
+use crate::commands::launch::{self, GuestProgram};
 use crate::commands::setup;
 use crate::commands::test::DISK_OPTIONS;
 use crate::machine::qemu::Guest;
@@ -88,7 +88,7 @@ impl Hidden {
                 launch::keep(&run, &guest, idle).map(|()| 0)
             }
             What::Run { patience, program } => {
-                let program = Program::other(program);
+                let program = GuestProgram::other(program);
                 it.join(&program, patience, |stream, request| session::talk(stream, request, false))
             }
             What::Stop => Ok(i32::from(!it.stop()?)),
@@ -205,7 +205,7 @@ impl<'r> BackgroundGuest<'r> {
         mut on_line: impl FnMut(&str),
     ) -> Result<(i32, String)> {
         let argv = program.iter().map(Into::into).collect();
-        let program = Program { env: vec![variable], ..Program::other(argv) };
+        let program = GuestProgram { env: vec![variable], ..GuestProgram::other(argv) };
         let (mut output, mut errors) = (Vec::new(), Vec::new());
         let status = self.join(&program, SILENCE, |stream, request| {
             session::listen(stream, request, |from, data| match from {
@@ -229,7 +229,7 @@ impl<'r> BackgroundGuest<'r> {
     /// of its output comes for `patience`, ends the guest. Returns its status, 125 where the guest ended.
     fn join(
         &self,
-        program: &Program,
+        program: &GuestProgram,
         patience: Duration,
         talk: impl FnOnce(UnixStream, Request) -> Result<Option<Exit>>,
     ) -> Result<i32> {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use workshop::fail::MACHINE;
 
 use crate::cargo::has_rust_target;
-use crate::commands::launch::{self, Program};
+use crate::commands::launch::{self, GuestProgram};
 use crate::fetch::cache::find_tool;
 use crate::fetch::packages;
 use crate::fetch::rootfs::Rootfs;
@@ -58,7 +58,7 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
 
     for name in names {
         let options = GuestOptions { kernel: Some(name.clone()), ..options.clone() };
-        let program = Program::other(vec!["true".into()]);
+        let program = GuestProgram::other(vec!["true".into()]);
         let outcome = run.guest(&options).and_then(|guest| launch::run(run, &guest, &program));
         match outcome {
             Ok(outcome) => {

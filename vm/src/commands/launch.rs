@@ -38,7 +38,7 @@ const STEP: Duration = Duration::from_millis(200);
 const DISKS_MB: u64 = 256;
 
 /// What to run in the guest.
-pub struct Program {
+pub struct GuestProgram {
     /// Program and arguments.
     pub argv: Vec<OsString>,
     /// Whether it is a stage: it gets a duration where it has none, and no standard input, which it
@@ -54,10 +54,10 @@ pub struct Program {
     pub env: Vec<(&'static str, String)>,
 }
 
-impl Program {
+impl GuestProgram {
     /// Any program of the guest.
-    pub fn other(argv: Vec<OsString>) -> Program {
-        Program {
+    pub fn other(argv: Vec<OsString>) -> GuestProgram {
+        GuestProgram {
             argv,
             stage: false,
             reads_keys: false,
@@ -69,7 +69,11 @@ impl Program {
 
     /// A program that was built in the workspace, from its file. `known`: it is one of the
     /// workshop's.
-    pub fn built(file: PathBuf, args: Vec<OsString>, known: Option<&programs::Program>) -> Program {
+    pub fn built(
+        file: PathBuf,
+        args: Vec<OsString>,
+        known: Option<&programs::WorkshopProgram>,
+    ) -> GuestProgram {
         let stage = known.is_some();
         let mut argv = vec![file.into_os_string()];
         argv.extend(args);
@@ -83,7 +87,7 @@ impl Program {
         }
         let reads_keys = known.is_some_and(|known| known.reads_keys);
         let checks_usage = known.is_some_and(|known| known.checks_usage);
-        Program { stage, reads_keys, checks_usage, ..Program::other(argv) }
+        GuestProgram { stage, reads_keys, checks_usage, ..GuestProgram::other(argv) }
     }
 }
 
@@ -91,7 +95,7 @@ impl Program {
 /// Returns the status to exit with where something is wrong.
 /// Any other program would start its work here: it checks that in the guest, and so does one that is not
 /// for this machine.
-pub fn check_usage(program: &Program, arch: Arch) -> Result<Option<i32>> {
+pub fn check_usage(program: &GuestProgram, arch: Arch) -> Result<Option<i32>> {
     let (file, args) = program.argv.split_first().context("no program")?;
     if arch.is_foreign() || !program.checks_usage {
         return Ok(None);
@@ -119,7 +123,7 @@ fn says_how_long(args: &[OsString]) -> bool {
 
 /// How a launch went.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome {
+pub struct LaunchOutcome {
     /// Exit code of the program.
     pub status: i32,
     /// What the guest ran on.
@@ -129,7 +133,7 @@ pub struct Outcome {
 }
 
 /// Boots a guest, runs the program there, and takes the guest down.
-pub fn run(run: &Run, guest: &Guest, program: &Program) -> Result<Outcome> {
+pub fn run(run: &Run, guest: &Guest, program: &GuestProgram) -> Result<LaunchOutcome> {
     let booted = Booted::new(run, guest)?;
     let workload = program.workload.then(|| run.workspace().join("vm/workload.sh"));
     if workload.is_some() {
@@ -150,7 +154,7 @@ pub fn run(run: &Run, guest: &Guest, program: &Program) -> Result<Outcome> {
         }
     }
     cleanup::clean_up();
-    Ok(Outcome { status: exit.status, accel: booted.accel, boot: booted.took })
+    Ok(LaunchOutcome { status: exit.status, accel: booted.accel, boot: booted.took })
 }
 
 /// Boots a guest and keeps it for others, until it has run nothing for `idle`.
@@ -283,7 +287,7 @@ const HOST_ONLY: [&str; 9] = [
 ];
 
 /// What the agent is asked to run.
-pub fn request(arch: Arch, program: &Program, workload: Option<PathBuf>) -> Result<Request> {
+pub fn request(arch: Arch, program: &GuestProgram, workload: Option<PathBuf>) -> Result<Request> {
     let mut env: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| !is_cargos(name) && !HOST_ONLY.iter().any(|only| name == only))
         .filter(|(name, _)| name != "PATH")

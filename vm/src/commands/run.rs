@@ -13,7 +13,7 @@ use workshop::say;
 
 use crate::cargo::programs::{self, named_in};
 use crate::cargo::{build_all, build_guest_tests, is_built};
-use crate::commands::launch::{self, Program};
+use crate::commands::launch::{self, GuestProgram};
 use crate::commands::test::DISKS;
 use crate::machine::qemu::Guest;
 use crate::run::{For, GuestOptions, Run};
@@ -72,7 +72,8 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     }
     let guest = options.guest(run)?;
     let file = program.build(run.guests()?)?;
-    let program = Program { workload: !options.idle, ..Program::built(file, args, Some(program)) };
+    let program =
+        GuestProgram { workload: !options.idle, ..GuestProgram::built(file, args, Some(program)) };
     if let Some(status) = launch::check_usage(&program, run.arch)? {
         return Ok(status);
     }
@@ -80,7 +81,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
 }
 
 /// Runs a command of the guest, beside which the workload runs only where that is asked for.
-fn other(run: &Run, options: &Options, named: &[&programs::Program]) -> Result<i32> {
+fn other(run: &Run, options: &Options, named: &[&programs::WorkshopProgram]) -> Result<i32> {
     run.need_packages(For::Run)?;
     let guest = options.guest(run)?;
     // Or the guest would run what was built before the last edit.
@@ -90,12 +91,13 @@ fn other(run: &Run, options: &Options, named: &[&programs::Program]) -> Result<i
     if !named.is_empty() && !options.idle && !options.workload {
         say!("running this command alone, without the workload (--workload starts it)");
     }
-    let program = Program { workload: options.workload, ..Program::other(options.program.clone()) };
+    let program =
+        GuestProgram { workload: options.workload, ..GuestProgram::other(options.program.clone()) };
     Ok(launch::run(run, &guest, &program)?.status)
 }
 
 /// Wrong usage: a name that a stage or an attempt could have, and none has.
-fn no_program(name: &str, programs: &[programs::Program]) -> anyhow::Error {
+fn no_program(name: &str, programs: &[programs::WorkshopProgram]) -> anyhow::Error {
     let is_attempt = name.starts_with("mine-");
     let programs = programs.iter().filter(|program| program.is_attempt == is_attempt);
     let names: Vec<&str> = programs.map(|program| program.name.as_str()).collect();
@@ -132,7 +134,7 @@ pub fn runner(run: &Run, argv: &[OsString]) -> Result<i32> {
         build_all(run.guests()?)?;
         let file = if run.arch.is_foreign() { build_guest_tests(run.guests()?)? } else { file };
         let env = vec![Judging::by(&file, run.workspace()).to_env()?];
-        let program = Program { env, ..Program::built(file, args, None) };
+        let program = GuestProgram { env, ..GuestProgram::built(file, args, None) };
         return Ok(launch::run(run, &guest, &program)?.status);
     }
     let name = file.file_name().unwrap_or_default();
@@ -141,7 +143,8 @@ pub fn runner(run: &Run, argv: &[OsString]) -> Result<i32> {
         Some(program) if run.arch.is_foreign() => program.build(run.guests()?)?,
         _ => file,
     };
-    let program = Program { workload: known.is_some(), ..Program::built(file, args, known) };
+    let program =
+        GuestProgram { workload: known.is_some(), ..GuestProgram::built(file, args, known) };
     if let Some(status) = launch::check_usage(&program, run.arch)? {
         return Ok(status);
     }

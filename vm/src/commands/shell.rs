@@ -5,7 +5,7 @@ pub use common_base::NOT_YET;
 use workshop::fail::{GUEST_DIED, fail};
 use workshop::say;
 
-use crate::commands::launch::{self, Program};
+use crate::commands::launch::{self, GuestProgram};
 use crate::machine::qemu::Guest;
 use crate::run::{For, GuestOptions, Run};
 use crate::session::{cleanup, host as session, rundir};
@@ -13,10 +13,10 @@ use crate::session::{cleanup, host as session, rundir};
 /// Runs the command. Returns the shell's status.
 pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
     if !is_running(run, options.kernel())? {
-        return begin(run, options, &Program::other(vec!["bash".into()]));
+        return begin(run, options, &GuestProgram::other(vec!["bash".into()]));
     }
     let wait = format!("cat {NOT_YET} 2>&-; while [ -e {NOT_YET} ]; do sleep 0.2; done; exec bash");
-    let shell = Program::other(["sh", "-c", &wait].map(Into::into).into());
+    let shell = GuestProgram::other(["sh", "-c", &wait].map(Into::into).into());
     if options.is_usual() {
         say!("joining the running guest");
     } else {
@@ -35,14 +35,14 @@ pub fn is_running(run: &Run, kernel: Option<&str>) -> Result<bool> {
 }
 
 /// Boots a guest that others can join, and runs a program there. Returns its status.
-pub fn begin(run: &Run, options: &GuestOptions, program: &Program) -> Result<i32> {
+pub fn begin(run: &Run, options: &GuestOptions, program: &GuestProgram) -> Result<i32> {
     run.need_packages(For::Run)?;
     let guest = Guest { joined_by: Some(rundir::SHELL.to_owned()), ..run.guest(options)? };
     Ok(launch::run(run, &guest, program)?.status)
 }
 
 /// Runs a program in the guest that [`begin`] has booted. Returns its status; `None`: no guest runs, or it ended.
-pub fn join(run: &Run, kernel: Option<&str>, program: &Program) -> Result<Option<i32>> {
+pub fn join(run: &Run, kernel: Option<&str>, program: &GuestProgram) -> Result<Option<i32>> {
     let running = rundir::running(run.workspace(), run.arch.name(), rundir::SHELL, kernel)?;
     let Some((dir, _)) = running else { return Ok(None) };
     if !dir.join("ready").exists() {

@@ -27,7 +27,7 @@ use crate::commands::bench;
 use crate::machine::qemu::Disk;
 use crate::run::{For, Run, named};
 use crate::session::cleanup::OWN_FILE;
-use report::Report;
+use report::TestReport;
 
 /// What to test, and where.
 #[derive(Args)]
@@ -104,7 +104,7 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
         }
         Ok(programs) => run_all(run, &programs, &kernels, filter, options.bless),
         Err(error) => {
-            let mut sum = Report::default();
+            let mut sum = TestReport::default();
             sum.broken(format!("{error:#}"));
             sum
         }
@@ -275,7 +275,7 @@ fn run_all(
     kernels: &Kernels,
     filter: Option<&str>,
     bless: bool,
-) -> Report {
+) -> TestReport {
     let judge = kernels.names[..kernels.whole].iter().position(|kernel| *kernel == kernels.default);
     let judge = judge.or((kernels.whole > 0).then_some(0));
     // Two boots divide a kernel's tests: with larger jobs, all would wait for the last one.
@@ -309,10 +309,10 @@ impl Testing<'_> {
     }
 
     /// Runs the jobs. Returns what the host's tests and the bench say, and what each kernel's do.
-    fn reports(&self, jobs: &[Job<'_>]) -> (Report, Vec<Report>) {
-        let host = Mutex::new(Report::default());
+    fn reports(&self, jobs: &[Job<'_>]) -> (TestReport, Vec<TestReport>) {
+        let host = Mutex::new(TestReport::default());
         let guests: Vec<_> =
-            self.kernels.names.iter().map(|_| Mutex::new(Report::default())).collect();
+            self.kernels.names.iter().map(|_| Mutex::new(TestReport::default())).collect();
         at_once(workers(), jobs, |job| {
             let place = match *job {
                 Job::Host | Job::Bench(_) => &host,
@@ -323,13 +323,14 @@ impl Testing<'_> {
             Ok(())
         });
         let take =
-            |report: Mutex<Report>| report.into_inner().unwrap_or_else(PoisonError::into_inner);
+            |report: Mutex<TestReport>| report.into_inner().unwrap_or_else(PoisonError::into_inner);
         (take(host), guests.into_iter().map(take).collect())
     }
 
     /// Runs a job. `alone`: it is the only one.
-    fn report(&self, job: &Job<'_>, alone: bool) -> Report {
-        let new = |place: &str, part: &str| Report::new(place, part, alone, &self.programs.known);
+    fn report(&self, job: &Job<'_>, alone: bool) -> TestReport {
+        let new =
+            |place: &str, part: &str| TestReport::new(place, part, alone, &self.programs.known);
         let (mut report, what);
         let done = match *job {
             Job::Host => {
@@ -371,14 +372,15 @@ impl Testing<'_> {
 
     /// Compares what the kernels' tests say with the table of kernels, or writes that. Where something
     /// failed, or a kernel did not boot, the table is not known.
-    fn compare_with_table(&self, sum: &mut Report, guests: &[Report], bless: bool) {
+    fn compare_with_table(&self, sum: &mut TestReport, guests: &[TestReport], bless: bool) {
         let Kernels { names, whole, .. } = self.kernels;
         let complete = *whole == names.len() && self.filter.is_none() && sum.failed.is_empty();
         let all = self.run.table.all().all(|line| names.contains(&line.name));
         if !complete || !(all || bless) {
             return;
         }
-        let said: Vec<_> = names.iter().cloned().zip(guests.iter().map(Report::passed)).collect();
+        let said: Vec<_> =
+            names.iter().cloned().zip(guests.iter().map(TestReport::passed)).collect();
         if let Err(error) = table::take(self.run, &said, bless) {
             sum.broken(format!("{error:#}"));
         }
@@ -386,7 +388,7 @@ impl Testing<'_> {
 }
 
 impl HostTests {
-    fn run(&self, filter: Option<&str>, alone: bool, report: &mut Report) -> Result<()> {
+    fn run(&self, filter: Option<&str>, alone: bool, report: &mut TestReport) -> Result<()> {
         let mut command = Command::new(&self.file);
         command.args(["--format", "pretty"]).args(filter).current_dir(&self.dir);
         command.env("CARGO_MANIFEST_DIR", &self.dir).env_remove("VM_ARCH");
@@ -426,7 +428,7 @@ fn run_guest(
     kernel: &str,
     judging: &Judging,
     filter: Option<&str>,
-    report: &mut Report,
+    report: &mut TestReport,
 ) -> Result<()> {
     say!("guest tests on {}", report.label);
     let mut command = in_guest(run, Path::new(OWN_FILE), guest, kernel);
@@ -458,7 +460,7 @@ fn run_guest(
 }
 
 /// Measures what the programs cost: one test.
-fn run_bench(run: &Run, kernel: &str, report: &mut Report) -> Result<()> {
+fn run_bench(run: &Run, kernel: &str, report: &mut TestReport) -> Result<()> {
     say!("what the programs cost, on {kernel}");
     let exceeded = bench::short(run, kernel)?;
     report.result(

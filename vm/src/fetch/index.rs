@@ -23,7 +23,7 @@ pub struct Index {
 
 impl Index {
     /// The first that an archive has whose signature is right, fetched into a directory in `place`.
-    pub fn of(source: &Source, suite: &str, arch: &str, place: &Path) -> Result<Index> {
+    pub fn from_archives(source: &Source, suite: &str, arch: &str, place: &Path) -> Result<Index> {
         let mut tried = Vec::new();
         for archive in source.need_archives()? {
             match Index::fetch(&source.keyring, &archive, suite, arch, place) {
@@ -260,7 +260,7 @@ pub(crate) mod tests {
         }
 
         fn fetch(&self) -> Result<Index> {
-            Index::of(&self.source(), SUITE, "amd64", self.dir.path())
+            Index::from_archives(&self.source(), SUITE, "amd64", self.dir.path())
         }
     }
 

@@ -87,7 +87,7 @@ impl Rootfs {
         let here = || place.is_dir().then(|| place.clone());
         cache.once((&self.what, ROOTFS_MB), here, |temp| {
             say!("making {}", self.what);
-            let index = Index::of(source, &self.suite, &self.arch, temp)?;
+            let index = Index::from_archives(source, &self.suite, &self.arch, temp)?;
             let packages = index.with_dependencies(&self.wanted)?;
             let names: Vec<String> = packages.iter().map(|(name, _)| name.clone()).collect();
             index.download(&names, temp)?;

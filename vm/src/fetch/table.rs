@@ -108,13 +108,13 @@ struct Lines {
 }
 
 impl Table {
-    pub fn of(arch: Arch, source: &Source, cache: &Cache) -> Result<Table> {
+    pub fn load(arch: Arch, source: &Source, cache: &Cache) -> Result<Table> {
         let Lines { mut default, line } = toml::from_str(LINES).context(LINES_FILE)?;
         let pins: Pins = toml::from_str(PINNED).context(PINNED_FILE)?;
         let tested = tested()?.remove(arch.name()).unwrap_or_default();
         let lines = line.into_iter().filter(|line| line.is_for(arch)).map(|line| {
             let tested = tested.get(&line.name).map(|passed| passed.release.clone());
-            line.of(arch.debian(), &pins.package, tested)
+            line.for_arch(arch.debian(), &pins.package, tested)
         });
         let lines = lines.collect();
         let default = default.remove(arch.debian()).context(LINES_FILE)?;
@@ -228,7 +228,7 @@ impl Line {
         self.archs.iter().any(|it| it == arch.debian())
     }
 
-    fn of(self, arch: &'static str, pins: &[Pin], tested: Option<String>) -> Line {
+    fn for_arch(self, arch: &'static str, pins: &[Pin], tested: Option<String>) -> Line {
         let is_its = |pin: &&Pin| pin.line == self.name && pin.arch == arch;
         Line {
             is_extra: self.extra.iter().any(|extra| extra == arch),
@@ -305,7 +305,7 @@ impl Line {
 
     /// The index of its suite, fetched into a directory in `temp`.
     pub fn index(&self, source: &Source, temp: &Path) -> Result<Index> {
-        Index::of(source, &self.suite, self.arch, temp)
+        Index::from_archives(source, &self.suite, self.arch, temp)
     }
 
     /// What the cache has of it, for `cargo vm doctor`.
@@ -444,7 +444,7 @@ pub fn repin(workspace: &Path, names: &[String], source: &Source, cache: &Cache)
     for declared in lines.iter().filter(|line| names.is_empty() || names.contains(&line.name)) {
         let mut found = Vec::new();
         for arch in Arch::ALL.into_iter().filter(|arch| declared.is_for(*arch)) {
-            let line = declared.clone().of(arch.debian(), &[], None);
+            let line = declared.clone().for_arch(arch.debian(), &[], None);
             found.extend(line.newest_pins(source, temp.path())?);
         }
         let versions: Vec<_> =
@@ -483,7 +483,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path()).unwrap();
         let source = Source::from_env().unwrap();
-        let [table, arm64] = Arch::ALL.map(|arch| Table::of(arch, &source, &cache).unwrap());
+        let [table, arm64] = Arch::ALL.map(|arch| Table::load(arch, &source, &cache).unwrap());
         let names = |table: &Table, kernel| table.names(Some(kernel));
         assert_eq!(names(&table, "all").unwrap(), ["6.1", "6.1-rt", "6.12", "7.2"]);
         assert_eq!(names(&table, "6.12").unwrap(), ["6.12"]);

@@ -129,7 +129,7 @@ fn session(group: &Path, file: &File) -> Result<()> {
         let others = OPEN.fetch_sub(1, Ordering::SeqCst) - 1;
         send(&port, Message::Exit(Exit { status, others })).ok();
     };
-    match Program::start(&request, group) {
+    match SessionProgram::start(&request, group) {
         Ok(program) => program.serve(reader, &port, group, exit),
         Err(error) => {
             let why = format!("vm: {error:#}\n").into_bytes();
@@ -142,7 +142,7 @@ fn session(group: &Path, file: &File) -> Result<()> {
 }
 
 /// A program that runs in a session.
-struct Program {
+struct SessionProgram {
     child: Child,
     workload: Option<Child>,
     stdin: Option<File>,
@@ -152,8 +152,8 @@ struct Program {
     terminal: Option<File>,
 }
 
-impl Program {
-    fn start(request: &Request, group: &Path) -> Result<Program> {
+impl SessionProgram {
+    fn start(request: &Request, group: &Path) -> Result<SessionProgram> {
         let (program, args) = request.argv.split_first().context("no program")?;
         let _ = fs::create_dir(group);
         let pty = Pty::open(request)?;
@@ -187,13 +187,20 @@ impl Program {
         };
         let workload = request.workload.as_ref();
         let workload = workload.and_then(|file| start_workload(file, request, group));
-        Ok(Program { child, workload, stdin, stdin_tty: request.stdin_tty, outputs, terminal })
+        Ok(SessionProgram {
+            child,
+            workload,
+            stdin,
+            stdin_tty: request.stdin_tty,
+            outputs,
+            terminal,
+        })
     }
 
     /// Serves the host's messages until it has gone. `exit`: the program has ended, and all that it has
     /// written is sent.
     fn serve(self, mut reader: File, port: &Port, group: &Path, exit: impl FnOnce(i32) + Send) {
-        let Program { mut child, mut workload, stdin, stdin_tty, outputs, terminal } = self;
+        let SessionProgram { mut child, mut workload, stdin, stdin_tty, outputs, terminal } = self;
         let pid = Pid::from_child(&child);
         // The program has not been waited for, so `pid` is still its id.
         let alive = &AtomicBool::new(true);

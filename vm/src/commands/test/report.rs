@@ -17,7 +17,7 @@ pub const NOT_TESTED: &str = "not tested";
 
 /// What test programs reported.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct TestReport {
     /// Where they run: a kernel, or the host.
     place: String,
     /// Stands before the lines that they print, unless they run alone: with the part of the tests.
@@ -41,12 +41,12 @@ pub struct Report {
     pub timings: Timings,
 }
 
-impl Report {
+impl TestReport {
     /// `part` is shown behind the place; `known` are the programs of the workshop.
-    pub fn new(place: &str, part: &str, alone: bool, known: &[String]) -> Report {
+    pub fn new(place: &str, part: &str, alone: bool, known: &[String]) -> TestReport {
         let label = format!("{place}{part}");
         let (place, known) = (place.to_owned(), known.to_vec());
-        Report { place, label, alone, known, ..Report::default() }
+        TestReport { place, label, alone, known, ..TestReport::default() }
     }
 
     /// Prints the lines that have accumulated. Where nobody reads them any more, the tests
@@ -204,7 +204,7 @@ impl Report {
     }
 
     /// Adds what another one has counted.
-    pub fn add(&mut self, other: &Report) {
+    pub fn add(&mut self, other: &TestReport) {
         self.timings.guests.extend_from_slice(&other.timings.guests);
         self.timings.tests.extend_from_slice(&other.timings.tests);
         self.ended.extend_from_slice(&other.ended);
@@ -265,11 +265,11 @@ fn ended(name: &str, verdict: Verdict) -> Ended {
 mod tests {
     use super::*;
 
-    fn report() -> Report {
-        Report::new("6.1", "", true, &["stage08", "stage09", "bio-life"].map(str::to_owned))
+    fn report() -> TestReport {
+        TestReport::new("6.1", "", true, &["stage08", "stage09", "bio-life"].map(str::to_owned))
     }
 
-    fn of_guest(lines: &[&str]) -> Report {
+    fn of_guest(lines: &[&str]) -> TestReport {
         let mut report = report();
         lines.iter().for_each(|line| {
             report.guest_line(line);
@@ -335,7 +335,7 @@ mod tests {
         let mut report = of_guest(&[START, A, r#"{"not_judged":"no fentry: here"}"#, &ignored]);
         let weak = [r#"{"judged_weakly":"skips"}"#, &A_OK.replace("08_a", "09_b"), B_FAILED];
         report.add(&of_guest(&weak));
-        report.add(&Report { place: "7.2".into(), ..of_guest(&[A_OK]) });
+        report.add(&TestReport { place: "7.2".into(), ..of_guest(&[A_OK]) });
         let expected = "\
 \nfailed:
     6.1: stage08_b: one
@@ -355,7 +355,7 @@ not judged on 6.1: stage08_a: no fentry: here
             (&[A_OK, &ignored], "✓, not judged: stage08_b", NOT_TESTED),
         ] {
             // The sum of two parts of a kernel's tests.
-            let mut sum = Report::default();
+            let mut sum = TestReport::default();
             sum.add(&of_guest(lines));
             let said = sum.passed().programs;
             assert_eq!((&*said["stage08"], &*said["bio-life"]), (stage08, bio_life));

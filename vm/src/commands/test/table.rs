@@ -101,7 +101,7 @@ mod tests {
         for arch in Arch::ALL {
             let temp = tempfile::tempdir().unwrap();
             let cache = Cache::at(temp.path()).unwrap();
-            let table = Table::of(arch, &Source::from_env().unwrap(), &cache).unwrap();
+            let table = Table::load(arch, &Source::from_env().unwrap(), &cache).unwrap();
             let is_it = with_table(&page, arch, &table, &tested).unwrap() == page;
             assert!(
                 is_it,
