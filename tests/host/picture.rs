@@ -3,7 +3,7 @@
 //! `BLESS=1 cargo test -p guest_tests --test picture` writes it, from what README shows. That is the output of
 //! a real run: see `readmes_show_real_output`.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::too_many_lines, clippy::unwrap_used)]
 
 use std::{env, fmt::Write, fs, path::Path};
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bench::budgets::{self, BUDGETS};
-use bench::plan::{CACHED, DIRECT, EMPTY, GROWTH, Load, BenchOutcome, BenchPlan, Row, questions};
+use bench::plan::{BenchOutcome, BenchPlan, CACHED, DIRECT, EMPTY, GROWTH, Load, Row, questions};
 use bench::report::{CHART, Measurement, RESULTS, Results, Store};
 use clap::Args;
 use workshop::fail::{MACHINE, fail};
@@ -83,7 +83,8 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
     let record = Record::new(run, options, kernel, peers.versions)?;
     let (root, headers) = (peers.root, peers.headers);
     let runs = if options.native { 11 } else { 2 };
-    let plan = BenchPlan { rows, ios: options.ios, runs, warm: true, fio: options.fio, root, headers };
+    let plan =
+        BenchPlan { rows, ios: options.ios, runs, warm: true, fio: options.fio, root, headers };
     let place = if options.native { Place::Here } else { Place::Guest(kernel) };
     let outcomes = measure(command(run, &bench, &plan, &place)?, |outcomes| {
         outcomes.last().iter().for_each(|outcome| say!("{}", outcome.name));
