@@ -145,9 +145,4 @@ mod tests {
         ];
         assert_eq!((made.answers, said), (2, expected.map(str::to_owned)));
     }
-
-    #[test]
-    fn a_shell_waits_for_what_is_made() {
-        assert_eq!(incidents::NOT_YET, vm::commands::shell::NOT_YET);
-    }
 }

@@ -2,7 +2,7 @@
 //!
 //! `tools.toml` says how a tool is started, when it is ready, which questions it answers and how its
 //! output is read. `cases.toml` says in words what each case does and who judges it. The loads are in
-//! `tests/guest/truth`.
+//! `tests/guest/truth.rs`.
 
 mod answer;
 mod picture;
@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 
 pub use answer::{How, ToolAnswer};
 pub use report::{RUNS, TruthReport, text as shown};
-pub use start::{Broke, NOT_READY};
-pub use verdict::{Expected, Fact, Verdict, judge, together, warns};
+pub use start::Broke;
+pub use verdict::{Expected, Fact, NOT_READY, Verdict, judge, together, warns};
 pub use yours::{Badge, Score, json, yours};
 
 /// What a tool can be asked. A tool is judged only by the questions that it answers.

@@ -13,8 +13,6 @@ const READY_LIMIT: Duration = Duration::from_secs(400);
 const READY_LIMIT_OF_YOURS: Duration = Duration::from_secs(180);
 /// How many bytes it may print: more is a flood.
 const OUTPUT_LIMIT: u64 = 32 << 20;
-/// How the reason begins if it never gets ready, which is so in each case.
-pub const NOT_READY: &str = "it was not ready";
 
 /// It hung, or flooded: how.
 #[derive(Debug)]

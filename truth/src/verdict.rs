@@ -3,7 +3,10 @@
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, NOT_READY, Question, Tool};
+use crate::{Family, Question, Tool};
+
+/// How the reason begins if a tool never gets ready, which is so in each case.
+pub const NOT_READY: &str = "it was not ready";
 
 /// What is true, as an outside judge says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

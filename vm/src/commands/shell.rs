@@ -1,7 +1,7 @@
 //! `cargo vm shell`: a shell in the guest, or one more in the guest that runs.
 
 use anyhow::Result;
-pub use common_base::NOT_YET;
+use common_base::NOT_YET;
 use workshop::fail::{GUEST_DIED, fail};
 use workshop::say;
 
