@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -183,9 +183,19 @@ pub fn beside(path: &Path, end: &str) -> PathBuf {
     path.into()
 }
 
+/// The checksum of a file, of any size.
 pub fn sha256(path: &Path) -> Result<String> {
-    let content = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(hex(&Sha256::digest(content)))
+    let digest = || -> io::Result<String> {
+        let (mut file, mut sum) = (File::open(path)?, Sha256::new());
+        let mut part = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut part)? {
+                0 => return Ok(hex(&sum.finalize())),
+                count => sum.update(&part[..count]),
+            }
+        }
+    };
+    digest().with_context(|| format!("cannot read {}", path.display()))
 }
 
 pub fn hex(bytes: &[u8]) -> String {
@@ -203,12 +213,13 @@ pub fn unpack_all(dir: &Path, root: &Path, left_out: &[&str]) -> Result<()> {
         tar.args(["--extract", "--keep-directory-symlink", "--no-same-owner", "--directory"]);
         tar.arg(root).args(left_out.iter().map(|pattern| format!("--exclude={pattern}")));
         let output = tar.stdin(files.stdout.take().context("no pipe")?).output()?;
-        let why = String::from_utf8_lossy(&output.stderr);
-        if why.contains("No space left") {
-            bail!(no_space(root, why.trim()));
+        let said = String::from_utf8_lossy(&output.stderr);
+        let why = shortened(&said);
+        if said.contains("No space left") {
+            bail!(no_space(root, &why));
         }
         if !files.wait()?.success() || !output.status.success() {
-            bail!("{}", why.trim().to_owned());
+            bail!("{why}");
         }
         Ok(())
     };
@@ -288,9 +299,18 @@ pub fn run(name: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Res
     let output = output.with_context(|| format!("cannot start {name}"))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
-        bail!("{name} failed ({}): {}", output.status, text.trim());
+        bail!("{name} failed ({}): {}", output.status, shortened(&text));
     }
     Ok(output.stdout)
+}
+
+/// What a tool said, cut after three lines: tar has one for each file that it cannot write.
+fn shortened(said: &str) -> String {
+    let lines: Vec<&str> = said.trim().lines().collect();
+    match lines.len() {
+        0..=3 => lines.join("\n"),
+        more => format!("{}\n… ({} more lines)", lines[..3].join("\n"), more - 3),
+    }
 }
 
 #[cfg(test)]
@@ -327,6 +347,8 @@ mod tests {
         assert_eq!(run("echo", ["a"]).unwrap(), b"a\n");
         let error = run("sh", ["-c", "echo why >&2; exit 4"]).unwrap_err().to_string();
         assert_eq!(error, "sh failed (exit status: 4): why");
+        let error = run("sh", ["-c", "seq 1000 >&2; exit 2"]).unwrap_err().to_string();
+        assert_eq!(error, "sh failed (exit status: 2): 1\n2\n3\n… (997 more lines)");
         let missing = run("no-such-tool", [""]).context("what for").unwrap_err();
         assert_eq!(missing.downcast_ref::<Fail>().unwrap().code, MACHINE);
     }

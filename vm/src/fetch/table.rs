@@ -264,6 +264,14 @@ impl Line {
         places
     }
 
+    /// Whether a directory of this name, in the cache's directory of kernels, may stand for the line.
+    pub fn is_named(&self, name: &str, cache: &Cache) -> bool {
+        match &self.pins {
+            Some(pins) => pinned_place(&self.name, pins, cache).ends_with(name),
+            None => star(self.first(), name).is_some(),
+        }
+    }
+
     /// The kernel of the cache that stands for the line, and its place.
     pub fn here(&self, cache: &Cache) -> Option<(PathBuf, Kernel)> {
         self.places(cache).into_iter().find_map(|place| {
