@@ -79,7 +79,7 @@ impl Run {
 
     /// Installs the packages that are missing, saying so first.
     pub fn need_packages(&self, purpose: For) -> Result<()> {
-        packages::need(self.arch, &self.source, purpose)
+        packages::need(self.arch, &self.source, &self.cache, purpose)
     }
 
     /// The root file system of guests, where they have another architecture than this machine.

@@ -233,7 +233,7 @@ impl<'r> BackgroundGuest<'r> {
         patience: Duration,
         talk: impl FnOnce(UnixStream, Request) -> Result<Option<Exit>>,
     ) -> Result<i32> {
-        let request = launch::request(self.run.arch, program, None)?;
+        let request = launch::request(self.run, program, None)?;
         let Some((dir, _)) = self.find(None)? else { return Ok(GUEST_DIED) };
         let in_use = rundir::in_use(&dir)?;
         let take = |how| flock(&in_use, how).is_ok();

@@ -23,8 +23,8 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
 
     let Run { cache, arch, table, source, .. } = run;
     let names = run.table.names(options.kernel())?;
-    let missing = packages::missing(*arch, source, For::Run)?;
-    let for_tests = packages::missing(*arch, source, For::Test)?;
+    let missing = packages::missing(*arch, source, cache, For::Run)?;
+    let for_tests = packages::missing(*arch, source, cache, For::Test)?;
     if for_tests.is_empty() {
         report("packages", "all here".into());
     } else {

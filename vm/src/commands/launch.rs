@@ -139,7 +139,7 @@ pub fn run(run: &Run, guest: &Guest, program: &GuestProgram) -> Result<LaunchOut
     if workload.is_some() {
         say!("running vm/workload.sh on {DATA} as the workload (--idle: none)");
     }
-    let request = request(run.arch, program, workload)?;
+    let request = request(run, program, workload)?;
     let stdin = !program.stage || request.stdin_tty;
     let exit = session::talk(booted.stream, request, stdin)?;
     let exit = exit.ok_or_else(|| fail(GUEST_DIED, crash_report(&booted.dir)))?;
@@ -287,12 +287,13 @@ const HOST_ONLY: [&str; 9] = [
 ];
 
 /// What the agent is asked to run.
-pub fn request(arch: Arch, program: &GuestProgram, workload: Option<PathBuf>) -> Result<Request> {
+pub fn request(run: &Run, program: &GuestProgram, workload: Option<PathBuf>) -> Result<Request> {
     let mut env: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| !is_cargos(name) && !HOST_ONLY.iter().any(|only| name == only))
         .filter(|(name, _)| name != "PATH")
         .collect();
-    env.push(("PATH".into(), path(std::env::var_os("PATH"), programs_of_guests(arch))));
+    let more = programs_of_guests(run.arch).into_iter().chain(packages::unpacked(&run.cache)?);
+    env.push(("PATH".into(), path(std::env::var_os("PATH"), more)));
     env.extend(program.env.iter().map(|(name, value)| (OsString::from(name), value.into())));
     let (stdin, stdout) = (std::io::stdin().is_terminal(), std::io::stdout().is_terminal());
     // Whether this process may put its terminal into raw mode.
@@ -310,7 +311,7 @@ pub fn request(arch: Arch, program: &GuestProgram, workload: Option<PathBuf>) ->
 }
 
 /// The PATH for root in the guest: the host's, the sbin directories that it may lack, and `more`.
-fn path(host: Option<OsString>, more: Option<PathBuf>) -> OsString {
+fn path(host: Option<OsString>, more: impl IntoIterator<Item = PathBuf>) -> OsString {
     let mut dirs: Vec<PathBuf> = std::env::split_paths(&host.unwrap_or_default()).collect();
     for dir in ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"] {
         if !dirs.iter().any(|d| d == Path::new(dir)) {

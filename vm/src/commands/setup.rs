@@ -12,6 +12,9 @@ use crate::fetch::{packages, table};
 use crate::machine::initramfs;
 use crate::run::{For, Run, named};
 
+/// The package of the web book, which is no member of the workspace.
+const BOOK: &str = "docs/book/Cargo.toml";
+
 /// The kernels, and where they come from.
 #[derive(Args)]
 pub struct Options {
@@ -31,12 +34,28 @@ pub fn main(run: &Run, options: &Options) -> Result<()> {
     };
     prepare(run, &names)?;
     packages::blank_disk(&run.cache)?;
-    let fetched = run.cargo.command().arg("fetch").status().context("cannot start cargo")?;
-    ensure!(fetched.success(), "cargo could not fetch the crates; its message is above");
+    // A bundle has the book, but not the crates that make it.
+    let manifests = ["Cargo.toml", BOOK];
+    for manifest in &manifests[..if options.from.is_some() { 1 } else { 2 }] {
+        let mut fetch = run.cargo.command();
+        fetch.args(["fetch", "--manifest-path"]).arg(run.workspace().join(manifest));
+        let fetched = fetch.status().context("cannot start cargo")?;
+        ensure!(fetched.success(), "cargo could not fetch the crates; its message is above");
+    }
     clangd::prepare(run.workspace(), run.arch)
         .context("libbpf's headers could not be prepared for clangd")?;
-    say!("everything is ready: no command but `cargo truth` needs a network now");
+    say!("{}", ready(&names, options.from.is_some()));
     Ok(())
+}
+
+/// What needs no network now, and what does.
+fn ready(kernels: &[String], from_bundle: bool) -> String {
+    let kernels = kernels.join(", ");
+    let others = if from_bundle { "`cargo book` and `cargo truth`" } else { "`cargo truth`" };
+    format!(
+        "everything is ready. Without a network, {kernels} can be run, tested and judged; {others} and other \
+             kernels need one"
+    )
 }
 
 /// Prepares guests with these kernels.

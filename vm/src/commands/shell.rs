@@ -48,7 +48,7 @@ pub fn join(run: &Run, kernel: Option<&str>, program: &GuestProgram) -> Result<O
     if !dir.join("ready").exists() {
         say!("the guest is still booting");
     }
-    let request = launch::request(run.arch, program, None)?;
+    let request = launch::request(run, program, None)?;
     let talk = |stream, request| session::talk(stream, request, true);
     let exit = launch::enter(&dir, request, None, talk)?;
     cleanup::clean_up();

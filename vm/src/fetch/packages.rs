@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -11,12 +12,15 @@ use workshop::say;
 
 use crate::arch::Arch;
 use crate::fetch::apt::{self, APT_HELPER, Source};
-use crate::fetch::cache::{self, Cache, find_tool, static_busybox};
+use crate::fetch::cache::{self, Cache, find_tool, static_busybox, unpack_all};
 use crate::fetch::rootfs;
 
 /// The images of the data disk and of each disk beside it, with their sizes in MiB.
 const DATA: &str = "data-1024.ext4";
 const BLANK: &str = "blank-256";
+
+/// Free megabytes that unpacking a package may take.
+const UNPACKED_MB: u64 = 300;
 
 /// The variable that skips the look for packages.
 const SKIP: &str = "VM_SKIP_PACKAGES";
@@ -68,6 +72,45 @@ struct Package {
     /// Whether it is needed only for a guest of another architecture than this machine.
     #[serde(default)]
     cross: bool,
+    /// Whether apt must not install it, because that would start a service on this machine.
+    #[serde(default)]
+    unpack: bool,
+}
+
+impl Package {
+    /// Where it is unpacked.
+    fn place(&self, cache: &Cache) -> PathBuf {
+        cache.path("packages").join(&self.debian)
+    }
+
+    fn is_here(&self, arch: Arch, cache: &Cache) -> bool {
+        self.sign.is_here(arch) || self.is_unpacked(cache)
+    }
+
+    fn is_unpacked(&self, cache: &Cache) -> bool {
+        let Tool(name) = &self.sign else { return false };
+        self.unpack && self.place(cache).join("usr/bin").join(name).is_file()
+    }
+
+    /// Unpacks it into the cache, as apt fetches it.
+    fn unpack(&self, cache: &Cache) -> Result<()> {
+        apt::need_lists()?;
+        let here = || self.is_unpacked(cache).then_some(());
+        cache.once((&self.debian, UNPACKED_MB), here, |temp| {
+            let name = std::slice::from_ref(&self.debian);
+            apt::fetch_packages(|| Command::new("apt-get"), name, temp)?;
+            say!("unpacking {} for guests; it is not installed here", self.debian);
+            let root = temp.join("root");
+            unpack_all(temp, &root, &[])?;
+            cache::put(&root, &self.place(cache))
+        })
+    }
+}
+
+/// The directories with the programs of packages that are unpacked in the cache: for a guest's PATH.
+pub fn unpacked(cache: &Cache) -> Result<Vec<PathBuf>> {
+    let packages = all()?.into_iter().filter(|package| package.is_unpacked(cache));
+    Ok(packages.map(|package| package.place(cache).join("usr/bin")).collect())
 }
 
 fn all() -> Result<Vec<Package>> {
@@ -111,10 +154,17 @@ fn is_ubuntus_wrapper(content: &[u8]) -> bool {
 
 /// What is missing here, by Debian's names where this machine has apt, else by those of its own
 /// package manager.
-pub fn missing(arch: Arch, source: &Source, purpose: For) -> Result<Vec<String>> {
-    let has_apt = find_tool("apt-get").is_some();
-    let manager = MANAGERS.iter().position(|(tool, _)| find_tool(tool).is_some());
-    let fetches = source.mirror.is_some() || has_apt;
+pub fn missing(arch: Arch, source: &Source, cache: &Cache, purpose: For) -> Result<Vec<String>> {
+    Ok(names(&missing_packages(arch, source, cache, purpose)?))
+}
+
+fn missing_packages(
+    arch: Arch,
+    source: &Source,
+    cache: &Cache,
+    purpose: For,
+) -> Result<Vec<Package>> {
+    let fetches = source.mirror.is_some() || find_tool("apt-get").is_some();
     let mut packages = all()?;
     let (guest, cross) = (arch.debian(), arch.is_foreign());
     packages.retain(|package| package.guest.as_ref().is_none_or(|arch| arch == guest));
@@ -127,21 +177,28 @@ pub fn missing(arch: Arch, source: &Source, purpose: For) -> Result<Vec<String>>
     });
     // Not every Ubuntu has a package bpftool, and a stage runs without.
     packages.retain(|package| purpose > For::Fetch || package.debian != "bpftool" || !is_ubuntu());
-    packages.retain(|package| !package.sign.is_here(arch));
-    Ok(named_by(manager.filter(|_| !has_apt), packages))
+    packages.retain(|package| !package.is_here(arch, cache));
+    Ok(packages)
+}
+
+/// The names of packages here: Debian's where this machine has apt.
+fn names(packages: &[Package]) -> Vec<String> {
+    let manager = MANAGERS.iter().position(|(tool, _)| find_tool(tool).is_some());
+    named_by(manager.filter(|_| find_tool("apt-get").is_none()), packages)
 }
 
 /// The names of packages for one of [`MANAGERS`]; Debian's where it is none of these.
-fn named_by(manager: Option<usize>, packages: Vec<Package>) -> Vec<String> {
-    let name = |Package { debian, others, .. }| match (manager, others) {
+fn named_by(manager: Option<usize>, packages: &[Package]) -> Vec<String> {
+    let name = |package: &Package| match (manager, &package.others) {
         (Some(manager), Some(others)) => others[manager].clone(),
-        _ => debian,
+        _ => package.debian.clone(),
     };
-    packages.into_iter().map(name).collect()
+    packages.iter().map(name).collect()
 }
 
-/// Installs what is missing, saying so first: nothing where VM_SKIP_PACKAGES says that all is here.
-pub fn need(arch: Arch, source: &Source, purpose: For) -> Result<()> {
+/// Installs what is missing, or unpacks it into the cache, saying so first: nothing where VM_SKIP_PACKAGES says
+/// that all is here.
+pub fn need(arch: Arch, source: &Source, cache: &Cache, purpose: For) -> Result<()> {
     if std::env::var_os(SKIP).is_some_and(|value| !value.is_empty()) {
         return Ok(());
     }
@@ -155,11 +212,11 @@ pub fn need(arch: Arch, source: &Source, purpose: For) -> Result<()> {
         }
         say!("{advice}");
     }
-    let missing = missing(arch, source, purpose)?;
+    let missing = missing_packages(arch, source, cache, purpose)?;
     if missing.is_empty() {
         return Ok(());
     }
-    let names = missing.join(" ");
+    let names = names(&missing).join(" ");
     if find_tool("apt-get").is_none() {
         let manager = MANAGERS.iter().find(|(tool, _)| find_tool(tool).is_some());
         let advice = match manager {
@@ -170,11 +227,15 @@ pub fn need(arch: Arch, source: &Source, purpose: For) -> Result<()> {
         return Err(fail(MACHINE, message));
     }
     say!("missing here: {names}");
-    if missing.iter().any(|name| name == "busybox-static") && find_tool("busybox").is_some() {
+    if missing.iter().any(|it| it.debian == "busybox-static") && find_tool("busybox").is_some() {
         say!("busybox-static replaces the installed busybox: Debian has one or the other");
     }
-    apt::install(&names)?;
-    match self::missing(arch, source, purpose)?.as_slice() {
+    let (to_unpack, to_install): (Vec<_>, Vec<_>) = missing.into_iter().partition(|it| it.unpack);
+    if !to_install.is_empty() {
+        apt::install(&named_by(None, &to_install).join(" "))?;
+    }
+    to_unpack.iter().try_for_each(|package| package.unpack(cache))?;
+    match self::missing(arch, source, cache, purpose)?.as_slice() {
         [] => Ok(()),
         still => bail!("installed, but still not found: {}. {SKIP_ADVICE}", still.join(" ")),
     }
@@ -229,12 +290,46 @@ mod tests {
 
     #[test]
     fn packages_have_the_names_of_the_manager() {
-        let names = |manager| named_by(manager, all().unwrap());
+        let names = |manager| named_by(manager, &all().unwrap());
         assert_eq!(names(None)[0], "qemu-system-x86");
         let libelf: Vec<String> =
             (0..MANAGERS.len()).map(|manager| names(Some(manager)).swap_remove(10)).collect();
         assert_eq!(libelf, ["elfutils-libelf-devel", "libelf", "libelf-devel"]);
         assert_eq!(names(Some(0))[5], "xz");
+    }
+
+    /// A package that starts a service when it is installed is unpacked instead. What every Debian has is left
+    /// out. fio has a service, too, which its package leaves switched off.
+    #[test]
+    fn no_package_that_is_installed_starts_a_service() {
+        let mut read = 0;
+        for package in all().unwrap().iter().filter(|package| !package.unpack) {
+            let query = ["--show", "--showformat=${Priority}", &package.debian];
+            let priority = cache::run("dpkg-query", query).unwrap_or_default();
+            let script = format!("/var/lib/dpkg/info/{}.postinst", package.debian);
+            let Ok(text) = fs::read_to_string(&script) else { continue };
+            if priority != b"required" && priority != b"important" {
+                let starts = ["deb-systemd-invoke", "invoke-rc.d"].map(|word| text.contains(word));
+                assert_eq!(starts, [false; 2], "{}: `unpack = true` is missing", package.debian);
+                read += 1;
+            }
+        }
+        assert!(read > 0 || !Path::new("/var/lib/dpkg/info/fio.list").exists());
+    }
+
+    #[test]
+    fn what_is_unpacked_is_here_and_in_the_path_of_guests() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        let all = all().unwrap();
+        let prometheus = all.iter().find(|package| package.debian == "prometheus").unwrap();
+        assert!(prometheus.unpack && !prometheus.is_unpacked(&cache));
+        assert_eq!(unpacked(&cache).unwrap(), [PathBuf::new(); 0]);
+        let bin = prometheus.place(&cache).join("usr/bin");
+        fs::create_dir_all(&bin).unwrap();
+        fs::write(bin.join("prometheus"), "").unwrap();
+        assert!(prometheus.is_here(Arch::X86_64, &cache));
+        assert_eq!(unpacked(&cache).unwrap(), [bin]);
     }
 
     #[test]
