@@ -48,3 +48,29 @@ fn the_devcontainer_is_the_machine_of_ci() {
         assert!(Command::new("sh").args(["-n", "-c", command]).status().unwrap().success());
     }
 }
+
+/// What runs in a workflow is the same tomorrow: an action is a commit, an image has a version, and so has what
+/// cargo installs. A tag or a branch may be moved by whoever owns it.
+#[test]
+fn workflows_name_versions() {
+    let workflows = workshop::workspace().join(".github/workflows");
+    let (mut uses, mut images) = (0, 0);
+    for file in workflows.read_dir().unwrap() {
+        for line in fs::read_to_string(file.unwrap().path()).unwrap().lines() {
+            let line = line.trim().trim_start_matches("- ");
+            if let Some(action) = line.strip_prefix("uses: ") {
+                let (_, commit) = action.split_once('@').unwrap();
+                let (commit, version) = commit.split_once(" # v").unwrap();
+                let is_hash = commit.len() == 40 && commit.chars().all(|c| c.is_ascii_hexdigit());
+                assert!(is_hash && version.contains('.'), "{line}");
+                uses += 1;
+            } else if let Some(image) = line.strip_prefix("container: ") {
+                assert!(image.split_once(':').unwrap().1.contains('.'), "{line}");
+                images += 1;
+            } else if let Some((_, installed)) = line.split_once("cargo install --locked ") {
+                assert!(installed.contains('@'), "{line}");
+            }
+        }
+    }
+    assert!(uses > 5 && images > 3, "{uses} actions, {images} images");
+}
