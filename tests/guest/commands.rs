@@ -78,6 +78,7 @@ fn refusals_say_why() -> Result<()> {
         ("bigreads", "", "--min=1X", 2, "--min"),
         ("bitehist", "", "--interval=0s", 2, "--interval"),
         ("cachetop", "", "--interval=1", 2, "--interval"),
+        ("cachetop", "", "--interval -1s", 2, "like 1s or 500ms"),
         ("cachetop", "", "--sort=size", 2, "--sort"),
         ("ctracer", "", "--type=nonesuch", 1, "this kernel has no struct nonesuch"),
         ("ctracer", "", "--type=io_cqring_offsets", 1, "takes a struct io_cqring_offsets *"),
@@ -99,6 +100,12 @@ fn refusals_say_why() -> Result<()> {
         ("stage12", "", "--type no_such_struct", 1, "--type request"),
         ("slow_io", "", "--disk nothing", 2, "no such disk"),
         ("slow_io", "", "--min 10", 2, "10ms"),
+        ("slow_io", "", "--min -1ms", 2, "10s, 500ms"),
+        ("slow_io", "", "--min 100y", 2, "'--min <TIME>': the duration must be at most a year"),
+        ("slow_io", "", "--before -1s", 2, "10s, 500ms"),
+        ("slow_io", "", "--top -1", 2, "-1 is not in 1..=100000"),
+        ("slow_io", "", "--cgroup ../../..", 2, "there is no such cgroup"),
+        ("exporter", "", "--listen 0.0.0.0", 2, "like 127.0.0.1:9435"),
     ];
     // A process has ended; one of this process's threads reads what the shell says, and is none.
     let ended = shell("echo $$")?;

@@ -34,7 +34,7 @@ use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
 #[derive(Args, Debug)]
 struct Exporter {
     /// Where to listen: address and port
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9435")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9435", value_parser = address)]
     listen: SocketAddr,
     /// Measure bios, from their submission on, instead of requests: this costs more
     #[arg(long)]
@@ -48,6 +48,11 @@ struct Exporter {
     /// The size of the maps of bios.
     #[command(flatten)]
     room: InFlight,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let hint = "give an address and a port, like 127.0.0.1:9435, 0.0.0.0:9435 or [::1]:9435";
+    text.parse().map_err(|error| format!("{error}; {hint}"))
 }
 
 /// What is measured, by the options.

@@ -40,8 +40,10 @@ impl Cgroups {
 pub fn number(path: &str) -> Result<u64, String> {
     let root = root()?;
     let inside = path.strip_prefix(&*root.to_string_lossy()).unwrap_or(path);
-    let directory = root.join(inside.trim_matches('/'));
-    let file = fs::metadata(directory).ok().filter(fs::Metadata::is_dir);
+    // The directory that is meant, also where `..` or a link leads out of the cgroups.
+    let directory = root.join(inside.trim_matches('/')).canonicalize().ok();
+    let directory = directory.filter(|directory| directory.starts_with(&root));
+    let file = directory.and_then(|it| fs::metadata(it).ok()).filter(fs::Metadata::is_dir);
     file.map(|file| file.ino()).ok_or_else(|| {
         format!(
             "there is no such cgroup in {}; `systemd-cgls` shows those that there are",

@@ -324,7 +324,7 @@ mod tests {
         let all = all().unwrap();
         let prometheus = all.iter().find(|package| package.debian == "prometheus").unwrap();
         assert!(prometheus.unpack && !prometheus.is_unpacked(&cache));
-        assert_eq!(unpacked(&cache).unwrap(), [PathBuf::new(); 0]);
+        assert!(unpacked(&cache).unwrap().is_empty());
         let bin = prometheus.place(&cache).join("usr/bin");
         fs::create_dir_all(&bin).unwrap();
         fs::write(bin.join("prometheus"), "").unwrap();

@@ -5,6 +5,7 @@
 //! kernel kills its QEMU, and the next launcher removes the run directory.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Mutex;
@@ -66,7 +67,10 @@ pub fn exit(code: i32, message: Option<&str>) -> ! {
     }
     clean_up();
     if let Some(message) = message {
-        workshop::say!("{message}");
+        // Of the program that ends: `cargo truth` ends here, too.
+        let own = std::env::current_exe().ok();
+        let name = own.as_ref().and_then(|file| file.file_name()).unwrap_or("vm".as_ref());
+        let _ = writeln!(std::io::stderr(), "{}: {message}", name.to_string_lossy());
     }
     std::process::exit(code);
 }
