@@ -168,12 +168,18 @@ pub fn named(dir: &Path) -> Result<PathBuf> {
 }
 
 /// The name of gcc, or of another tool that builds for an architecture which is not this machine's:
-/// Debian's, Fedora's and Arch's, openSUSE's, or NixOS'.
+/// Debian's, Fedora's and Arch's; or openSUSE's, whose gcc has its version at the end.
 pub fn cross_tool(arch: Arch, tool: &str) -> String {
+    named_tool(arch, tool, |name| find_tool(name).is_some())
+}
+
+fn named_tool(arch: Arch, tool: &str, is_here: impl Fn(&str) -> bool) -> String {
     let machine = arch.gnu().split('-').next().unwrap_or_default();
-    let names = ["linux-gnu", "suse-linux", "unknown-linux-gnu"]
-        .map(|system| format!("{machine}-{system}-{tool}"));
-    names.iter().find(|name| find_tool(name).is_some()).unwrap_or(&names[0]).clone()
+    let usual = format!("{machine}-linux-gnu-{tool}");
+    let suse = format!("{machine}-suse-linux-{tool}");
+    let versions = (10..30).rev().map(|version| format!("{suse}-{version}"));
+    let mut names = [usual.clone(), suse.clone()].into_iter().chain(versions);
+    names.find(|name| is_here(name)).unwrap_or(usual)
 }
 
 /// Writes a script that calls the cross compiler with this root's headers and libraries: those of this
@@ -221,6 +227,16 @@ mod tests {
         assert_eq!(version(&place, "part").as_deref(), Some("2"));
         let other = Rootfs::parse(&format!("{text}wanted = [\"part\"]\n")).unwrap();
         assert_ne!(other.place(&cache), place);
+    }
+
+    #[test]
+    fn a_cross_compiler_has_the_distributions_name() {
+        let named = |here: &[&str]| named_tool(Arch::Arm64, "gcc", |name| here.contains(&name));
+        assert_eq!(named(&[]), "aarch64-linux-gnu-gcc");
+        assert_eq!(named(&["aarch64-linux-gnu-gcc"]), "aarch64-linux-gnu-gcc");
+        let suse = ["aarch64-suse-linux-gcc-13", "aarch64-suse-linux-gcc-14"];
+        assert_eq!(named(&suse), suse[1]);
+        assert_eq!(named(&["aarch64-suse-linux-ar"]), "aarch64-linux-gnu-gcc");
     }
 
     #[test]
