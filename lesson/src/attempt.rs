@@ -24,7 +24,7 @@ pub fn status(lesson: &Lesson) -> Result<()> {
     let own = exercises.iter().position(Exercise::is_own);
     for (number, exercise) in exercises.iter().enumerate() {
         if own == Some(number) {
-            println!("\nOn your own:");
+            workshop::outln!("\nOn your own:");
         }
         let mark = match (state.known(exercise).done, state.has_attempt(exercise)) {
             (true, _) => "✓",
@@ -37,21 +37,23 @@ pub fn status(lesson: &Lesson) -> Result<()> {
             Some(stage) if mark == " " => format!(" (after stage {stage})"),
             _ => String::new(),
         };
-        println!("{arrow} {mark} {:<10} {}{after}", exercise.id, exercise.title);
+        workshop::outln!("{arrow} {mark} {:<10} {}{after}", exercise.id, exercise.title);
     }
     let current = exercises.iter().find(|e| state.progress.current.as_ref() == Some(&e.id));
     match current.filter(|exercise| state.has_attempt(exercise)) {
-        Some(exercise) if !state.known(exercise).done => println!(
+        Some(exercise) if !state.known(exercise).done => workshop::outln!(
             "\nEdit {}/src, then run `cargo lesson check`. Stuck? `cargo lesson hint`",
             exercise.directory().display()
         ),
         _ if exercises.iter().all(|exercise| state.known(exercise).done) => {
-            println!("\nAll exercises are done. `cargo lesson start ID` returns to one.");
+            workshop::outln!("\nAll exercises are done. `cargo lesson start ID` returns to one.");
         }
         Some(exercise) => {
-            println!("\n{}", progress.after(exercise));
+            workshop::outln!("\n{}", progress.after(exercise));
         }
-        None => println!("\n`cargo lesson start` begins the next exercise, `start ID` any other."),
+        None => workshop::outln!(
+            "\n`cargo lesson start` begins the next exercise, `start ID` any other."
+        ),
     }
     Ok(())
 }
@@ -71,17 +73,21 @@ pub fn start(lesson: &mut Lesson, id: Option<String>) -> Result<()> {
     let (id, mine) = (&exercise.id, exercise.directory());
     let mine = mine.display();
     match state.start(&exercise)? {
-        true => println!("{mine} is a copy of {}.", exercise.start.display()),
-        false => println!(
+        true => workshop::outln!("{mine} is a copy of {}.", exercise.start.display()),
+        false => workshop::outln!(
             "{mine} is your earlier attempt, as you left it. `cargo lesson reset` starts over."
         ),
     }
-    println!("\nRead: {}", exercise.read);
-    println!("\nExercise {id}: {}\n\n{}\n", exercise.title, indent(exercise.task.trim_end(), "  "));
+    workshop::outln!("\nRead: {}", exercise.read);
+    workshop::outln!(
+        "\nExercise {id}: {}\n\n{}\n",
+        exercise.title,
+        indent(exercise.task.trim_end(), "  ")
+    );
     let kernel = exercise.kernel.as_ref().map(|kernel| format!("--kernel {kernel} "));
     let run = format!("cargo vm run {}{}", kernel.unwrap_or_default(), exercise.package());
-    println!("Edit {mine}/src. `{run}` runs your program,");
-    println!("`cargo lesson check` judges it, `cargo lesson hint` helps.");
+    workshop::outln!("Edit {mine}/src. `{run}` runs your program,");
+    workshop::outln!("`cargo lesson check` judges it, `cargo lesson hint` helps.");
     class::report(state, Some(&exercise), ClassOutcome::Here);
     Ok(())
 }
@@ -93,11 +99,13 @@ pub fn hint(lesson: &mut Lesson) -> Result<()> {
         Some((number, hint)) => {
             // Prose is one line, code several.
             let hint = if hint.contains('\n') { hint.to_owned() } else { wrapped(hint, 90) };
-            println!("Hint {number} of {HINTS}:\n\n{}", indent(hint.trim_end(), "  "));
+            workshop::outln!("Hint {number} of {HINTS}:\n\n{}", indent(hint.trim_end(), "  "));
         }
         None => {
             let anyhow = if lesson.state.known(&exercise).done { "" } else { " --anyhow" };
-            println!("There are no more hints. `cargo lesson solution{anyhow}` shows the answer.");
+            workshop::outln!(
+                "There are no more hints. `cargo lesson solution{anyhow}` shows the answer."
+            );
         }
     }
     Ok(())
@@ -112,7 +120,7 @@ pub fn solution(lesson: &Lesson, anyhow: bool) -> Result<()> {
         return Err(fail(NOT_YET.into(), message));
     }
     let (mine, answer) = (exercise.directory().join("src"), exercise.solution.join("src"));
-    println!("diff -u {} {}", mine.display(), answer.display());
+    workshop::outln!("diff -u {} {}", mine.display(), answer.display());
     let mut diff = Command::new("diff");
     diff.arg("-ru").args([mine, answer]).current_dir(lesson.workspace());
     diff.status().context("cannot start diff")?;
@@ -124,17 +132,17 @@ pub fn reset(lesson: &mut Lesson, yes: bool) -> Result<()> {
     let exercise = lesson.current()?;
     let mine = exercise.directory();
     if !yes && !confirmed(&format!("Start {} over?", mine.display()))? {
-        println!("Nothing was changed.");
+        workshop::outln!("Nothing was changed.");
         return Ok(());
     }
     let state = &mut lesson.state;
     if state.has_attempt(&exercise) {
         let kept = state.reset(&exercise)?;
-        println!("Your attempt is in {} now.", kept.display());
+        workshop::outln!("Your attempt is in {} now.", kept.display());
     } else {
         state.start(&exercise)?;
     }
-    println!("{} starts from {} again.", mine.display(), exercise.start.display());
+    workshop::outln!("{} starts from {} again.", mine.display(), exercise.start.display());
     Ok(())
 }
 
@@ -143,7 +151,7 @@ fn confirmed(question: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Err(fail(USAGE, "reset asks on a terminal; --yes answers without one"));
     }
-    print!("{question} The old one is kept in mine.old/. [y/N] ");
+    workshop::out!("{question} The old one is kept in mine.old/. [y/N] ");
     std::io::stdout().flush()?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;

@@ -71,8 +71,8 @@ impl Check {
             let before = saved(workspace, exercise);
             let done = self.once(run, &mut lesson.state, exercise)?;
             if done {
-                println!("\nDone. `cargo lesson solution` compares yours with ours.\n");
-                println!(
+                workshop::outln!("\nDone. `cargo lesson solution` compares yours with ours.\n");
+                workshop::outln!(
                     "{}",
                     StageProgress::at(&lesson.state, &lesson.exercises)?.after(exercise)
                 );
@@ -80,11 +80,11 @@ impl Check {
             if done || !self.watch {
                 return Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
             }
-            println!("\nWaiting for you to save a file (Ctrl-C ends)\n");
+            workshop::outln!("\nWaiting for you to save a file (Ctrl-C ends)\n");
             while saved(workspace, exercise) == before {
                 thread::sleep(Duration::from_millis(200));
             }
-            println!("building …\n");
+            workshop::outln!("building …\n");
         }
     }
 
@@ -96,11 +96,11 @@ impl Check {
         let program = match judges::build_attempt(&cargo, &exercise.package())? {
             Ok(program) => program,
             Err(said) => {
-                println!("{said}");
+                workshop::outln!("{said}");
                 if let Some(meaning) = explain::missing_field(&said) {
-                    println!("\nWhat this means:\n{}", wrapped(meaning, 90));
+                    workshop::outln!("\nWhat this means:\n{}", wrapped(meaning, 90));
                 }
-                println!("\nYour program does not compile yet.");
+                workshop::outln!("\nYour program does not compile yet.");
                 class::report(state, Some(exercise), ClassOutcome::Broken);
                 return Ok(false);
             }
@@ -111,7 +111,7 @@ impl Check {
         guest.start()?;
         let number = exercise.judges.len();
         let s = if number == 1 { "" } else { "s" };
-        println!("exercise {}, {number} judge{s}, {}", exercise.id, guest.kernel());
+        workshop::outln!("exercise {}, {number} judge{s}, {}", exercise.id, guest.kernel());
         let log = workspace.join(STATE).join("log");
         fs::write(&log, "")?;
         let tests: Vec<&str> = exercise.judges.iter().map(|judge| judge.test.as_str()).collect();
@@ -119,7 +119,7 @@ impl Check {
         let said = judges.run(&guest, subject, &tests, |ended| {
             let judge = exercise.judges.iter().find(|judge| judge.test == ended.name);
             let Some(judge) = judge else { return };
-            println!("{}", printable(&shown(judge, ended)));
+            workshop::outln!("{}", printable(&shown(judge, ended)));
             if let Verdict::Failed(why) = &ended.verdict {
                 fs::write(&log, printable(&events_last(why))).ok();
             }
@@ -140,7 +140,7 @@ impl Check {
             return Ok(true);
         }
         if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_) | Verdict::NotRun)) {
-            println!(
+            workshop::outln!(
                 "\nNo judge refuses your program, but not every judge works on this kernel. \
                  `cargo lesson check --kernel LINE` checks on another one."
             );
@@ -153,8 +153,8 @@ impl Check {
         if let Some(judge) = no {
             class::report(state, Some(exercise), ClassOutcome::Refused { judge });
         }
-        println!("\nAll that the judge said: {STATE}/log");
-        println!("Read: {}   Stuck? cargo lesson hint", exercise.read);
+        workshop::outln!("\nAll that the judge said: {STATE}/log");
+        workshop::outln!("Read: {}   Stuck? cargo lesson hint", exercise.read);
         Ok(false)
     }
 }

@@ -171,7 +171,7 @@ fn experiment_shows(
             let red = take_judge(&experiment, red)?;
             let Some(judge) = red.judge else {
                 let why = red.unproven.context("mutants.toml: neither `judge` nor `unproven`")?;
-                println!("- {}: {}: not proven: {why}", red.stage, red.edit);
+                workshop::outln!("- {}: {}: not proven: {why}", red.stage, red.edit);
                 return Ok(None);
             };
             (tests, kernel) = (vec![judge], red.kernel);

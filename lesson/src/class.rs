@@ -79,7 +79,7 @@ pub fn join(lesson: &mut Lesson, address: String, name: String) -> Result<()> {
     let joined = Joined { address, name, key };
     tell(&joined, state, exercise.as_ref(), ClassOutcome::Here)?;
     state.change(|progress| progress.class = Some(joined.clone()))?;
-    println!(
+    workshop::outln!(
         "Each `cargo lesson start` and `check` tells {} your name, the exercise, which judge\n\
          says no, the minutes since the start, how many hints you took, and your answers to \
          incidents;\nnever your code. `cargo lesson leave` ends that.",
@@ -161,7 +161,7 @@ struct Learner {
 pub fn serve(exercises: &[Exercise], listen: SocketAddr) -> Result<()> {
     let message = format!("cannot listen on {listen}: choose another one with --listen");
     let listener = TcpListener::bind(listen).context(message)?;
-    println!("http://{} shows who has joined. Ctrl-C ends it.", listener.local_addr()?);
+    workshop::outln!("http://{} shows who has joined. Ctrl-C ends it.", listener.local_addr()?);
     Class::new(exercises).serve(listener)
 }
 

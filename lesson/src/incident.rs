@@ -91,7 +91,7 @@ pub fn begin(lesson: &mut Lesson, options: &IncidentOptions) -> Result<ExitCode>
         None,
         ClassOutcome::Incident { seed, level: made.level, answers: 0, right: 0 },
     );
-    println!(
+    workshop::outln!(
         "Incident {seed}, level {}. Its disks are made, twice: with what is wrong, and without.",
         made.level
     );
@@ -113,11 +113,11 @@ pub fn answer(lesson: &mut Lesson, said: &AnswerOptions) -> Result<ExitCode> {
     let RunningIncident { seed, level, solved: was_solved, .. } = made;
     let parts = said.answer.judged(&IncidentPlan::from_seed(seed, level).answer());
     for (what, said, is_right) in &parts {
-        println!("  {} {what:<8} {said}", if *is_right { "✓" } else { "✗" });
+        workshop::outln!("  {} {what:<8} {said}", if *is_right { "✓" } else { "✗" });
     }
     let right = parts.iter().filter(|(.., is_right)| *is_right).count();
     let is_right = right == parts.len();
-    println!("{}", made.judge(right, parts.len()));
+    workshop::outln!("{}", made.judge(right, parts.len()));
     state.change(|progress| progress.incident = Some(made))?;
     if !was_solved {
         let answers = made.answers;

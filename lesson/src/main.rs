@@ -122,16 +122,16 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Some(Cmd::Reset { yes }) => attempt::reset(&mut lesson, yes)?,
         Some(Cmd::Prove(options)) => return prove::prove(&lesson.run()?, &options),
         Some(Cmd::Stop) => match BackgroundGuest::new(&lesson.run()?, None).stop()? {
-            true => println!("The virtual machine has ended."),
-            false => println!("No virtual machine is running."),
+            true => workshop::outln!("The virtual machine has ended."),
+            false => workshop::outln!("No virtual machine is running."),
         },
         Some(Cmd::Incident(options)) => return incident::begin(&mut lesson, &options),
         Some(Cmd::Answer(said)) => return incident::answer(&mut lesson, &said),
         Some(Cmd::Class { listen }) => class::serve(&lesson.exercises, listen)?,
         Some(Cmd::Join { address, name }) => class::join(&mut lesson, address, name)?,
         Some(Cmd::Leave) => match class::leave(&mut lesson.state)? {
-            true => println!("Nothing is reported any more."),
-            false => println!("You have joined no class."),
+            true => workshop::outln!("Nothing is reported any more."),
+            false => workshop::outln!("You have joined no class."),
         },
         Some(Cmd::Hidden(_)) => {}
     }

@@ -136,7 +136,7 @@ impl<'r> Proof<'r> {
             if let Some(kernel) = &claim.kernel
                 && !self.guests.iter().any(|guest| guest.runs(kernel))
             {
-                println!("- {}: not proven: needs --kernel {kernel}", claim.what);
+                workshop::outln!("- {}: not proven: needs --kernel {kernel}", claim.what);
             }
         }
     }
@@ -182,7 +182,7 @@ impl<'r> Proof<'r> {
         match guest.start() {
             Ok(()) => self.prove_all(guest, &claims, sum),
             Err(error) => {
-                println!("✗ {}: {error:#}", guest.kernel());
+                workshop::outln!("✗ {}: {error:#}", guest.kernel());
                 let what = |claim: &Claim| format!("{}: {}", guest.kernel(), claim.what);
                 lock(sum).wrong.extend(claims.iter().map(|(claim, _)| what(claim)));
             }
@@ -204,10 +204,10 @@ impl<'r> Proof<'r> {
             };
             let what = format!("{}: {}", guest.kernel(), claim.what);
             match verdict {
-                Ok(()) => println!("✓ {what}"),
+                Ok(()) => workshop::outln!("✓ {what}"),
                 Err(error) => {
                     let why = format!("{error:#}").replace('\n', "\n    ");
-                    println!("✗ {what}\n    {why}");
+                    workshop::outln!("✗ {what}\n    {why}");
                     lock(sum).wrong.push(format!("{what}\n    {why}"));
                 }
             }
@@ -219,14 +219,14 @@ impl<'r> Proof<'r> {
         let Sum { wrong, not_tried } = sum;
         // Once more, where the eye ends: the lines above are hundreds.
         for what in wrong {
-            println!("does not hold: {what}");
+            workshop::outln!("does not hold: {what}");
         }
         let number: usize = (0..self.guests.len()).map(|number| self.claims_of(number).len()).sum();
         let number = number - not_tried;
-        println!("{} of {number} hold", number - wrong.len());
+        workshop::outln!("{} of {number} hold", number - wrong.len());
         ensure!(number > 0 || *not_tried == 0, "there was no time to try anything");
         if *not_tried > 0 {
-            println!("{not_tried} more were not tried: the time was up");
+            workshop::outln!("{not_tried} more were not tried: the time was up");
         }
         Ok(wrong.is_empty())
     }

@@ -104,7 +104,7 @@ fn judge(
                 message => {
                     let text = message.map_or_else(|| line.to_owned(), |it| it.to_string());
                     match plan.shows {
-                        true => println!("{text}"),
+                        true => workshop::outln!("{text}"),
                         false => say!("{kernel}, {text}"),
                     }
                 }

@@ -90,11 +90,11 @@ impl ComparisonOutcome {
 
     fn show_cell(&self, comparison: &Comparison) {
         let (case, tool) = (&comparison.cases[0], &comparison.tools[0]);
-        println!("tool:  {}", tool.argv.join(" "));
-        println!("load:  {} (tests/guest/table/loads.rs, {}())", case.load, case.name);
-        println!("judge: {}", case.judge);
+        workshop::outln!("tool:  {}", tool.argv.join(" "));
+        workshop::outln!("load:  {} (tests/guest/table/loads.rs, {}())", case.load, case.name);
+        workshop::outln!("judge: {}", case.judge);
         for cell in self.found.cells(&case.name, &tool.name) {
-            println!("{cell}");
+            workshop::outln!("{cell}");
         }
     }
 
@@ -109,9 +109,9 @@ impl ComparisonOutcome {
         match comparison.json {
             true => {
                 text.lines().for_each(|line| say!("{line}"));
-                println!("{}", truth::json(&self.found, cases, yours)?);
+                workshop::outln!("{}", truth::json(&self.found, cases, yours)?);
             }
-            false => print!("{text}"),
+            false => workshop::out!("{text}"),
         }
         Ok(())
     }
@@ -124,7 +124,7 @@ impl ComparisonOutcome {
             names: kernel_diff::names(run.workspace())?,
             reports: [&before.page, &self.found],
         };
-        print!("{}", diff.markdown(cases, tools)?);
+        workshop::out!("{}", diff.markdown(cases, tools)?);
         Ok(())
     }
 

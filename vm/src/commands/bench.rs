@@ -91,9 +91,9 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
         record.keep(outcomes, false)
     })?;
     let results = Results::new(&outcomes, options.native)?;
-    println!("{}", results.tables());
+    workshop::outln!("{}", results.tables());
     if options.native {
-        println!("{}", this_machine()?);
+        workshop::outln!("{}", this_machine()?);
     }
     if options.native || options.fio {
         return Ok(0);

@@ -1,9 +1,8 @@
 //! `cargo vm doctor`: what is here, what is missing, what to do about it.
 
-use std::io::Write;
-
 use anyhow::Result;
 use workshop::fail::MACHINE;
+use workshop::outln;
 
 use crate::cargo::has_rust_target;
 use crate::commands::launch::{self, GuestProgram};
@@ -16,10 +15,7 @@ use crate::run::{For, GuestOptions, Run};
 /// Looks, boots once per kernel, and prints what it found. Returns the exit code.
 pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
     let mut status = 0;
-    // Where nobody reads any more, the exit code still tells.
-    let report = |topic: &str, text: String| {
-        let _ = writeln!(std::io::stdout(), "{topic:<10} {text}");
-    };
+    let report = |topic: &str, text: String| outln!("{topic:<10} {text}");
 
     let Run { cache, arch, table, source, .. } = run;
     let names = run.table.names(options.kernel())?;

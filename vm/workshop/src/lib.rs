@@ -6,6 +6,7 @@ pub mod events;
 pub mod fail;
 pub mod json;
 pub mod judging;
+pub mod output;
 
 use std::{
     fs,
