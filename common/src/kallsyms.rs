@@ -1,8 +1,8 @@
 //! /proc/kallsyms: the kernel's symbols and their addresses.
 //!
 //! The kernel makes its 10 MB for each reader anew, some 600,000,000 instructions: who needs one symbol reads
-//! up to that one ([`open`], [`next_function`]), and who needs several reads all of it once ([`read`],
-//! [`symbols`]).
+//! up to that one (`open`, `next_function`), and who needs several reads all of it once (`read`,
+//! `symbols`).
 
 use std::{
     fs::{self, File},

@@ -98,7 +98,7 @@ fn with_sources(config: &str) -> String {
 
 /// Puts the kernels of a bundle into the cache. Returns their names.
 ///
-/// Only what [`write`] writes is taken: real directories, under the names of this workshop's kernels and
+/// Only what [`write()`] writes is taken: real directories, under the names of this workshop's kernels and
 /// roots. Owners, and modes that the user's own mask forbids, stay behind.
 pub fn install(run: &Run, file: &Path) -> Result<Vec<String>> {
     let file = std::path::absolute(file)?;
