@@ -17,7 +17,7 @@ pub fn print(name: &str, text: fmt::Arguments<'_>) {
     }
 }
 
-/// Prints a line, as `println!` does, which panics where it cannot: see [`print`].
+/// Prints a line, as `println!` does, which panics where it cannot: see the function `output::print`.
 #[macro_export]
 macro_rules! outln {
     () => { $crate::output::print(env!("CARGO_PKG_NAME"), format_args!("\n")) };
@@ -26,7 +26,7 @@ macro_rules! outln {
     };
 }
 
-/// Prints a text, as `print!` does, which panics where it cannot: see [`print`].
+/// Prints a text, as `print!` does, which panics where it cannot: see the function `output::print`.
 #[macro_export]
 macro_rules! out {
     ($($arg:tt)*) => { $crate::output::print(env!("CARGO_PKG_NAME"), format_args!($($arg)*)) };
