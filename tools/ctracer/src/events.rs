@@ -190,7 +190,10 @@ impl Calls {
         let is_gone = |open: &Open| {
             open.stack / STACK_SIZE == stack / STACK_SIZE && open.stack ^ 7 <= stack ^ 7
         };
-        let is_further = event.object > 0 && calls.last().is_some_and(|open| open.is(event));
+        // The events of a call have one time. At another one, it is the function's next call: the return
+        // of the one before was lost, and the next one's first object is filtered out.
+        let is_same = |open: &Open| open.is(event) && open.began == began;
+        let is_further = event.object > 0 && calls.last().is_some_and(is_same);
         if !is_further {
             while calls.last().is_some_and(is_gone) {
                 calls.pop();
@@ -230,5 +233,28 @@ impl Calls {
 impl Open {
     fn is(&self, event: &Raw) -> bool {
         self.stack == event.stack && self.function == event.function
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(time: u64, what: u32, object: u32) -> Raw {
+        let address = 0xff00 + u64::from(object);
+        let header = Header { time, what, object, address, tid: 1, stack: 64, ..Header::default() };
+        Raw { header, bytes: Box::default() }
+    }
+
+    #[test]
+    fn a_second_object_comes_at_the_time_of_the_first() {
+        let mut calls = Calls::default();
+        assert_eq!(calls.enter(&event(10, 0, 0), 0).0.call, 0);
+        assert_eq!(calls.enter(&event(10, 0, 1), 1).0.call, 0);
+        // The return is lost, and of the next call, only the second object passes the filter.
+        let next = calls.enter(&event(20, 0, 1), 1).0;
+        assert_eq!((next.call, next.depth, next.began), (1, 0, 20));
+        let place = calls.leave(&event(30, 1, 1)).unwrap();
+        assert_eq!((place.call, place.began, calls.open()), (1, 20, 0));
     }
 }

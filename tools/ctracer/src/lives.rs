@@ -240,6 +240,8 @@ impl Lives {
 
     fn end(&mut self, life: usize, time: u64) {
         let life = &mut self.lives[life];
+        // Events of two CPUs may come in the wrong order, and none ends before it begins.
+        let time = time.max(life.begin);
         (life.end, life.duration) = (Some(time), Some(time - life.begin));
     }
 
@@ -376,6 +378,15 @@ mod tests {
             assert!(!lives.end_again(A, time + 4));
             assert_eq!(lives.lives[life].end, Some(time + 3));
         }
+    }
+
+    #[test]
+    fn no_life_ends_before_it_begins() {
+        let mut lives = lives_of("bio", &["submit_bio"]);
+        let life = lives.enter(0, 0, A, 10, 0);
+        assert!(lives.end_again(A, 5), "events of two CPUs, in the wrong order");
+        let Life { begin, end, duration, .. } = lives.lives[life];
+        assert_eq!((begin, end, duration), (10, Some(10), Some(0)));
     }
 
     #[test]

@@ -96,7 +96,9 @@ impl Summary {
             return String::new();
         }
         // The names only break ties: the order must not depend on chance.
-        hops.sort_by_key(|(hop, times)| (Reverse(times.iter().sum::<u64>()), *hop));
+        hops.sort_by_key(|(hop, times)| {
+            (Reverse(times.iter().map(|&ns| u128::from(ns)).sum::<u128>()), *hop)
+        });
         let mut text =
             "Time from one function to the next (ns), the largest sums first:\n".to_owned();
         text += &format!("{:>10} {:>10} {:>10} {:>10}  hop\n", "count", "p50", "p99", "max");
@@ -128,7 +130,7 @@ fn print_ledger(ledger: &Ledger) -> String {
     if ledger.objects_lost > 0 {
         text += &format!("{:>10} {}\n", ledger.objects_lost, Ledger::OBJECTS_LOST);
     }
-    let sum: u64 = lines.iter().map(|(count, _)| count).sum();
+    let sum = lines.iter().fold(0_u64, |sum, (count, _)| sum.saturating_add(*count));
     let verdict = match ledger.hits.abs_diff(sum) {
         0 => "the ledger balances".to_owned(),
         off => format!("{off} off (probes were hit while the counters were read)"),
