@@ -93,6 +93,9 @@ pub enum Command {
     Report {
         /// The JSON lines of a trace
         file: PathBuf,
+        /// Read up to the event at which the report takes so much memory: 64M, 1G
+        #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size)]
+        memory: usize,
         /// The files to write.
         #[command(flatten)]
         files: Files,

@@ -14,7 +14,7 @@ use crate::{
     events::{Calls, Place, Raw},
     life::Life,
     lives::{Lives, Rules},
-    record::{Event, Kind, Ledger, Line, Trace},
+    record::{End, Event, Kind, Ledger, Line, Trace},
     report::TraceReport,
     summary::Summary,
     text::{HEADING, Text},
@@ -137,7 +137,7 @@ impl<'a> Follower<'a> {
             arguments: is_entry.then(|| arguments.collect()),
             value: returns.map(|scalar| in_register(scalar, raw.value)),
             errno: returns.and_then(|scalar| scalar.error(raw.value)),
-            duration: (!is_entry).then(|| raw.time - began),
+            duration: (!is_entry).then(|| raw.time.saturating_sub(began)),
             unreadable: before.is_none(),
             fields: matches!(before, Some(None)).then(|| layout.fields(&raw.bytes)),
             changes: before.flatten().map(|before| layout.changes(&before, &raw.bytes)),
@@ -245,6 +245,8 @@ impl Outlet<'_> {
             self.line(Line::Life(life.clone()))?;
         }
         self.line(Line::Ledger(*ledger))?;
+        let (events, lives_written) = (self.summary.events, lives.len() as u64);
+        self.line(Line::End(End { events, lives: lives_written }))?;
         let summary = self.summary.print(self.trace, lives, ledger, open);
         if self.cli.json {
             std::io::stderr().write_all(summary.as_bytes()).ok();

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use common::{Cli, Session, btf::Btf};
 
 mod attach;
+mod check;
 mod cli;
 mod decode;
 mod discovery;
@@ -24,6 +25,7 @@ mod lives;
 mod multi_attach;
 mod outputs;
 mod record;
+mod recording;
 mod report;
 mod summary;
 mod text;
@@ -46,8 +48,8 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     let cli = &cli.own;
-    if let Some(Command::Report { file, files }) = &cli.command {
-        return outputs::report(file, files);
+    if let Some(Command::Report { file, memory, files }) = &cli.command {
+        return outputs::report(file, *memory, files);
     }
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{BufReader, BufWriter, Write},
+    io::{self, BufReader, BufWriter, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::error::ErrorKind;
 use common::printable;
 
-use crate::{cli::Files, report::TraceReport};
+use crate::{cli::Files, recording, report::TraceReport};
 
 mod folded;
 mod html;
@@ -65,7 +65,7 @@ impl Outputs {
         for (name, file, write) in self.0 {
             let mut file = BufWriter::new(file);
             match write(&mut file, &report).and_then(|()| Ok(file.flush()?)) {
-                Ok(()) => eprintln!("ctracer: {name} written"),
+                Ok(()) => say(&format!("{name} written")),
                 Err(error) => failed.push(format!("{name} is incomplete: {error:#}")),
             }
         }
@@ -76,16 +76,30 @@ impl Outputs {
 
 /// `ctracer report`: writes files out of one of JSON lines. Of a damaged one, what can be told is
 /// written, and the run fails.
-pub fn report(path: &Path, files: &Files) -> Result<()> {
+pub fn report(path: &Path, memory: usize, files: &Files) -> Result<()> {
     let name = shown(path);
-    let file = File::open(path).with_context(|| format!("{name} cannot be read"))?;
-    let read = TraceReport::read(BufReader::new(&file));
+    let file = File::open(path).with_context(|| {
+        format!("{name} cannot be read: give one that ctracer --json has written")
+    })?;
+    let read = recording::read(BufReader::new(&file), memory);
     let (report, damage) = read.with_context(|| name.clone())?;
-    Outputs::create(files, Some(&file))?.write(report)?;
+    let written = Outputs::create(files, Some(&file)).and_then(|outputs| outputs.write(report));
+    if let (Err(_), Some(damage)) = (&written, &damage) {
+        say(&format!("{name}: {damage}"));
+    }
+    written?;
     damage.map_or(Ok(()), |damage| bail!("{name}: {damage}"))
+}
+
+/// Writes a line to stderr. `eprintln!` would panic where nobody reads it any more.
+fn say(text: &str) {
+    writeln!(io::stderr(), "ctracer: {text}").ok();
 }
 
 /// A path, as a terminal may show it.
 fn shown(path: &Path) -> String {
     printable(&path.to_string_lossy())
 }
+
+#[cfg(test)]
+mod tests;

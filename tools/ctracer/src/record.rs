@@ -3,8 +3,8 @@
 //! `trace` comes first: the struct, the kernel's release, the functions. Each `event` follows with
 //! its time, task, call, function and object; the first event of a life has all `fields`, the others have
 //! the `changes`. A call has its other `arguments`; a return has its `value`, and where that is an
-//! error, its name as `errno`. At the end come a `life` for each object and the `ledger`. Times are in
-//! ns, CLOCK_MONOTONIC. The kernel's type alone decides whether a value is a number, a text, or true or
+//! error, its name as `errno`. At the end come a `life` for each object, the `ledger`, and an `end` that
+//! says how many lines there are. Times are in ns, CLOCK_MONOTONIC. The kernel's type alone decides whether a value is a number, a text, or true or
 //! false.
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,7 @@ pub enum Line {
     Event(Box<Event>),
     Life(Life),
     Ledger(Ledger),
+    End(End),
 }
 
 /// What is traced.
@@ -125,6 +126,15 @@ pub struct Event {
     pub changes: Option<Vec<Change>>,
 }
 
+/// How many lines of events and of objects were written. The ledger counts what was recorded: of that,
+/// `--max-events`, `--memory` and `--errors` leave something out, and an event of a call's second object
+/// is not counted there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    pub events: u64,
+    pub lives: u64,
+}
+
 /// Where every hit of every probe went, entries and returns together: all but the last one add up to
 /// `hits`. [`Ledger::lines`] says what they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -162,7 +172,15 @@ impl Ledger {
     }
 }
 
+/// A thread; each CPU has an idle one of its own, and these have the number 0.
+pub type Task = (u32, u32);
+
 impl Event {
+    /// The thread that was current.
+    pub fn task(&self) -> Task {
+        (self.tid, if self.tid == 0 { self.cpu } else { 0 })
+    }
+
     /// The memory that it takes, in bytes: about so many, as an allocation has some of its own.
     pub fn memory(&self) -> usize {
         const ALLOCATION: usize = 16;

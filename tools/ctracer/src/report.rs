@@ -1,13 +1,13 @@
 //! What the outputs at the end are made of: the record, line by line, as it is traced or out of a
-//! file of JSON lines.
+//! file of JSON lines, as recording.rs reads it.
 
-use std::{collections::HashMap, io::BufRead};
+use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     life::Life,
-    record::{Event, Kind, Ledger, Line, Trace},
+    record::{Event, Kind, Ledger, Line, Task, Trace},
 };
 
 /// A trace. Events, lives and calls are in the order of their times.
@@ -24,10 +24,14 @@ pub struct TraceReport {
     functions: HashMap<String, usize>,
     numbers: HashMap<usize, usize>,
     /// The open calls of each task, the innermost last.
-    open: HashMap<(u32, u32), Vec<usize>>,
+    open: HashMap<Task, Vec<usize>>,
     /// How many lives had their line, and how many were seen at each address.
     described: usize,
     generations: HashMap<String, u32>,
+    /// The earliest time in it, known when it is complete, and that of its latest event. Events of two
+    /// CPUs may come in the wrong order: see events.rs.
+    start: u64,
+    pub last: u64,
     /// What all this takes, in bytes.
     pub memory: usize,
 }
@@ -49,34 +53,11 @@ pub struct Call {
 impl Call {
     /// The time in the call itself, without the traced functions that it called.
     pub fn own_time(&self) -> u64 {
-        (self.end - self.begin).saturating_sub(self.children)
+        self.end.saturating_sub(self.begin).saturating_sub(self.children)
     }
 }
 
 impl TraceReport {
-    /// Reads a file of JSON lines up to its end, or to a line that is damaged: what comes after such a
-    /// one is about objects of which something is not known. Returns what is wrong, if anything.
-    pub fn read(file: impl BufRead) -> Result<(TraceReport, Option<String>)> {
-        let (mut report, mut number) = (TraceReport::default(), 0);
-        for line in file.split(b'\n') {
-            let line = line.with_context(|| format!("after line {number}"))?;
-            number += 1;
-            let read = serde_json::from_slice(&line).map_err(Into::into);
-            if let Err(error) = read.and_then(|line| report.add(line)) {
-                let error = common::printable(&format!("{error:#}")); // it may quote the file
-                let why =
-                    format!("line {number} is damaged, and what follows is not read: {error}");
-                ensure!(number > 1, "this is no file of ctracer --json: {why}");
-                return Ok((report, Some(why)));
-            }
-        }
-        ensure!(number > 0, "the file is empty: give one of ctracer --json");
-        let cut =
-            format!("it ends with line {number}, and the trace does not: the ledger is missing");
-        let cut = report.ledger.is_none().then_some(cut);
-        Ok((report, cut))
-    }
-
     /// Takes the next line. Fails where it does not follow from those before.
     pub fn add(&mut self, line: Line) -> Result<()> {
         let is_first = self.trace.type_name.is_empty();
@@ -90,27 +71,25 @@ impl TraceReport {
             _ if is_first => bail!("the first line of a trace is missing"),
             Line::Event(event) => self.event(*event)?,
             Line::Life(life) => {
+                self.is_next(&life)?;
                 let next = self.described;
-                ensure!(life.life == next, "life {} where {next} comes next", life.life);
-                self.lives.resize(self.lives.len().max(next + 1), Life::default());
-                self.lives[next] = life;
                 self.described += 1;
+                self.lives.resize(self.lives.len().max(self.described), Life::default());
+                self.memory += 2 * size_of::<Life>() + life.address.len();
+                self.lives[next] = life;
             }
             Line::Ledger(ledger) => self.ledger = Some(ledger),
+            Line::End(_) => {}
         }
         Ok(())
     }
 
     fn event(&mut self, mut event: Event) -> Result<()> {
-        let number = self.functions.get(&event.function);
-        event.number = *number
-            .with_context(|| format!("the first line has no function {}()", event.function))?;
-        // With an event, two lives begin at most: the object's, and one that is made of it.
-        let most = 2 * self.events.len() + AHEAD;
-        ensure!(event.life <= most, "no object has the number {}", event.life);
+        event.number = self.function(&event)?;
         event.comm = common::printable(&event.comm); // a file may say anything
         let new = self.lives.len()..event.life + 1;
         self.lives.extend(new.map(|life| Life { life, ..Life::default() }));
+        self.last = self.last.max(event.time);
         let life = &mut self.lives[event.life];
         if life.address.is_empty() {
             // Until its line comes, which a file that is cut off does not have.
@@ -130,8 +109,7 @@ impl TraceReport {
     /// The call of the next event.
     fn call(&mut self, event: &Event) -> Option<usize> {
         let (calls, index) = (&mut self.calls, self.events.len());
-        let task = (event.tid, if event.tid == 0 { event.cpu } else { 0 });
-        let open = self.open.entry(task).or_default();
+        let open = self.open.entry(event.task()).or_default();
         if let Some(&found) = self.numbers.get(&event.call) {
             let call = &mut calls[found];
             if event.kind == Kind::Return {
@@ -175,7 +153,7 @@ impl TraceReport {
             let Call { parent, begin, end, .. } = self.calls[call];
             if let Some(parent) = parent.map(|parent| &mut self.calls[parent]) {
                 parent.end = parent.end.max(end);
-                parent.children = parent.children.saturating_add(end - begin);
+                parent.children = parent.children.saturating_add(end.saturating_sub(begin));
             }
         }
         let count = self.lives.len();
@@ -183,12 +161,62 @@ impl TraceReport {
             life.parent = life.parent.filter(|&parent| parent < count);
             life.link = life.link.filter(|_| life.parent.is_some());
         }
+        // With --errors, an object may begin before the first event that is shown.
+        let (known, unknown): (Vec<&mut Life>, Vec<&mut Life>) =
+            self.lives.iter_mut().partition(|life| !life.address.is_empty());
+        let times = self.events.iter().map(|event| event.time);
+        let times = times.chain(known.iter().map(|life| life.begin));
+        self.start = times.min().unwrap_or_default();
+        // Another one names it, and a file that is cut off ends before its own events.
+        for life in unknown {
+            (life.begin, life.address) = (self.start, "?".to_owned());
+        }
         self
     }
 
-    /// The time of the first event.
+    /// The earliest time in it.
     pub fn start(&self) -> u64 {
-        self.events.first().map_or(0, |event| event.time)
+        self.start
+    }
+
+    /// The place of an event's function in the list. Fails where that has no such function, or where
+    /// there can be no object with the event's number.
+    pub fn function(&self, event: &Event) -> Result<usize> {
+        let number = self.functions.get(&event.function);
+        let number = number
+            .with_context(|| format!("the first line has no function {}()", event.function))?;
+        // With an event, two lives begin at most: the object's, and one that is made of it.
+        let most = 2 * self.events.len() + AHEAD;
+        ensure!(event.life <= most, "no object has the number {}", event.life);
+        Ok(*number)
+    }
+
+    /// Fails where another life's line comes next.
+    pub fn is_next(&self, life: &Life) -> Result<()> {
+        let next = self.described;
+        ensure!(life.life == next, "life {} where {next} comes next", life.life);
+        Ok(())
+    }
+
+    /// How many lives had their line.
+    pub fn described(&self) -> usize {
+        self.described
+    }
+
+    /// The place of a call, by its number.
+    pub fn numbered(&self, call: usize) -> Option<usize> {
+        self.numbers.get(&call).copied()
+    }
+
+    /// A call, and the event that it began with.
+    pub fn begin_of(&self, call: usize) -> (&Call, &Event) {
+        let call = &self.calls[call];
+        (call, &self.events[call.entry])
+    }
+
+    /// Whether a call is one of those that an event's thread is in.
+    pub fn is_open(&self, call: usize, event: &Event) -> bool {
+        self.open.get(&event.task()).is_some_and(|open| open.binary_search(&call).is_ok())
     }
 }
 

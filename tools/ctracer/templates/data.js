@@ -14,7 +14,8 @@ for (const life of lives) life.parent?.children.push(life);
 for (const event of events) event.life.events.push(event);
 for (const call of calls) call.entry = events[call.entry];
 
-const last = events.at(-1)?.time ?? 0;
+/** Events of two CPUs may stand in the wrong order. */
+const last = events.reduce((most, { time }) => Math.max(most, time), 0);
 
 /** Where no life of the type has a known end, a life lasts up to its last event; else, one that has
  *  not ended lasts up to the end of the trace. */
@@ -35,7 +36,7 @@ const ABOUT = {
   bio: [["bi_opf", "bi_iter.bi_sector", "bi_iter.bi_size"], /^submit_bio/],
   request: [["cmd_flags", "__sector", "__data_len"], /^blk_mq_start_request$/],
 };
-const [about, submits] = ABOUT[data.type] ?? [[], /^$/];
+const [about, submits] = Object.hasOwn(ABOUT, data.type) ? ABOUT[data.type] : [[], /^$/];
 const describe = (life) => life.about ??= description(life);
 function description(life) {
   const values = about.map(() => "");

@@ -6,11 +6,11 @@
 //! of one track must nest. For the same reason each CPU has a track for each thread that ran there. An
 //! arrow leads from an object to each one that was made of it.
 //!
-//! The format's times are µs, with as many decimals as one likes. They count from the first event, so
-//! that a floating point number holds them to the nanosecond; `start` is the time of that event in ns.
+//! The format's times are µs, with as many decimals as one likes. They count from the earliest one, so
+//! that a floating point number holds them to the nanosecond; `start` is that one, in ns.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     io::Write,
 };
 
@@ -53,7 +53,7 @@ fn each_event(report: &TraceReport, mut write: impl FnMut(Value) -> Result<()>) 
     for cpu in cpus {
         process(of_cpu(cpu), &format!("CPU {cpu}")).into_iter().try_for_each(&mut write)?;
     }
-    let last = report.events.last().map_or(start, |event| event.time);
+    let last = report.last.max(start);
     for life in &report.lives {
         let (track, address, generation) = (of_life(life.life), &life.address, life.generation);
         let name = format!("{type_name} {address} #{generation}");
@@ -81,7 +81,7 @@ fn each_event(report: &TraceReport, mut write: impl FnMut(Value) -> Result<()>) 
         }
     }
     // The calls: on the track of each object, and on that of the CPU where the call began.
-    let mut threads = HashSet::new();
+    let (mut threads, places) = (HashSet::new(), Places::of(report));
     for (number, call) in report.calls.iter().enumerate() {
         let Event { cpu, tid, comm, function, .. } = &report.events[call.entry];
         let tid = if *tid == 0 { IDLE + u64::from(*cpu) } else { u64::from(*tid) };
@@ -90,8 +90,8 @@ fn each_event(report: &TraceReport, mut write: impl FnMut(Value) -> Result<()>) 
             if threads.insert(track) {
                 write(describe("thread_name", track, json!({ "name": comm })))?;
             }
-            let mut args = details(report, number, call.entry, life);
-            let returned = call.exit.map(|exit| details(report, number, exit, life));
+            let mut args = places.details(number, call.entry, life);
+            let returned = call.exit.map(|exit| places.details(number, exit, life));
             args.insert("return".to_owned(), returned.map_or("not seen".into(), Value::from));
             write(slice(start, track, json!(function), (call.begin, call.end), args.into()))?;
         }
@@ -129,37 +129,48 @@ fn of_life(life: usize) -> Track {
     (OBJECTS + life as u64, OBJECTS + life as u64)
 }
 
-/// What an event of a call says: on an object's track its fields or their changes, on a CPU's track
-/// the object.
-fn details(
-    report: &TraceReport,
-    call: usize,
-    at: usize,
-    life: Option<usize>,
-) -> Map<String, Value> {
-    let event = &report.events[at];
-    let value = event.value.iter().map(|value| ("value".to_owned(), named(value).into()));
-    let arguments = event.arguments.iter().flatten();
-    let arguments = arguments.map(|(name, value)| (name.clone(), named(value).into()));
-    let mut values: Map<String, Value> = value.chain(arguments).collect();
-    let Some(life) = life else {
-        if event.kind == Kind::Entry {
-            values.insert(report.trace.type_name.clone(), event.address.as_str().into());
+/// Where the events of each call and object are: its call and its return.
+struct Places<'a> {
+    report: &'a TraceReport,
+    events: HashMap<(usize, usize, bool), usize>,
+}
+
+impl Places<'_> {
+    fn of(report: &TraceReport) -> Places<'_> {
+        let mut events = HashMap::new();
+        for (at, (event, call)) in report.events.iter().zip(&report.call_of).enumerate() {
+            let Some(call) = call else { continue };
+            events.entry((*call, event.life, event.kind == Kind::Return)).or_insert(at);
         }
-        return values;
-    };
-    // The events of a call's further objects follow the first one's.
-    let of_call = (at..report.events.len())
-        .take_while(|&next| report.events[next].time == event.time)
-        .filter(|&next| report.call_of[next] == Some(call));
-    if let Some(own) = of_call.map(|at| &report.events[at]).find(|event| event.life == life) {
-        let fields = own.fields.iter().flatten();
-        values.extend(fields.map(|(name, value)| (name.clone(), plain(value).into())));
-        let change = |of: &Change| format!("{} → {}", plain(&of.before), plain(&of.after)).into();
-        let changes = own.changes.iter().flatten();
-        values.extend(changes.map(|of| (of.field.clone(), change(of))));
+        Places { report, events }
     }
-    values
+
+    /// What an event of a call says: on an object's track its fields or their changes, on a CPU's track
+    /// the object. `at`: the event of the call's first object.
+    fn details(&self, call: usize, at: usize, life: Option<usize>) -> Map<String, Value> {
+        let event = &self.report.events[at];
+        let value = event.value.iter().map(|value| ("value".to_owned(), named(value).into()));
+        let arguments = event.arguments.iter().flatten();
+        let arguments = arguments.map(|(name, value)| (name.clone(), named(value).into()));
+        let mut values: Map<String, Value> = value.chain(arguments).collect();
+        let Some(life) = life else {
+            if event.kind == Kind::Entry {
+                let type_name = &self.report.trace.type_name;
+                values.insert(type_name.clone(), event.address.as_str().into());
+            }
+            return values;
+        };
+        let own = self.events.get(&(call, life, event.kind == Kind::Return));
+        if let Some(own) = own.map(|&at| &self.report.events[at]) {
+            let fields = own.fields.iter().flatten();
+            values.extend(fields.map(|(name, value)| (name.clone(), plain(value).into())));
+            let change =
+                |of: &Change| format!("{} → {}", plain(&of.before), plain(&of.after)).into();
+            let changes = own.changes.iter().flatten();
+            values.extend(changes.map(|of| (of.field.clone(), change(of))));
+        }
+        values
+    }
 }
 
 #[cfg(test)]
