@@ -9,18 +9,17 @@ use serde_json::Value;
 
 use crate::{
     life::Life,
-    record::{End, Event, Kind, Ledger, Line, Task, Trace},
+    record::{End, Event, Kind, Ledger, Line, OBJECTS, Task, Trace},
     report::TraceReport,
 };
 
-/// The calls that a kernel's stack of 16 KiB has room for: each one has its return address there.
-const DEEPEST: u32 = 2048;
+/// A thread lies in fewer calls. A kernel's stack of 16 KiB has room for 2048 return addresses; calls
+/// whose returns were lost come on top.
+const DEEPEST: u32 = 1 << 16;
 /// Linux has no thread with this number or a higher one.
 const THREADS: u32 = 1 << 22;
 /// Nor a CPU with this one.
 const CPUS: u32 = 1 << 16;
-/// So many objects of a call are recorded, at most.
-const OBJECTS: usize = 3;
 /// Names of symbols have fewer bytes.
 const SYMBOL: usize = 512;
 
@@ -41,9 +40,9 @@ enum Part {
 pub struct Checker {
     /// Of the last line.
     part: Part,
-    /// The call that began last. They are numbered in the order in which they began: the next one has
-    /// the next number or, where `--errors` has left others out, a higher one.
-    last_call: Option<usize>,
+    /// The call that began last, and when. They are numbered in the order in which they began: the next
+    /// one has the next number or, where `--errors` has left others out, a higher one.
+    last_call: Option<(usize, u64)>,
     /// Each call, each of its arguments that is an object, and whether that was its return.
     seen: HashSet<(usize, u8, bool)>,
     /// Calls whose return was seen, and nothing before.
@@ -75,23 +74,27 @@ impl Checker {
     /// The parts follow each other; of the first one and the last two, there is one line.
     fn order(&mut self, line: &Line) -> Result<()> {
         let (part, what) = match line {
-            Line::Trace(_) => (Part::Trace, "another trace begins"),
-            Line::Event(_) => (Part::Events, "an event stands"),
-            Line::Life(_) => (Part::Lives, "an object's line stands"),
-            Line::Ledger(_) => (Part::Ledger, "another ledger stands"),
-            Line::End(_) => (Part::End, "another end stands"),
+            Line::Trace(_) => (Part::Trace, "another trace"),
+            Line::Event(_) => (Part::Events, "an event"),
+            Line::Life(_) => (Part::Lives, "an object"),
+            Line::Ledger(_) => (Part::Ledger, "another ledger"),
+            Line::End(_) => (Part::End, "another end"),
         };
         let before = match self.part {
-            Part::Nothing => "the first line of a trace is missing",
-            Part::Trace | Part::Events => "after the first line",
-            Part::Lives => "behind the objects' lines, which come after all events",
-            Part::Ledger => "behind the ledger, which comes after all events and objects",
-            Part::End => "behind the end",
+            Part::Nothing => "nothing",
+            Part::Trace => "the first line",
+            Part::Events => "the events",
+            Part::Lives => "the objects",
+            Part::Ledger => "the ledger",
+            Part::End => "the end",
         };
-        ensure!(self.part > Part::Nothing || part == Part::Trace, "{before}");
+        let is_begun = self.part > Part::Nothing || part == Part::Trace;
+        ensure!(is_begun, "the first line of a trace is missing");
         let may_repeat = [Part::Events, Part::Lives].contains(&part);
-        let follows = part > self.part || (may_repeat && part == self.part);
-        ensure!(follows, "{what} here, {before}");
+        ensure!(
+            part > self.part || (may_repeat && part == self.part),
+            "{what} comes after {before}: the order is trace, events, objects, ledger, end"
+        );
         let is_complete = part != Part::End || self.part == Part::Ledger;
         ensure!(is_complete, "the trace ends here, and its ledger is missing");
         self.part = part;
@@ -140,9 +143,9 @@ impl Checker {
             !self.only_returned.contains(call),
             "call {call} begins here, and has returned before"
         );
-        if let Some(last) = self.last_call {
+        if let Some((last, time)) = self.last_call {
             ensure!(
-                *call > last,
+                *call > last || event.time == time, // of two at once, either may come first
                 "call {call} begins after call {last}: they are numbered in the order in which they begin"
             );
         }
@@ -150,11 +153,11 @@ impl Checker {
             *depth as usize <= *call,
             "call {call} lies in {depth} calls, which are more than began"
         );
-        self.last_call = Some(*call);
+        self.last_call = self.last_call.max(Some((*call, event.time)));
         Ok(())
     }
 
-    /// Behind the objects' lines, each one that was named is known, and no more was recorded.
+    /// Each object that was named has its line, and no more is here than was recorded.
     fn ledger(&self, report: &TraceReport, ledger: &Ledger) -> Result<()> {
         lives(report)?;
         let (here, recorded) =
@@ -193,16 +196,16 @@ impl Checker {
 /// What no kernel has.
 fn limits(event: &Event) -> Result<()> {
     let Event { depth, cpu, tid, tgid, arguments, fields, changes, value, .. } = event;
-    ensure!(
-        *depth <= DEEPEST,
-        "a call cannot lie in {depth} others: a stack has room for {DEEPEST}"
-    );
+    ensure!(*depth < DEEPEST, "a call lies in fewer than {DEEPEST} others, and not in {depth}");
     ensure!(*cpu < CPUS, "there is no CPU {cpu}: Linux has fewer than {CPUS}");
     for thread in [tid, tgid] {
         ensure!(*thread < THREADS, "there is no thread {thread}: Linux has fewer than {THREADS}");
     }
     let is_return = event.kind == Kind::Return;
-    ensure!(event.duration.is_some() == is_return, "a return has a duration, and no call has one");
+    ensure!(
+        event.duration.is_some() == is_return,
+        "a return must have a duration, and a call none"
+    );
     address(&event.address)?;
     let pairs = [arguments, fields].into_iter().flatten().flatten();
     let changes = changes.iter().flatten();
@@ -220,13 +223,13 @@ fn scalar(value: &Value) -> Result<()> {
         Value::String(_) | Value::Bool(_) => true,
         Value::Null | Value::Array(_) | Value::Object(_) => false,
     };
-    ensure!(is_one, "its value is no whole number, no text, and neither true nor false");
+    ensure!(is_one, "the value must be a whole number, a text, true or false");
     Ok(())
 }
 
 fn address(text: &str) -> Result<()> {
     let digits = text.strip_prefix("0x").map(|digits| u64::from_str_radix(digits, 16));
-    ensure!(matches!(digits, Some(Ok(_))), "{text:?} is no address");
+    ensure!(matches!(digits, Some(Ok(_))), "{text:?} is not an address like 0xffff888100001000");
     Ok(())
 }
 
@@ -235,7 +238,7 @@ fn header(trace: &Trace) -> Result<()> {
     let breaks = |c: char| c.is_control() || c.is_whitespace() || c == ';';
     let is_one = |name: &str| !name.is_empty() && name.len() < SYMBOL && !name.contains(breaks);
     let odd = trace.functions.iter().find(|function| !is_one(&function.name));
-    ensure!(odd.is_none(), "{:?} is no name of a function", odd.map_or("", |odd| &odd.name));
+    ensure!(odd.is_none(), "{:?} is not the name of a function", odd.map_or("", |odd| &odd.name));
     Ok(())
 }
 

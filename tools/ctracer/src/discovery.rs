@@ -14,13 +14,11 @@ use crate::{
     cli::Ctracer,
     decode::Scalar,
     lives::Rules,
-    record::{Function, Probe, Trace},
+    record::{Function, OBJECTS, Probe, Trace},
 };
 
 /// How many integer arguments both calling conventions, x86-64's and arm64's, pass in registers.
 const REGISTERS: usize = 6;
-/// How many objects of a call the BPF program records.
-const OBJECTS: usize = 3;
 
 /// What was found.
 #[derive(Default)]

@@ -202,6 +202,11 @@ impl<'a> Follower<'a> {
                 outlet.event(event, &lives[..known]).context("stdout")?;
             }
             lives.truncate(known);
+            // A parent may begin after its child, in the same call.
+            for life in &mut lives {
+                life.parent = life.parent.filter(|&parent| parent < known);
+                life.link = life.link.filter(|_| life.parent.is_some());
+            }
         }
         outlet.finish(&lives, &ledger, self.calls.open()).context("stdout")?;
         Ok(outlet.report.unwrap_or_default())

@@ -17,6 +17,9 @@ use crate::{
     value::{Change, Pairs},
 };
 
+/// How many objects of a call the BPF program records.
+pub const OBJECTS: usize = 3;
+
 /// A line of the record. The key `line` says which one it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "line", rename_all = "lowercase")]

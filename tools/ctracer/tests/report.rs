@@ -23,6 +23,13 @@ fn a_damaged_file_is_reported_up_to_its_damage() {
     assert!(said.contains(expected) && !said.contains("panicked"), "{said}");
     assert_eq!(code, 1, "{said}");
     assert!(fs::read_to_string(&page).unwrap().contains("\"ledger\":null"));
+    // Both are said where an output fails, too.
+    let (code, said) = report(&[file, "--html", "/dev/full"]);
+    assert!(
+        said.contains("line 3 is damaged") && said.contains("/dev/full is incomplete"),
+        "{said}"
+    );
+    assert_eq!(code, 1, "{said}");
 }
 
 #[test]

@@ -1,10 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{
-    record::Ledger,
-    report::tests::{Sample, calls, sample, trace},
-};
+use crate::report::tests::{calls, sample, two_objects};
 
 const MEMORY: usize = 1_000_000_000;
 
@@ -66,7 +63,7 @@ fn a_damaged_record_is_read_as_far_as_it_goes() {
         (4, "\"life\":0", "\"life\":900000", "no object has the number 900000"),
         (4, "\"time\":1250", "\"time\":-1", "invalid value"),
         (13, lines[13], lines[14], "life 1 where 0 comes next"),
-        (9, lines[9], lines[0], "another trace begins here"),
+        (9, lines[9], lines[0], "another trace comes after"),
     ] {
         let mut lines: Vec<String> = lines.iter().map(|&line| line.to_owned()).collect();
         assert!(lines[at].contains(from), "{from}: {}", lines[at]);
@@ -90,24 +87,6 @@ fn wrong(text: &str) -> (String, usize) {
         Ok((report, damage)) => (damage.unwrap_or_default(), report.finish().events.len()),
         Err(error) => (format!("{error:#}"), 0),
     }
-}
-
-/// A call with two objects, and two calls beside it.
-fn two_objects() -> Sample {
-    let mut trace = trace(&[
-        (10, 0, 1, 0, 0, 0, false),
-        (10, 0, 1, 0, 0, 1, false),
-        (12, 1, 2, 0, 1, 2, false),
-        (15, 0, 1, 1, 2, 1, false),
-        (18, 0, 1, 1, 2, 1, true),
-        (20, 0, 1, 0, 0, 0, true),
-        (20, 0, 1, 0, 0, 1, true),
-        (30, 1, 2, 0, 1, 2, true),
-    ]);
-    trace.events[1].argument = 1;
-    trace.events[6].argument = 1;
-    trace.ledger = Ledger { hits: 6, entries: 3, returns: 3, ..Ledger::default() };
-    trace
 }
 
 #[test]
@@ -163,17 +142,17 @@ fn the_parts_are_in_order() {
     for (order, expected) in [
         (
             vec![0, 1, 13, 2],
-            "line 4 is damaged, and what follows is not read: an event stands here, behind the objects",
+            "line 4 is damaged, and what follows is not read: an event comes after the objects",
         ),
         (
             vec![0, 15, 1],
-            "line 3 is damaged, and what follows is not read: an event stands here, behind the ledger",
+            "line 3 is damaged, and what follows is not read: an event comes after the ledger",
         ),
         (vec![0, 15, 16], "line 3 is damaged, and what follows is not read: 12 events"),
         (vec![0, 1, 16], "line 3 is damaged, and what follows is not read: the trace ends here"),
-        (vec![0, 15, 15], "another ledger stands here, behind the ledger"),
-        (vec![0, 15, 13], "an object's line stands here, behind the ledger"),
-        (vec![0, 0], "line 2 is damaged, and what follows is not read: another trace begins here"),
+        (vec![0, 15, 15], "another ledger comes after the ledger"),
+        (vec![0, 15, 13], "an object comes after the ledger"),
+        (vec![0, 0], "line 2 is damaged, and what follows is not read: another trace comes after"),
         (vec![0, 1, 2, 4, 3], "call 2 begins here, and has returned before"),
         (vec![1], "line 1 is damaged: the first line of a trace is missing"),
     ] {
@@ -182,11 +161,7 @@ fn the_parts_are_in_order() {
         assert!(why.contains(expected), "{order:?}: {why}");
     }
     let after = [&text, lines[1]].concat();
-    assert!(
-        wrong(&after).0.contains("an event stands here, behind the end"),
-        "{}",
-        wrong(&after).0
-    );
+    assert!(wrong(&after).0.contains("an event comes after the end"), "{}", wrong(&after).0);
     let unknown = [lines[0], &lines[1].replace("\"event\"", "\"even\\u001b[2J\"")].join("\n");
     let (why, _) = wrong(&unknown);
     assert!(why.contains("unknown variant") && !why.contains('\u{1b}'), "{why:?}");
@@ -196,15 +171,15 @@ fn the_parts_are_in_order() {
 #[test]
 fn what_no_kernel_has_is_damage() {
     for (at, from, to, expected) in [
-        (1, "\"depth\":0", "\"depth\":4294967295", "cannot lie in 4294967295 others"),
+        (1, "\"depth\":0", "\"depth\":4294967295", "and not in 4294967295"),
         (1, "\"depth\":0", "\"depth\":4294967296", "invalid value"),
         (1, "\"depth\":0", "\"depth\":2", "lies in 2 calls, which are more than began"),
         (1, "\"cpu\":0", "\"cpu\":70000", "no CPU 70000"),
         (1, "\"tid\":42", "\"tid\":4194304", "no thread 4194304"),
-        (1, "0xffff", "0xg", "is no address"),
-        (1, "\"kind\"", "\"duration\":1,\"kind\"", "a return has a duration, and no call has one"),
-        (1, "2048", "1e300", "bi_iter.bi_sector: its value is no whole number"),
-        (1, "2048", "[[]]", "its value is no whole number"),
+        (1, "0xffff", "0xg", "is not an address"),
+        (1, "\"kind\"", "\"duration\":1,\"kind\"", "a return must have a duration"),
+        (1, "2048", "1e300", "bi_iter.bi_sector: the value must be a whole number"),
+        (1, "2048", "[[]]", "the value must be a whole number"),
         (1, "2048", "1e999", "number out of range"),
         (1, "2048", "NaN", "expected value"),
         (1, "\"time\":1000", "\"time\":18446744073709551616", "invalid type"),
@@ -238,7 +213,7 @@ fn what_no_kernel_has_is_damage() {
         (14, "\"parent\":0", "\"parent\":7", "object 1 comes from object 7, which has no line"),
         (14, "\"link\":\"clone\"", "\"link\":null", "has a parent or a link, and not both"),
         (15, "\"entries\":6", "\"entries\":5", "counts 11 calls and returns, and 12 are here"),
-        (0, "bio_endio", "bio;endio", "no name of a function"),
+        (0, "bio_endio", "bio;endio", "is not the name of a function"),
         (0, "\"type\":\"bio\"", "\"type\":\"\"", "which struct was traced"),
     ] {
         let text = sample().text();

@@ -131,6 +131,24 @@ pub fn sample() -> Sample {
     trace
 }
 
+/// A call with two objects, and two calls beside it.
+pub fn two_objects() -> Sample {
+    let mut trace = trace(&[
+        (10, 0, 1, 0, 0, 0, false),
+        (10, 0, 1, 0, 0, 1, false),
+        (12, 1, 2, 0, 1, 2, false),
+        (15, 0, 1, 1, 2, 1, false),
+        (18, 0, 1, 1, 2, 1, true),
+        (20, 0, 1, 0, 0, 0, true),
+        (20, 0, 1, 0, 0, 1, true),
+        (30, 1, 2, 0, 1, 2, true),
+    ]);
+    trace.events[1].argument = 1;
+    trace.events[6].argument = 1;
+    trace.ledger = Ledger { hits: 6, entries: 3, returns: 3, ..Ledger::default() };
+    trace
+}
+
 /// Function, begin, end, caller and time of its own of each call.
 pub fn calls(report: &TraceReport) -> Vec<(&str, u64, u64, Option<usize>, u64)> {
     let call = |call: &Call| {
