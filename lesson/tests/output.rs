@@ -2,11 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{
-    fs::File,
-    os::unix::process::ExitStatusExt,
-    process::{Command, Stdio},
-};
+use std::{fs::File, os::unix::process::ExitStatusExt, process::Command};
 
 fn lesson() -> Command {
     Command::new(env!("CARGO_BIN_EXE_lesson"))
@@ -24,11 +20,11 @@ fn a_full_disk_is_said() {
 
 #[test]
 fn a_reader_may_leave() {
-    let mut child = lesson().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = lesson().stdout(writer).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     // The signal ends it, as it ends `ls`: see main().
-    let code = output.status.code().unwrap_or(128 + output.status.signal().unwrap());
+    let code = output.status.code().unwrap_or_else(|| 128 + output.status.signal().unwrap());
     assert!(code == 128 + libc::SIGPIPE && errors.is_empty(), "{code} {errors}");
 }

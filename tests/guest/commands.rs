@@ -95,7 +95,7 @@ fn refusals_say_why() -> Result<()> {
         ("ctracer", "", "--json report /etc/passwd --html=/run/x", 2, "cannot be used with"),
         ("ctracer", "", "report /no/such/file --html=/run/x", 1, "/no/such/file cannot be read"),
         ("ctracer", "", "report /dev/null --html=/run/x", 1, "/dev/null: the file is empty"),
-        ("ctracer", "", "report /etc/passwd --html=/run/x", 1, "ctracer --json: line 1"),
+        ("ctracer", "", "report /etc/passwd --html=/run/x", 1, "line 1 is damaged"),
         ("stage12", "", "--type no_such_struct", 1, "no_such_struct"),
         ("stage12", "", "--type no_such_struct", 1, "--type request"),
         ("slow_io", "", "--disk nothing", 2, "no such disk"),
