@@ -24,9 +24,6 @@ pub struct WorkshopProgram {
     pub is_default: bool,
     /// Whether it reads keys on a terminal: `reads_keys`.
     pub reads_keys: bool,
-    /// Whether it can check its command line alone, see [`common_base::PARSE_ONLY`]: the workshop's programs
-    /// do. Of an attempt, nobody knows.
-    pub checks_usage: bool,
     /// How `cargo vm bench` measures it.
     pub bench: BenchForms,
     /// Whether it is the learner's attempt at an exercise, in the workspace `mine/`.
@@ -85,7 +82,6 @@ pub fn attempts(cargo: &Cargo) -> Vec<WorkshopProgram> {
         package: attempt.package,
         is_default: false,
         reads_keys: false,
-        checks_usage: false,
         bench: BenchForms::default(),
         is_attempt: true,
     });
@@ -134,7 +130,6 @@ fn programs_of(metadata: &Metadata) -> Result<Vec<WorkshopProgram>> {
                 package: package.name.clone(),
                 is_default: package.default_run.as_ref() == Some(&bin.name),
                 reads_keys: reads_keys.unwrap_or(false),
-                checks_usage: true,
                 bench: bench.clone().unwrap_or_default(),
                 is_attempt: false,
             });
@@ -155,7 +150,6 @@ mod tests {
             package: package.to_owned(),
             is_default,
             reads_keys: false,
-            checks_usage: false,
             bench: BenchForms::default(),
             is_attempt,
         };

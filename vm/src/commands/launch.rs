@@ -86,7 +86,8 @@ impl GuestProgram {
             argv.extend(["--duration".into(), STAGE_DURATION.into()]);
         }
         let reads_keys = known.is_some_and(|known| known.reads_keys);
-        let checks_usage = known.is_some_and(|known| known.checks_usage);
+        // Of an attempt, nobody knows what it does with PARSE_ONLY.
+        let checks_usage = known.is_some_and(|known| !known.is_attempt);
         GuestProgram { stage, reads_keys, checks_usage, ..GuestProgram::other(argv) }
     }
 }
