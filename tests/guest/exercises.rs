@@ -573,7 +573,9 @@ fn exercise_queue() -> Result<()> {
 /// Requests of several disks, of which the kernel's counters have the number and the time. One waits since before
 /// the program was started; some are started again, or complete in parts.
 fn exercise_without() -> Result<()> {
-    let (slow, silent) = (NullBlk::one_tag("slow", 50)?, NullBlk::new("silent", "")?);
+    // One tag: each request finds what the one before has left in its fields.
+    let silent = NullBlk::new("silent", "hw_queue_depth=1 submit_queues=1")?;
+    let slow = NullBlk::one_tag("slow", 50)?;
     slow.queues()?;
     disks::read(&silent.name, 30)?;
     fs::write(silent.queue("iostats"), "0")?;
