@@ -176,6 +176,7 @@ struct request {
 	struct bio *bio, *biotail; /* the first of those that it has not completed, and the last one */
 	struct block_device *part; /* NULL where nobody keeps statistics of it */
 	u64 start_time_ns; /* when it was made; without statistics 0, or what an earlier one has left here */
+	u64 io_start_time_ns; /* when the driver got it, the last time; 0 where it never did */
 	void *end_io; /* the function that completes it instead of the block layer, or NULL */
 };
 

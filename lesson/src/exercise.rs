@@ -117,7 +117,7 @@ mod tests {
         let workspace = workspace();
         let exercises = Exercise::all(&workspace).unwrap();
         let ids: Vec<&str> = exercises.iter().map(|exercise| exercise.id.as_str()).collect();
-        let all = "01 02 03 04 05 06 07 08 09 10 11 12 13 bytes disk histogram inode io_uring join queue \
+        let all = "01 02 03 04 05 06 07 08 09 10 11 12 13 14 bytes disk histogram inode io_uring queue \
                    returns without retransmit runqueue";
         assert_eq!(ids.join(" "), all);
         for exercise in exercises {

@@ -127,7 +127,7 @@ mod tests {
             (
                 "12",
                 &["11"],
-                "Then read stage 13: stage13_slow_io/README.md. It has an exercise: ",
+                "Then read stage 13: stage13_ring_buffer/README.md. It has an exercise: ",
                 "queue",
             ),
             ("12", &["11"], "Beside the stages: `cargo lesson start returns`, ", "queue"),

@@ -205,7 +205,7 @@ fn without_workload<T>(disk: &str, then: impl FnOnce() -> Result<T>) -> Result<T
 }
 
 /// What these print beside loads of their own.
-const ALONE: [&str; 4] = ["stage09", "stage13", "ctracer", "slow_io"];
+const ALONE: [&str; 5] = ["stage09", "stage13", "stage14", "ctracer", "slow_io"];
 
 fn captured_alone(package: &str, disk: &str) -> Result<String> {
     match package {
@@ -218,7 +218,7 @@ fn captured_alone(package: &str, disk: &str) -> Result<String> {
             running.interrupt()
         }
         // Four readers of a disk that takes one request at a time.
-        "stage13" => without_workload(disk, || {
+        "stage13" | "stage14" => without_workload(disk, || {
             let _disk = NullBlk::one_tag("nullb0", 50)?;
             let load = format!("for i in 1 2 3 4; do {} & done; wait", reads("nullb0", 2));
             Ok(beside(package, &[], || shell(&load))?.1)

@@ -13,7 +13,9 @@ tests![
     slow_io_shows_what_is_wanted,
     slow_io_records_what_came_before,
     stage13_counts_what_is_lost,
-    stage13_divides_a_bios_time,
+    stage13_prints_slow_bios,
+    stage14_divides_a_bios_time,
+    stage14_follows_a_request,
 ];
 
 /// What finds no room in the buffer is lost, and each bio has a line or is counted.
@@ -23,11 +25,84 @@ fn stage13_counts_what_is_lost() -> Result<()> {
     let load = || disks::read(&quick.name, 20_000);
     let output = beside_a_stopped("stage13", &["--min", "1ns"], load)?;
     let did = disks::bios(&quick.name)? - before;
-    let lines = output.lines().filter(|line| line.contains(" KiB  ")).count() as u64;
-    let (slow, lost) = (count(&output, "slow, ")?, count(&output, "lost (")?);
+    let lines = bios_lines(&output).len() as u64;
+    let (slow, lost) = (count(&output, "slow")?, count(&output, "lost (")?);
     let completed = count(&output, "bios completed")?;
     ensure!(lost > 0 && slow == lines, "{lines} lines, {slow} slow, {lost} lost");
     ensure!((slow + lost, did) == (completed, completed), "{did} reads, {slow} slow, {lost} lost");
+    Ok(())
+}
+
+/// The lines of slow bios.
+fn bios_lines(output: &str) -> Vec<&str> {
+    output.lines().filter(|line| line.contains(" KiB  ")).collect()
+}
+
+/// The time that a line begins with, ms.
+fn first_ms(line: &str) -> Result<f64> {
+    let first = line.split_whitespace().next().context("no time")?;
+    first.parse().with_context(|| line.to_owned())
+}
+
+/// A slow bio has a line, with what ftrace saw submitted and a time from the timer's on; a quicker one has none.
+/// The disk has more sectors than 32 bits hold, and one bio takes more ns.
+fn stage13_prints_slow_bios() -> Result<()> {
+    const LATE: u64 = 4_300; // ms: 5 more than 32 bits of ns
+    let slow = NullBlk::timer("timer", 60, "size=4194304 memory_backed=1 discard=1")?;
+    let quicker = NullBlk::timer("other", 20, "")?;
+    let late = Mapped::new("late", &format!("0 20000 delay /dev/{} 0 {LATE}", quicker.name))?;
+    let [path, of] = [late.path(), late.disk()?];
+    let dev = format!("{} ", disks::numbers(&slow.name)?.replace(':', ","));
+    let submitted = Ftrace::new(&[Hook::Tracepoint("block/block_bio_queue", "")])?;
+    let mut running = Running::stage("stage13", &["--min", "45ms"])?;
+    let first = Running::bash(&reads(&path, 1))?;
+    disks::read(&quicker.name, 10)?;
+    shell(&format!("blkdiscard --force --offset 8MiB --length 1MiB /dev/{}", slow.name))?;
+    running.wait_for(&format!(" of {} (", slow.name)).context("a line as soon as a bio is slow")?;
+    let options = "--rw=randrw --bsrange=4k-64k --offset=2500G --size=16M";
+    fio_direct(&slow.name, &format!("{options} --iodepth=4 --number_ios=40"))?;
+    first.end_well()?;
+    let output = running.interrupt()?;
+    let lines = bios_lines(&output);
+    for line in &lines {
+        ensure!(first_ms(line)? >= 45.0, "--min 45ms, and {line}: {output}");
+    }
+    let is_late = |line: &&&str| line.contains(&format!(" of {of} ("));
+    let late: Vec<f64> =
+        lines.iter().filter(is_late).map(|l| first_ms(l)).collect::<Result<_>>()?;
+    let is_right = late.len() == 1 && late[0] >= LATE as f64 - 44.0;
+    ensure!(is_right, "dm-delay takes {LATE} ms, {late:?}: {output}");
+
+    let shown = format!(" of {} (", slow.name);
+    let mut ours = Vec::new();
+    for line in lines.iter().filter(|line| line.contains(&shown)) {
+        ensure!(first_ms(line)? >= 60.0, "the disk takes 60 ms: {line}");
+        let (_, line) = line.split_once(" ms ").context("no unit")?;
+        ours.push(line.trim().to_owned());
+    }
+    let events = submitted.events()?;
+    let of_disk = events.iter().filter(|event| event.text.starts_with(&dev));
+    let with_data = of_disk.filter(|event| !event.text.contains(" + 0 "));
+    let mut theirs = Vec::new();
+    for event in with_data {
+        let (sectors, task) = event
+            .text
+            .rsplit_once(" + ")
+            .and_then(|it| it.1.split_once(" ["))
+            .context("no size")?;
+        let (kib, task) = (sectors.parse::<u64>()? / 2, task.trim_end_matches(']'));
+        let numbers = dev.trim().replace(',', ":");
+        let sector = event.sector()?;
+        theirs.push(format!("{kib} KiB  Sector ({sector}){shown}{numbers}) by {task}"));
+    }
+    ours.retain(|line| line.contains("  Sector ("));
+    (ours.sort(), theirs.sort());
+    ensure!(
+        ours == theirs && ours.len() > 40,
+        "submitted:\n{}\nyours:\n{}",
+        theirs.join("\n"),
+        ours.join("\n")
+    );
     Ok(())
 }
 
@@ -115,10 +190,13 @@ fn sum(lines: &[Value], name: &str) -> u64 {
 fn to_divide() -> Result<[NullBlk; 5]> {
     let (slow, bulk) = (NullBlk::timer("timer", 60, "")?, NullBlk::timer("bulk", 60, "")?);
     let (one_tag, queued) = (NullBlk::one_tag("one_tag", 20)?, NullBlk::one_tag("queued", 20)?);
-    let mute = NullBlk::timer("mute", 20, "")?;
+    let mute = NullBlk::one_tag("mute", 20)?;
     fs::write(one_tag.queue("scheduler"), "none")?;
+    fs::write(mute.queue("scheduler"), "none")?;
     queued.queues()?;
     fs::write(bulk.queue("nomerges"), "0")?;
+    // With one tag, each request has the times that these have left.
+    disks::read(&mute.name, 3)?;
     fs::write(mute.queue("iostats"), "0")?;
     Ok([slow, bulk, one_tag, queued, mute])
 }
@@ -136,14 +214,77 @@ fn read_to_divide([slow, bulk, one_tag, queued, mute]: &[NullBlk; 5]) -> Result<
     ))
 }
 
-fn stage13_divides_a_bios_time() -> Result<()> {
+/// A delay in one place stands in that column. A flush before a write is in QUEUE, and one after it in END.
+fn stage14_divides_a_bios_time() -> Result<()> {
+    const FLUSH: f64 = 20.0; // ms
     let (all, quick) = (to_divide()?, NullBlk::new("quick", "")?);
-    let load = || read_to_divide(&all).and(disks::read(&quick.name, 36));
-    divides(&all, &quick, &beside("stage13", &[], load)?.1)
+    let (cached, has_flush_after) = cached(20_000_000)?;
+    let load = || {
+        read_to_divide(&all)?;
+        commit_to(&cached)?;
+        shell(&format!("dd if=/dev/{} of=/dev/null bs=2M count=1 iflag=direct", all[2].name))?;
+        disks::read(&quick.name, 36)
+    };
+    let (_, output) = beside("stage14", &[], load)?;
+    divides(&all, &quick, &output)?;
+    let split = bios_lines(&output).into_iter().find(|line| line.contains(" 2048 KiB  "));
+    let split = split.context("no line of the bio that was split")?;
+    ensure!(columns(split)?[1] >= 20.0, "its last part has waited for the one before: {split}");
+    // Of the journal's blocks, the last one commits.
+    let of_journal = |line: &&str| line.contains(&cached.name) && line.contains(" by jbd2/");
+    let commit = bios_lines(&output).into_iter().rfind(of_journal).context("no commit block")?;
+    let [_, _, queue, device, end] = columns(commit)?[..] else { bail!("{commit}") };
+    let is_right = queue >= FLUSH && device >= FLUSH && (end >= FLUSH || !has_flush_after);
+    ensure!(is_right, "a flush before this write, after it {has_flush_after}: {commit}");
+    Ok(())
+}
+
+/// Requests that a disk completes in parts, each of which completes bios, and gets again for the rest: as often as
+/// ftrace sees.
+fn stage14_follows_a_request() -> Result<()> {
+    const READS: u64 = 96;
+    let disk = ScsiDebug::new("ndelay=20000000 opts=0x100 every_nth=2 dev_size_mb=64")?;
+    let again = Ftrace::new(&[Hook::Tracepoint("block/block_rq_requeue", "")])?;
+    let batches = "--iodepth=16 --iodepth_batch=16 --iodepth_batch_complete_min=16";
+    let load = || {
+        let before = disks::requests(&disk.name)?;
+        fio_direct(&disk.name, &format!("--rw=read {batches} --number_ios={READS} --size=4M"))?;
+        Ok(disks::requests(&disk.name)? - before)
+    };
+    let (requests, output) = beside("stage14", &[], load)?;
+    let again = again.events()?.len() as u64;
+    ensure!(requests < READS && again > 0, "nothing is merged, or in parts: {requests}, {again}");
+    let of_disk = format!(" of {} (", disk.name);
+    let mut lines = bios_lines(&output);
+    lines.retain(|line| line.contains(&of_disk) && line.ends_with(" by fio"));
+    ensure!(lines.len() as u64 == READS, "{} lines of {READS}: {output}", lines.len());
+    for line in lines {
+        let ms = columns(line)?;
+        let is_right = (ms[1..].iter().sum::<f64>() - ms[0]).abs() < 0.01 && ms[3] >= 20.0;
+        ensure!(is_right, "each request takes 20 ms: {line}");
+    }
+    let requeued = count(&output, "requeued (")?;
+    ensure!(requeued == again, "{again} requests were requeued, not {requeued}: {output}");
+    Ok(())
+}
+
+/// The total of a line and its parts, ms; NaN for what is not known.
+fn columns(line: &str) -> Result<Vec<f64>> {
+    let words = line.split_whitespace().take_while(|word| *word != "ms");
+    words.map(|word| Ok(if word == "-" { f64::NAN } else { word.parse()? })).collect()
+}
+
+/// A write of a file system with a journal, whose commit block asks for flushes.
+fn commit_to(cached: &NullBlk) -> Result<String> {
+    shell(&format!(
+        "mount /dev/{} /mnt/cached; dd if=/dev/zero of=/mnt/cached/file bs=4k count=1 conv=fsync; \
+         umount /mnt/cached",
+        cached.name
+    ))
 }
 
 /// A delay in one place is blamed on that part, and on no other one; what nobody knows is null; operations are
-/// blktrace's; and tables, causes and the README say the same as the lines. The lesson, stage 13, sees the same.
+/// blktrace's; and tables, causes and the README say the same as the lines. The lesson, stage 14, sees the same.
 fn slow_io_blames_the_right_part() -> Result<()> {
     let all = &to_divide()?;
     let [slow, _, one_tag, queued, mute] = all;
@@ -162,7 +303,7 @@ fn slow_io_blames_the_right_part() -> Result<()> {
     let (mut events, mut lesson) = (Vec::new(), String::new());
 
     let traced = traced(&["--who"], || {
-        let running = Running::stage("stage13", &[])?;
+        let running = Running::stage("stage14", &[])?;
         read_to_divide(all)?;
         read_throttled(&cgroup, &plain.name, 30)?;
         shell(&[&delay, &twice].map(|mapped| reads(&mapped.path(), 10)).join("; "))?;
@@ -172,11 +313,7 @@ fn slow_io_blames_the_right_part() -> Result<()> {
         }
         lesson = running.interrupt()?;
 
-        shell(&format!(
-            "mount /dev/{} /mnt/cached; dd if=/dev/zero of=/mnt/cached/file bs=4k count=1 conv=fsync; \
-             umount /mnt/cached",
-            cached.name
-        ))?;
+        commit_to(&cached)?;
         judge.events()?;
         operations(&virtio)?;
         fio_direct(&virtio, "--rw=randrw --iodepth=8 --number_ios=200 --size=64M")?;
@@ -255,12 +392,9 @@ fn divides(
     silent: &NullBlk,
     output: &str,
 ) -> Result<()> {
-    // Of each line the total and the parts, in ms; NaN for what is not known.
     let mut all = Vec::new();
-    for line in output.lines().filter(|line| line.contains(" KiB  ")) {
-        let words = line.split_whitespace().take_while(|word| *word != "ms");
-        let ms = words.map(|word| Ok(if word == "-" { f64::NAN } else { word.parse()? }));
-        all.push((line, ms.collect::<Result<Vec<f64>>>()?));
+    for line in bios_lines(output) {
+        all.push((line, columns(line)?));
     }
     // Reads: fio and dd send a flush, too, which is slow where the host has stopped the guest's CPU.
     let of = |disk: &NullBlk| -> Vec<&Vec<f64>> {

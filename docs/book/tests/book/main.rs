@@ -79,7 +79,7 @@ fn a_reader_finds_the_way() {
         driver.open(&url(&book.join("index.html")));
         search(&driver);
         driver.open(&url(&book.join("stage00_tracex3/index.html")));
-        for (direction, last) in [("next", "stage13_slow_io"), ("prev", "stage00_tracex3")] {
+        for (direction, last) in [("next", "stage14_slow_io"), ("prev", "stage00_tracex3")] {
             let mut passed = 0;
             while !driver.address().contains(last) {
                 let before = driver.address();
@@ -98,12 +98,12 @@ fn a_reader_finds_the_way() {
                 );
                 passed += 1;
                 assert!(
-                    driver.address().contains("/stage") && passed <= 13,
+                    driver.address().contains("/stage") && passed <= 14,
                     "{direction} leads from {before} to {}",
                     driver.address()
                 );
             }
-            assert_eq!(passed, 13);
+            assert_eq!(passed, 14);
         }
     }
     assert_eq!(driver.log("browser"), Vec::<Value>::new());

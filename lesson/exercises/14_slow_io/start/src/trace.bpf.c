@@ -7,19 +7,17 @@
 
 const volatile u64 address_of_bio_chain_endio; /* set by main.rs */
 const volatile s64 min; /* ns, set by main.rs: a bio that takes at least so long is slow */
-u64 completed, dropped, unmatched, lost; /* all CPUs share them: simple, but slow on many */
+u64 completed, dropped, unmatched, lost, requeued; /* all CPUs share them: simple, but slow on many */
 
-struct times { /* of a request, in ns; 0: not yet, or not known */
-	u64 allocated, issued, completed;
-};
-
-struct start { /* a bio; the record that user space gets, too */
+struct start { /* the record that user space gets, too */
 	u64 time, end; /* ns */
 	u64 sector; /* of dev; 512 bytes each */
 	u64 dev; /* the disk or partition */
 	u64 bytes;
 	char comm[16]; /* the task that submitted it */
-	struct times request; /* of several, the one that completed last */
+	struct times { /* ns; 0: no request was seen, or none with times */
+		u64 allocated, issued, completed;
+	} request; /* of several, the one that completed last */
 };
 
 struct {
@@ -55,13 +53,6 @@ int BPF_KPROBE(io_start, struct bio *bio)
 	return 0;
 }
 
-/* Of a part, the bio that it was cut off from; NULL of any other bio. */
-static __always_inline struct bio *whole_of(struct bio *bio)
-{
-	bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
-	return is_part ? BPF_CORE_READ(bio, bi_private) : NULL;
-}
-
 static __noinline int completes(struct bio *bio, bool is_part)
 {
 	u64 io = (u64)bio;
@@ -82,16 +73,21 @@ static __noinline int completes(struct bio *bio, bool is_part)
 }
 
 /* The last part of a bio to complete also completes the whole, which may be a part itself. */
+static int bio_ends(struct bio *bio)
+{
+	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
+		bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
+
+		completes(bio, is_part);
+		bio = is_part ? BPF_CORE_READ(bio, bi_private) : NULL; /* the whole */
+	}
+	return 0;
+}
+
 SEC("fentry/bio_endio")
 int BPF_PROG(io_end, struct bio *bio)
 {
-	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
-		struct bio *whole = whole_of(bio);
-
-		completes(bio, whole);
-		bio = whole;
-	}
-	return 0;
+	return bio_ends(bio);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,4 +1,4 @@
-//! Exercise 13: every slow bio, as it completes, and where its time went.
+//! Exercise 13: every slow bio, as it completes.
 
 use std::{mem::MaybeUninit, process::ExitCode, time::Duration};
 
@@ -34,43 +34,27 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
     constants.min = cli.own.min.as_nanos() as i64;
     let skel = session.load(open)?;
-    println!(
-        "{:>9} {:>9} {:>9} {:>9} {:>9} ms  {:>4} KiB",
-        "TOTAL", "WAIT", "QUEUE", "DEVICE", "END", ""
-    );
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
-    session.attach([&skel.progs.io_end, &skel.progs.rq_end])?;
-    session.attach([&skel.progs.rq_start, &skel.progs.io_start])?;
+    session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
     session.wait()?;
     session.detach()?;
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(counts.completed, "bios completed");
+    // Here: how many were slow, and how many were lost.
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
     common::print_skipped(skel.object())
 }
 
-/// Prints the line of a bio; whether its time could be divided.
+/// Prints the line of a bio.
 #[expect(dead_code)] // remove this line once you call it
-fn print(bytes: &[u8]) -> bool {
+fn print(bytes: &[u8]) {
     let mut bio = start::default();
     if plain::copy_from_bytes(&mut bio, bytes).is_err() {
-        return false; // the kernel writes whole records only
+        return; // it never is: the kernel writes whole records
     }
-    let ms = |from: u64, to: u64| format!("{:.3}", to.saturating_sub(from) as f64 / 1e6);
-    let mut columns = vec![ms(bio.time, bio.end)];
-    let request = [bio.request.allocated, bio.request.issued, bio.request.completed];
-    let is_divided = !request.contains(&0);
-    let mut from = bio.time;
-    for to in request.into_iter().chain([bio.end]) {
-        // A bio may join an older request: what was before the bio is no part of its time.
-        let to = to.clamp(from, bio.end.max(from));
-        columns.push(if is_divided { ms(from, to) } else { "-".into() });
-        from = to;
-    }
-    let columns: String = columns.iter().map(|column| format!("{column:>9} ")).collect();
+    let ms = (bio.end - bio.time) as f64 / 1e6;
     let (sector, name) = (Device(bio.dev as u32).sector(bio.sector), common::text(&bio.comm));
-    println!("{columns}ms  {:>4} KiB  {sector} by {name}", bio.bytes / 1024);
-    is_divided
+    println!("{ms:>9.3} ms  {:>4} KiB  {sector} by {name}", bio.bytes / 1024);
 }

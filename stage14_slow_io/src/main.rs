@@ -1,4 +1,4 @@
-//! Stage 13: every slow bio, as it completes, and where its time went.
+//! Stage 14: every slow bio, as it completes, and where its time went.
 
 use std::{io, mem::MaybeUninit, process::ExitCode, thread, time::Duration};
 
@@ -48,7 +48,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     );
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.io_end, &skel.progs.rq_end])?;
-    session.attach([&skel.progs.rq_start, &skel.progs.io_start])?;
+    session.attach([&skel.progs.rq_again, &skel.progs.io_start])?;
     session.begin()?;
     while !session.is_over() {
         // Not all at once: a busy disk may fill the buffer as quickly as it is read.
@@ -63,11 +63,12 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     drop(ring);
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(counts.completed, "bios completed");
-    println!("{slow:>8} slow, {not_divided} of them not divided (no request seen)");
+    println!("{slow:>8} slow, {not_divided} of them not divided (no request with times)");
     println!("{:>8} lost (the buffer was full)", counts.lost);
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
     println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
+    println!("{:>8} requeued (requests that the driver got again)", counts.requeued);
     common::print_skipped(skel.object())
 }
 
@@ -75,7 +76,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
 fn print(bytes: &[u8]) -> bool {
     let mut bio = start::default();
     if plain::copy_from_bytes(&mut bio, bytes).is_err() {
-        return false; // the kernel writes whole records only
+        return false; // it never is: the kernel writes whole records
     }
     let ms = |from: u64, to: u64| format!("{:.3}", to.saturating_sub(from) as f64 / 1e6);
     let mut columns = vec![ms(bio.time, bio.end)];

@@ -7,19 +7,17 @@
 
 const volatile u64 address_of_bio_chain_endio; /* set by main.rs */
 const volatile s64 min; /* ns, set by main.rs: a bio that takes at least so long is slow */
-u64 completed, dropped, unmatched, lost; /* all CPUs share them: simple, but slow on many */
+u64 completed, dropped, unmatched, lost, requeued; /* all CPUs share them: simple, but slow on many */
 
-struct times { /* of a request, in ns; 0: not yet, or not known */
-	u64 allocated, issued, completed;
-};
-
-struct start { /* a bio; the record that user space gets, too */
+struct start { /* the record that user space gets, too */
 	u64 time, end; /* ns */
 	u64 sector; /* of dev; 512 bytes each */
 	u64 dev; /* the disk or partition */
 	u64 bytes;
 	char comm[16]; /* the task that submitted it */
-	struct times request; /* of several, the one that completed last */
+	struct times { /* ns; 0: no request was seen, or none with times */
+		u64 allocated, issued, completed;
+	} request; /* of several, the one that completed last */
 };
 
 struct {
@@ -28,13 +26,6 @@ struct {
 	__type(key, u64); /* address of the I/O */
 	__type(value, struct start);
 } starts SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, u64); /* address of the request */
-	__type(value, struct times);
-} requests SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -62,54 +53,40 @@ int BPF_KPROBE(io_start, struct bio *bio)
 	return 0;
 }
 
-SEC("kprobe/blk_mq_start_request")
-int BPF_KPROBE(rq_start, struct request *rq)
+/* Notes a request's times with one of its bios. Not static: the verifier checks it once, on its own. */
+__noinline int note(u64 io, struct times *times)
 {
-	u64 key = (u64)rq;
-	struct times times = { BPF_CORE_READ(rq, start_time_ns), bpf_ktime_get_ns() };
-	struct times *before = bpf_map_lookup_elem(&requests, &key);
+	for (int i = 0; i < 64; i++) { /* from a part of a bio to the whole */
+		struct start *start = bpf_map_lookup_elem(&starts, &io);
 
-	if (!before || before->allocated != times.allocated || before->completed)
-		bpf_map_update_elem(&requests, &key, &times, BPF_ANY);
-	return 0; /* else it is started again: the first time counts */
-}
-
-/* Of a part, the bio that it was cut off from; NULL of any other bio. */
-static __always_inline struct bio *whole_of(struct bio *bio)
-{
-	bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
-	return is_part ? BPF_CORE_READ(bio, bi_private) : NULL;
-}
-
-/* Copies a request's times to one of its bios. Not static: the verifier checks it on its own, once. */
-__noinline int note(u64 bio, struct times *times)
-{
-	struct start *start = bpf_map_lookup_elem(&starts, &bio);
-
-	for (int i = 0; i < 64 && !start && (bio = (u64)whole_of((void *)bio)); i++)
-		start = bpf_map_lookup_elem(&starts, &bio);
-	if (start && times)
-		start->request = *times;
+		if (start && times)
+			start->request = *times;
+		if (start || (u64)BPF_CORE_READ((struct bio *)io, bi_end_io) != address_of_bio_chain_endio)
+			return 0;
+		io = (u64)BPF_CORE_READ((struct bio *)io, bi_private);
+	}
 	return 0;
 }
 
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
-	u64 key = (u64)rq, bio = (u64)BPF_CORE_READ(rq, bio), last = (u64)BPF_CORE_READ(rq, biotail);
-	struct times *found = bpf_map_lookup_elem(&requests, &key);
+	struct times times = { rq->start_time_ns, rq->io_start_time_ns, bpf_ktime_get_ns() };
+	u64 io = (u64)BPF_CORE_READ(rq, bio), last = (u64)rq->biotail; /* numbers, for note() */
 
-	/* Not for a start that was not seen, the flush after a write, a disk without statistics. */
-	if (!found || found->allocated != rq->start_time_ns || found->completed || !rq->part)
-		return 0;
-	struct times times = *found;
-	times.completed = bpf_ktime_get_ns();
-	if (nr_bytes >= rq->__data_len)
-		found->completed = times.completed; /* the next one at this address is another request */
-	for (int i = 0; i < 1024 && bio; i++) { /* several, where bios were merged */
-		note(bio, &times);
-		bio = bio == last ? 0 : (u64)BPF_CORE_READ((struct bio *)bio, bi_next);
+	if (!rq->part || !nr_bytes)
+		return 0; /* a disk without statistics: the times may be old; or the flush after a write */
+	for (int i = 0; i < 1024 && io; i++) { /* several, where bios were merged */
+		note(io, &times);
+		io = io == last ? 0 : (u64)BPF_CORE_READ((struct bio *)io, bi_next);
 	}
+	return 0;
+}
+
+SEC("tp_btf/block_rq_requeue")
+int BPF_PROG(rq_again, struct request *rq)
+{
+	__sync_fetch_and_add(&requeued, 1); /* the driver will get it once more */
 	return 0;
 }
 
@@ -133,16 +110,21 @@ static __noinline int completes(struct bio *bio, bool is_part)
 }
 
 /* The last part of a bio to complete also completes the whole, which may be a part itself. */
+static int bio_ends(struct bio *bio)
+{
+	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
+		bool is_part = (u64)BPF_CORE_READ(bio, bi_end_io) == address_of_bio_chain_endio;
+
+		completes(bio, is_part);
+		bio = is_part ? BPF_CORE_READ(bio, bi_private) : NULL; /* the whole */
+	}
+	return 0;
+}
+
 SEC("fentry/bio_endio")
 int BPF_PROG(io_end, struct bio *bio)
 {
-	for (int i = 0; i < 64 && bio && !bio_stays_in_flight(bio); i++) {
-		struct bio *whole = whole_of(bio);
-
-		completes(bio, whole);
-		bio = whole;
-	}
-	return 0;
+	return bio_ends(bio);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
