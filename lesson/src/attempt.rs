@@ -11,7 +11,7 @@ use workshop::fail::{USAGE, fail};
 
 use crate::{
     class::{self, ClassOutcome},
-    exercise::{Exercise, HINTS},
+    exercise::{Exercise, HINTS, Step},
     lesson::{Lesson, NOT_YET},
     next::StageProgress,
     verdicts::wrapped,
@@ -79,17 +79,22 @@ pub fn start(lesson: &mut Lesson, id: Option<String>) -> Result<()> {
         ),
     }
     workshop::outln!("\nRead: {}", exercise.read);
-    workshop::outln!(
-        "\nExercise {id}: {}\n\n{}\n",
-        exercise.title,
-        indent(exercise.task.trim_end(), "  ")
-    );
+    workshop::outln!("\nExercise {id}: {}\n", exercise.title);
+    workshop::outln!("{}\n", task(&exercise, state.open_step(&exercise)));
     let kernel = exercise.kernel.as_ref().map(|kernel| format!("--kernel {kernel} "));
     let run = format!("cargo vm run {}{}", kernel.unwrap_or_default(), exercise.package());
     workshop::outln!("Edit {mine}/src. `{run}` runs your program,");
     workshop::outln!("`cargo lesson check` judges it, `cargo lesson hint` helps.");
     class::report(state, Some(&exercise), ClassOutcome::Here);
     Ok(())
+}
+
+/// The task of a step, under its title where there are several.
+pub fn task(exercise: &Exercise, step: usize) -> String {
+    let Step { title, task, .. } = &exercise.steps[step];
+    let number = format!("Step {} of {}", step + 1, exercise.steps.len());
+    let titled = (!title.is_empty()).then(|| format!("{number}: {title}\n\n"));
+    titled.unwrap_or_default() + &indent(task.trim_end(), "  ")
 }
 
 /// Shows the next hint.
@@ -99,7 +104,9 @@ pub fn hint(lesson: &mut Lesson) -> Result<()> {
         Some((number, hint)) => {
             // Prose is one line, code several.
             let hint = if hint.contains('\n') { hint.to_owned() } else { wrapped(hint, 90) };
-            workshop::outln!("Hint {number} of {HINTS}:\n\n{}", indent(hint.trim_end(), "  "));
+            let step = lesson.state.open_step(&exercise);
+            let of = format!("Hint {number} of {HINTS}, {}", exercise.place(Some(step)));
+            workshop::outln!("{of}:\n\n{}", indent(hint.trim_end(), "  "));
         }
         None => {
             let anyhow = if lesson.state.known(&exercise).done { "" } else { " --anyhow" };

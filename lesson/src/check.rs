@@ -20,8 +20,9 @@ use workshop::{
 };
 
 use crate::{
+    attempt::task,
     class::{self, ClassOutcome},
-    exercise::Exercise,
+    exercise::{Exercise, Judge},
     explain,
     judges::{self, Judges},
     lesson::{Lesson, NOT_YET},
@@ -69,16 +70,24 @@ impl Check {
         let workspace = run.workspace();
         loop {
             let before = saved(workspace, exercise);
-            let done = self.once(run, &mut lesson.state, exercise)?;
+            // One that is done is judged whole.
+            let is_whole = lesson.state.known(exercise).done;
+            let step = (!is_whole).then(|| lesson.state.open_step(exercise));
+            let passed = self.once(run, &mut lesson.state, exercise, step)?;
+            let done = passed && lesson.state.known(exercise).done;
             if done {
                 workshop::outln!("\nDone. `cargo lesson solution` compares yours with ours.\n");
                 workshop::outln!(
                     "{}",
                     StageProgress::at(&lesson.state, &lesson.exercises)?.after(exercise)
                 );
+            } else if passed {
+                let next = task(exercise, lesson.state.open_step(exercise));
+                workshop::outln!("\nThis step is done. Here is the next one.\n\n{next}");
+                workshop::outln!("\nRead: {}", exercise.read);
             }
             if done || !self.watch {
-                return Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
+                return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
             }
             workshop::outln!("\nWaiting for you to save a file (Ctrl-C ends)\n");
             while saved(workspace, exercise) == before {
@@ -88,8 +97,14 @@ impl Check {
         }
     }
 
-    /// Judges the attempt as it is now. Whether all judges agree.
-    fn once(&self, run: &Run, state: &mut SavedState, exercise: &Exercise) -> Result<bool> {
+    /// Judges the attempt as it is now, by the judges of a step or by all. Whether all of them agree.
+    fn once(
+        &self,
+        run: &Run,
+        state: &mut SavedState,
+        exercise: &Exercise,
+        step: Option<usize>,
+    ) -> Result<bool> {
         let workspace = run.workspace();
         let judges = Judges::build(run, [])?;
         let cargo = run.guests()?.quiet();
@@ -109,36 +124,43 @@ impl Check {
         let kernel = named.or(exercise.kernel.as_ref());
         let guest = BackgroundGuest::new(run, kernel.map(String::as_str));
         guest.start()?;
-        let number = exercise.judges.len();
+        let asked = match step {
+            Some(step) => exercise.steps[step].judges.iter().collect(),
+            None => exercise.judges(),
+        };
+        let (number, place) = (asked.len(), exercise.place(step));
         let s = if number == 1 { "" } else { "s" };
-        workshop::outln!("exercise {}, {number} judge{s}, {}", exercise.id, guest.kernel());
+        workshop::outln!("{place}, {number} judge{s}, {}", guest.kernel());
         let log = workspace.join(STATE).join("log");
         fs::write(&log, "")?;
-        let tests: Vec<&str> = exercise.judges.iter().map(|judge| judge.test.as_str()).collect();
+        let tests: Vec<&str> = asked.iter().map(|judge| judge.test.as_str()).collect();
         let subject = Subject { name: exercise.judged_as(), file: program, is_attempt: true };
         let said = judges.run(&guest, subject, &tests, |ended| {
-            let judge = exercise.judges.iter().find(|judge| judge.test == ended.name);
+            let judge = asked.iter().find(|judge| judge.test == ended.name);
             let Some(judge) = judge else { return };
             workshop::outln!("{}", printable(&shown(judge, ended)));
             if let Verdict::Failed(why) = &ended.verdict {
                 fs::write(&log, printable(&events_last(why))).ok();
             }
         })?;
-        self.conclude(state, exercise, &said)
-    }
-
-    fn conclude(
-        &self,
-        state: &mut SavedState,
-        exercise: &Exercise,
-        said: &BTreeMap<String, Verdict>,
-    ) -> Result<bool> {
-        let good = said.values().filter(|verdict| **verdict == Verdict::Passed).count();
-        if good == exercise.judges.len() {
-            state.note(exercise, |known| known.done = true)?;
-            class::report(state, Some(exercise), ClassOutcome::Passed);
+        if said.values().filter(|verdict| **verdict == Verdict::Passed).count() == asked.len() {
+            state.pass(exercise, step.unwrap_or(exercise.steps.len() - 1))?;
+            let is_done = state.known(exercise).done;
+            let outcome = if is_done { ClassOutcome::Passed } else { ClassOutcome::Here };
+            class::report(state, Some(exercise), outcome);
             return Ok(true);
         }
+        self.refuse(state, exercise, &asked, &said)
+    }
+
+    /// Says what to do where not all judges agree.
+    fn refuse(
+        &self,
+        state: &SavedState,
+        exercise: &Exercise,
+        asked: &[&Judge],
+        said: &BTreeMap<String, Verdict>,
+    ) -> Result<bool> {
         if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_) | Verdict::NotRun)) {
             workshop::outln!(
                 "\nNo judge refuses your program, but not every judge works on this kernel. \
@@ -146,7 +168,7 @@ impl Check {
             );
             return Ok(false);
         }
-        let no = exercise.judges.iter().find_map(|judge| match said.get(&judge.test)? {
+        let no = asked.iter().find_map(|judge| match said.get(&judge.test)? {
             Verdict::Failed(_) => Some(judge.test.clone()),
             _ => None,
         });

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    exercise::{Exercise, Judge},
+    exercise::Exercise,
     experiments::{Experiment, experiments},
     judges::Judges,
-    mutants::{self, Edit, ExperimentJudge, Mutant, Mutants, OriginalProgram},
+    mutants::{self, Edit, ExperimentJudge, Mutant, Mutants, OriginalProgram, StepAnswer},
 };
 
 /// The judge that starts a program, which is all that an error of the verifier needs.
@@ -67,10 +67,21 @@ pub fn claims(
 ) -> Result<Vec<Claim>> {
     let (mutants, exercises) = (Mutants::read(workspace)?, Exercise::all(workspace)?);
     let mut claims = Vec::new();
+    let mut answers = mutants.step;
     for exercise in &exercises {
         claims.push(start_fails(exercise, judges));
         claims.extend(answer_passes(exercise, judges, all));
+        for step in 1..exercise.steps.len() {
+            let is_its = |it: &StepAnswer| it.exercise == exercise.id && it.step == step;
+            let found = answers.iter().position(is_its);
+            let found = found.with_context(|| {
+                format!("mutants.toml has no answer to {}", exercise.place(Some(step - 1)))
+            })?;
+            claims.extend(step_is_a_step(exercise, answers.remove(found), programs)?);
+        }
     }
+    let of_none = answers.first().map(|it| format!("exercise {}, step {}", it.exercise, it.step));
+    ensure!(of_none.is_none(), "mutants.toml answers {of_none:?}, which is no step but the last");
     for wrong in mutants.wrong {
         claims.push(wrong_is_refused(wrong, programs, &exercises)?);
     }
@@ -106,7 +117,7 @@ fn of_exercise(
 }
 
 fn tests_of(exercise: &Exercise) -> Vec<String> {
-    exercise.judges.iter().map(|Judge { test, .. }| test.clone()).collect()
+    exercise.judges().into_iter().map(|judge| judge.test.clone()).collect()
 }
 
 fn start_fails(exercise: &Exercise, judges: &Judges) -> Claim {
@@ -114,7 +125,32 @@ fn start_fails(exercise: &Exercise, judges: &Judges) -> Claim {
         Some(stage) => ClaimSource::Already(judges.program(&stage)),
         None => ClaimSource::Edited(OriginalProgram::start(exercise), Edit::Texts(Vec::new())),
     };
-    of_exercise(exercise, "the start fails", start, tests_of(exercise), Expected::Fail)
+    // By the judges of its first step.
+    let tests = exercise.steps[0].judges.iter().map(|judge| judge.test.clone()).collect();
+    of_exercise(exercise, "the start fails", start, tests, Expected::Fail)
+}
+
+/// An answer to a step passes it, and does not pass the next one: that one asks for more.
+fn step_is_a_step(
+    exercise: &Exercise,
+    answer: StepAnswer,
+    programs: &[OriginalProgram],
+) -> Result<[Claim; 2]> {
+    let original = mutants::answer(exercise, programs).context("an exercise without an answer")?;
+    let claim = |step: usize, what: String, expected| {
+        let source = ClaimSource::Edited(original.clone(), Edit::Texts(answer.edit.clone()));
+        let tests = exercise.steps[step].judges.iter().map(|judge| judge.test.clone()).collect();
+        of_exercise(exercise, &what, source, tests, expected)
+    };
+    let step = answer.step;
+    Ok([
+        claim(step - 1, format!("an answer to step {step} passes"), Expected::Pass),
+        claim(
+            step,
+            format!("an answer to step {step} is none to step {}", step + 1),
+            Expected::Fail,
+        ),
+    ])
 }
 
 /// None where no judge of the exercise is left to ask.
@@ -139,7 +175,7 @@ fn wrong_is_refused(
     let original = mutants::original(&wrong, programs, exercises)?;
     let exercise = exercises.iter().find(|it| Some(&it.id) == wrong.exercise.as_ref());
     ensure!(
-        exercise.is_none_or(|it| it.judges.iter().any(|judge| judge.test == wrong.judge)),
+        exercise.is_none_or(|it| it.judges().iter().any(|judge| judge.test == wrong.judge)),
         "mutants.toml: {} does not judge the {}",
         wrong.judge,
         wrong.place()

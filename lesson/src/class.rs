@@ -224,7 +224,7 @@ impl Class<'_> {
             }
             ClassOutcome::Broken => "does not compile".to_owned(),
             ClassOutcome::Refused { judge } => {
-                let judge = exercise.judges.iter().find(|it| it.test == *judge)?;
+                let judge = exercise.judges().into_iter().find(|it| it.test == *judge)?;
                 format!("✗ {}", judge.title)
             }
             ClassOutcome::Passed => "✓ passed".to_owned(),
@@ -350,7 +350,7 @@ mod tests {
         let mut slow: Vec<TcpStream> =
             (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
         slow.iter_mut().for_each(|stream| stream.write_all(b"POST / HT").unwrap());
-        let judge = &exercises[3].judges[1];
+        let judge = &exercises[3].steps[0].judges[1];
         thread::scope(|scope| {
             for number in 0..30 {
                 scope.spawn(move || {

@@ -24,7 +24,6 @@ pub struct Exercise {
     pub start: PathBuf,
     /// The directory with the answer: `stage04_max_latency`.
     pub solution: PathBuf,
-    pub task: String,
     pub read: String,
     /// The numbers of the stages that teach what it needs, in their order. One with a number needs those
     /// before it.
@@ -32,6 +31,19 @@ pub struct Exercise {
     pub after: Vec<String>,
     /// The kernel line that its judges need, where it is not the default one.
     pub kernel: Option<String>,
+    /// What to do, one after the other.
+    #[serde(rename = "step")]
+    pub steps: Vec<Step>,
+}
+
+/// One thing to understand and to try. Most exercises have one.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// What the program will do then, in a few words, where there are several.
+    #[serde(default)]
+    pub title: String,
+    pub task: String,
     /// From a nudge to the lines.
     pub hints: [String; HINTS],
     /// What an attempt must pass, in this order.
@@ -97,6 +109,24 @@ impl Exercise {
             && begins_and_ends_here.iter().all(|it| it.starts_with("lesson/exercises"))
     }
 
+    /// The judges of all steps, each once.
+    pub fn judges(&self) -> Vec<&Judge> {
+        let mut judges: Vec<&Judge> = Vec::new();
+        for judge in self.steps.iter().flat_map(|step| &step.judges) {
+            if judges.iter().all(|known| known.test != judge.test) {
+                judges.push(judge);
+            }
+        }
+        judges
+    }
+
+    /// `exercise 03`, or `exercise 03, step 1 of 2` with the number of a step.
+    pub fn place(&self, step: Option<usize>) -> String {
+        let of = self.steps.len();
+        let step = step.filter(|_| of > 1).map(|step| format!(", step {} of {of}", step + 1));
+        format!("exercise {}{}", self.id, step.unwrap_or_default())
+    }
+
     pub fn package(&self) -> String {
         format!("mine-{}", self.id)
     }
@@ -127,9 +157,18 @@ mod tests {
                     assert!(file.is_file(), "{}: no {}", exercise.id, file.display());
                 }
             }
-            assert!(exercise.task.lines().count() <= 30, "{}: a long task", exercise.id);
-            assert!(exercise.hints.iter().all(|hint| !hint.trim().is_empty()), "{}", exercise.id);
-            assert!(!exercise.judges.is_empty() && exercise.after.is_sorted(), "{}", exercise.id);
+            let id = &exercise.id;
+            assert!(!exercise.steps.is_empty() && exercise.after.is_sorted(), "{id}");
+            for step in &exercise.steps {
+                assert!(step.task.lines().count() <= 30, "{id}: a long task");
+                assert!(step.hints.iter().all(|hint| !hint.trim().is_empty()), "{id}");
+                assert!(!step.judges.is_empty(), "{id}");
+                assert_eq!(
+                    step.title.is_empty(),
+                    exercise.steps.len() == 1,
+                    "{id}: a step's title"
+                );
+            }
             // `"The idea" in stage05_sector/README.md`: a section that is there.
             let pieces: Vec<&str> = exercise.read.split('"').skip(1).collect();
             for pair in pieces.chunks(2).filter(|pair| pair.len() == 2) {
@@ -159,6 +198,10 @@ mod tests {
             let command = format!("cargo lesson start {id}");
             let offers = readme.contains(&command) || !readme.contains("\n## The idea\n");
             assert!(offers, "{stage}/README.md does not have {command}");
+            // Each step has its turn, where its idea ends.
+            let turns = readme.matches("\n## Your turn").count();
+            let is_its = exercise.has_number();
+            assert!(!is_its || turns == exercise.steps.len(), "{stage}/README.md: {turns} turns");
         }
     }
 }

@@ -132,7 +132,7 @@ mod tests {
         let workspace = workspace();
         let exercises = Exercise::all(&workspace).unwrap();
         let judges: Vec<String> =
-            exercises.into_iter().flat_map(|e| e.judges).map(|judge| judge.test).collect();
+            exercises.iter().flat_map(Exercise::judges).map(|it| it.test.clone()).collect();
         // As `cargo vm test` builds it, which runs this test: it is there already.
         let cargo = Cargo::new(&workspace, true);
         let built = cargo.artifacts(&["test", "--workspace", "--no-run"]).unwrap();

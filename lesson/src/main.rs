@@ -32,7 +32,7 @@ use crate::{check::Check, lesson::Lesson, prove::Prove};
 
 /// Exercises that a machine checks. Without a command: where you are, and what to do next.
 ///
-/// Exit codes: 0 done, 1 not yet, 2 wrong usage, 125 the virtual machine died.
+/// Exit codes: 0 done (of several steps: the one that is judged), 1 not yet, 2 wrong usage, 125 the virtual machine died.
 #[derive(Parser)]
 #[command(name = "cargo lesson", bin_name = "cargo lesson")]
 struct Cli {

@@ -27,6 +27,21 @@ pub struct Mutants {
     pub mutant: Vec<ExperimentJudge>,
     /// In the order of the file.
     pub wrong: Vec<Mutant>,
+    /// An answer to each step of an exercise but the last one.
+    #[serde(default)]
+    pub step: Vec<StepAnswer>,
+}
+
+/// The answer to a step, which is none to the next one.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepAnswer {
+    /// The id of the exercise.
+    pub exercise: String,
+    /// The number of the step, from 1.
+    pub step: usize,
+    /// What makes it out of the whole answer.
+    pub edit: Vec<[String; 2]>,
 }
 
 /// An experiment without an error, and the judge that notices it, or why none does.
@@ -151,12 +166,20 @@ pub fn original(
         (Some(id), None) => exercises
             .iter()
             .find(|exercise| exercise.id == *id)
-            .and_then(|it| programs.iter().find(|program| program.directory == it.solution)),
+            .and_then(|exercise| answer(exercise, programs)),
         (None, Some(name)) => programs.iter().find(|program| program.name == *name),
         _ => None,
     };
     let missing = || format!("mutants.toml, {}: no such exercise or program", wrong.what);
     found.cloned().with_context(missing)
+}
+
+/// The answer to an exercise, whole.
+pub fn answer<'p>(
+    exercise: &Exercise,
+    programs: &'p [OriginalProgram],
+) -> Option<&'p OriginalProgram> {
+    programs.iter().find(|program| program.directory == exercise.solution)
 }
 
 struct Source {

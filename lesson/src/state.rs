@@ -22,6 +22,9 @@ pub const STATE: &str = ".lesson";
 pub struct Known {
     /// An attempt has passed all judges.
     pub done: bool,
+    /// How many steps an attempt has passed, before all are done.
+    pub steps: usize,
+    /// How many hints were shown, of the step that is open.
     pub hints: usize,
     /// When it was started first.
     pub started: Option<u64>,
@@ -164,19 +167,36 @@ impl SavedState {
         let kept = Path::new("mine.old").join(&name);
         fs::rename(self.workspace.join(exercise.directory()), old.join(&name))
             .with_context(|| format!("cannot move the attempt to {}", kept.display()))?;
-        self.note(exercise, |known| known.hints = 0)?;
+        self.note(exercise, |known| (known.steps, known.hints) = (0, 0))?;
         self.start(exercise)?;
         Ok(kept)
     }
 
-    /// The next hint, and its number; `None` after the last one.
+    /// The number of the first step that is not done, from 0; of an exercise that is done, the last one's.
+    pub fn open_step(&self, exercise: &Exercise) -> usize {
+        let Known { done, steps, .. } = self.known(exercise);
+        let last = exercise.steps.len() - 1;
+        if done { last } else { steps.min(last) }
+    }
+
+    /// Notes that a step has passed: the next one begins without hints, and the last one ends the exercise.
+    pub fn pass(&mut self, exercise: &Exercise, step: usize) -> Result<()> {
+        let is_last = step + 1 == exercise.steps.len();
+        self.note(exercise, |known| match is_last {
+            true => known.done = true,
+            false => (known.steps, known.hints) = (step + 1, 0),
+        })
+    }
+
+    /// The next hint of the step that is open, and its number; `None` after the last one.
     pub fn hint<'e>(&mut self, exercise: &'e Exercise) -> Result<Option<(usize, &'e str)>> {
         let given = self.known(exercise).hints;
         if given >= HINTS {
             return Ok(None);
         }
         self.note(exercise, |known| known.hints += 1)?;
-        Ok(exercise.hints.get(given).map(|hint| (given + 1, hint.as_str())))
+        let hints = &exercise.steps[self.open_step(exercise)].hints;
+        Ok(hints.get(given).map(|hint| (given + 1, hint.as_str())))
     }
 }
 
@@ -297,7 +317,7 @@ mod tests {
         for number in 1..=HINTS {
             let mut state = SavedState::open(dir.path()).unwrap();
             let hint = state.hint(exercise).unwrap();
-            assert_eq!(hint, Some((number, exercise.hints[number - 1].as_str())));
+            assert_eq!(hint, Some((number, exercise.steps[0].hints[number - 1].as_str())));
         }
         let mut state = SavedState::open(dir.path()).unwrap();
         assert_eq!(state.hint(exercise).unwrap(), None);
@@ -306,6 +326,26 @@ mod tests {
         state.reset(exercise).unwrap();
         let known = SavedState::open(dir.path()).unwrap().known(exercise);
         assert!(known.done && known.hints == 0 && known.started.is_some());
+    }
+
+    #[test]
+    fn steps_are_passed_one_by_one() {
+        let (dir, mut state, mut exercises) = state();
+        let mut exercise = exercises.swap_remove(0);
+        exercise.steps = vec![exercise.steps[0].clone(); 3];
+        state.start(&exercise).unwrap();
+        for step in 0..3 {
+            let mut state = SavedState::open(dir.path()).unwrap();
+            assert_eq!((state.open_step(&exercise), state.known(&exercise).done), (step, false));
+            // Each has its own hints.
+            assert_eq!(state.hint(&exercise).unwrap().map(|(number, _)| number), Some(1));
+            state.pass(&exercise, step).unwrap();
+        }
+        let mut state = SavedState::open(dir.path()).unwrap();
+        assert!(state.known(&exercise).done && state.open_step(&exercise) == 2);
+        // Who starts over does so from the first step, and has done it nevertheless.
+        state.reset(&exercise).unwrap();
+        assert!(state.known(&exercise).done && state.known(&exercise).steps == 0);
     }
 
     #[test]

@@ -25,8 +25,18 @@ pub struct Exercise {
     pub start: PathBuf,
     /// The directory with the answer.
     pub solution: PathBuf,
-    task: String,
     read: String,
+    #[serde(rename = "step")]
+    steps: Vec<Step>,
+}
+
+/// One of the things to do, one after the other.
+#[derive(Deserialize)]
+struct Step {
+    /// Empty where it is the only one.
+    #[serde(default)]
+    title: String,
+    task: String,
     hints: Vec<String>,
     #[serde(rename = "judge")]
     judges: Vec<Judge>,
@@ -66,26 +76,32 @@ impl Exercise {
 
     /// The page of an exercise that is in no stage's text; `diff` is the difference between start and answer.
     pub fn page(&self, diff: &str) -> String {
+        let turns = self.steps.iter().map(|step| {
+            let of = if step.title.is_empty() { "" } else { ": " };
+            let (task, folded) = (prose(&step.task), step.folded());
+            format!("## Your turn{of}{}\n\n{task}\n\n{folded}\n", step.title)
+        });
         format!(
             "# {}: {}\n\n```\ncargo lesson start {}     # a copy of {}\ncargo lesson check\n```\n\n\
-             Read: {}\n\n## Your turn\n\n{}\n\n{}\n## The answer\n\n{}",
+             Read: {}\n\n{}## The answer\n\n{}",
             self.id,
             self.title,
             self.id,
             self.start.display(),
             linked(&self.read),
-            prose(&self.task),
-            self.folded(),
+            turns.collect::<String>(),
             folded("Show the answer", diff),
         )
     }
 
-    /// The task of a stage, as `cargo lesson start` prints it, and what may help.
-    pub fn below_turn(&self) -> String {
+    /// For each *Your turn* of a stage the task, as `cargo lesson start` prints it, and what may help.
+    pub fn below_turns(&self) -> Vec<String> {
         let task = format!("The whole task (<code>cargo lesson start {}</code>)", self.id);
-        folded(&task, &prose(&self.task)) + &self.folded()
+        self.steps.iter().map(|step| folded(&task, &prose(&step.task)) + &step.folded()).collect()
     }
+}
 
+impl Step {
     fn folded(&self) -> String {
         let mut text = String::new();
         for (number, hint) in (1..).zip(&self.hints) {

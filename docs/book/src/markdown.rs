@@ -21,8 +21,8 @@ pub trait Links {
 pub struct Extras<'a> {
     /// The words that it explains.
     pub glossary: Option<&'a Glossary>,
-    /// At the end of *Your turn*.
-    pub turn: String,
+    /// At the end of each *Your turn*.
+    pub turns: Vec<String>,
     /// At the end of *The answer*, which is folded.
     pub answer: Option<String>,
     /// Names and texts of the sources whose pieces the page shows.
@@ -157,11 +157,13 @@ impl<L: Links> Editor<'_, L> {
 
     /// Adds what *Your turn* ends with, and folds *The answer*.
     fn extend_sections(&mut self) {
+        let mut turns = self.extras.turns.iter();
         for (number, heading) in self.sections.iter().enumerate() {
             let end = self.sections.get(number + 1).map_or(self.text.len(), |next| next.start);
             match (self.text[heading.clone()].trim(), &self.extras.answer) {
-                ("## Your turn", _) => {
-                    self.edits.push((end..end, format!("\n{}", self.extras.turn)));
+                (title, _) if title.starts_with("## Your turn") => {
+                    let turn = turns.next().map_or("", String::as_str);
+                    self.edits.push((end..end, format!("\n{turn}")));
                 }
                 ("## The answer", Some(answer)) => {
                     let open =
@@ -238,11 +240,13 @@ mod tests {
 
     #[test]
     fn the_answer_is_folded() {
-        let text = "# T\n## Your turn\nDo.\n## The answer\n```diff\n+a <b\n```\nx\n## Limits\ny\n";
-        let extras =
-            Extras { turn: "TURN\n".into(), answer: Some("DIFF".into()), ..Extras::default() };
+        let text = "# T\n## Your turn: one\nDo.\n## The idea: more\n## Your turn: two\nDo.\n## The answer\n\
+                    ```diff\n+a <b\n```\nx\n## Limits\ny\n";
+        let turns = vec!["FIRST\n".into(), "TURN\n".into()];
+        let extras = Extras { turns, answer: Some("DIFF".into()), ..Extras::default() };
         let made = page(text, &Upper, &extras).unwrap();
         let parts = [
+            "Do.\n\nFIRST\n## The idea: more",
             "Do.\n\nTURN\n## The answer",
             "<details",
             "<ins class=\"line\"><i></i>a &lt;b\n</ins>",

@@ -143,7 +143,7 @@ impl Book {
         if let Some(exercise) = self.exercises.iter().find(|exercise| exercise.solution == place) {
             let pair = markdown::compared(&text).unwrap_or([&exercise.start, &exercise.solution]);
             let diff = code::whole_diff(&self.root, pair, |file| page.address(file))?;
-            extras.turn = exercise.below_turn();
+            extras.turns = exercise.below_turns();
             extras.answer = Some(diff);
             for file in code::FILES {
                 extras.sources.push((file, read(&self.root, &place.join("src").join(file))?));

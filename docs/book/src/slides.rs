@@ -125,18 +125,22 @@ fn stage(number: &str, text: &str, stack: &str, class: &str) -> Result<Vec<Slide
     let [say, ask, stuck] = notes(class, number)?;
     let able = section(text, "What you will be able to do")?;
     let mut slides = vec![Slide::new(markdown::title(text), html(intro(text)) + &html(able))];
-    for picture in blocks(section(text, "The idea")?) {
-        if picture.language.is_empty() && picture.text.lines().count() > 2 {
-            slides.push(Slide::new(picture.heading, drawn(picture.text)));
-        }
-    }
     let is_here = |row: &str| names(row, number);
     if stack.lines().any(is_here) {
         slides.push(Slide::new("Where the stages look", drawing::figure(stack, is_here)));
     }
     slides[0].notes = say;
-    let turn = Slide::new("Your turn", html(section(text, "Your turn")?));
-    slides.push(Slide { notes: stuck, ..turn });
+    for (title, section) in sections(text) {
+        if title.starts_with("The idea") {
+            let pictures = blocks(section).into_iter();
+            let are_drawn = |it: &Block| it.language.is_empty() && it.text.lines().count() > 2;
+            let pictures = pictures.filter(are_drawn);
+            slides.extend(pictures.map(|it| Slide::new(it.heading, drawn(it.text))));
+        } else if title.starts_with("Your turn") {
+            slides.push(Slide::new(title, html(section)));
+        }
+    }
+    slides.last_mut().context("no turn")?.notes = stuck;
     let answer = blocks(section(text, "The answer")?);
     slides.extend(steps(text, &answer));
     let mut command = "";
@@ -242,11 +246,14 @@ fn intro(text: &str) -> &str {
     text.split("\n\n").next().unwrap_or(text)
 }
 
+/// The sections of a page, with their titles.
+fn sections(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split("\n## ").skip(1).map(|section| section.split_once('\n').unwrap_or((section, "")))
+}
+
 fn section<'a>(text: &'a str, title: &str) -> Result<&'a str> {
-    let (_, rest) = text
-        .split_once(&format!("\n## {title}\n"))
-        .with_context(|| format!("no section {title}"))?;
-    Ok(rest.split("\n## ").next().unwrap_or(rest))
+    let found = sections(text).find(|(of, _)| *of == title);
+    found.map(|(_, section)| section).with_context(|| format!("no section {title}"))
 }
 
 fn blocks(section: &str) -> Vec<Block<'_>> {
