@@ -78,9 +78,9 @@ pub fn start(lesson: &mut Lesson, id: Option<String>) -> Result<()> {
             "{mine} is your earlier attempt, as you left it. `cargo lesson reset` starts over."
         ),
     }
-    workshop::outln!("\nRead: {}", exercise.read);
-    workshop::outln!("\nExercise {id}: {}\n", exercise.title);
-    workshop::outln!("{}\n", task(&exercise, state.open_step(&exercise)));
+    let step = state.open_step(&exercise);
+    workshop::outln!("\nRead: {}", exercise.steps[step].read);
+    workshop::outln!("\nExercise {id}: {}\n\n{}\n", exercise.title, task(&exercise, step));
     let kernel = exercise.kernel.as_ref().map(|kernel| format!("--kernel {kernel} "));
     let run = format!("cargo vm run {}{}", kernel.unwrap_or_default(), exercise.package());
     workshop::outln!("Edit {mine}/src. `{run}` runs your program,");

@@ -82,9 +82,9 @@ impl Check {
                     StageProgress::at(&lesson.state, &lesson.exercises)?.after(exercise)
                 );
             } else if passed {
-                let next = task(exercise, lesson.state.open_step(exercise));
-                workshop::outln!("\nThis step is done. Here is the next one.\n\n{next}");
-                workshop::outln!("\nRead: {}", exercise.read);
+                let next = lesson.state.open_step(exercise);
+                workshop::outln!("\nThis step is done. Read: {}", exercise.steps[next].read);
+                workshop::outln!("\n{}", task(exercise, next));
             }
             if done || !self.watch {
                 return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::from(NOT_YET) });
@@ -176,7 +176,8 @@ impl Check {
             class::report(state, Some(exercise), ClassOutcome::Refused { judge });
         }
         workshop::outln!("\nAll that the judge said: {STATE}/log");
-        workshop::outln!("Read: {}   Stuck? cargo lesson hint", exercise.read);
+        let read = &exercise.steps[state.open_step(exercise)].read;
+        workshop::outln!("Read: {read}   Stuck? cargo lesson hint");
         Ok(false)
     }
 }

@@ -24,7 +24,6 @@ pub struct Exercise {
     pub start: PathBuf,
     /// The directory with the answer: `stage04_max_latency`.
     pub solution: PathBuf,
-    pub read: String,
     /// The numbers of the stages that teach what it needs, in their order. One with a number needs those
     /// before it.
     #[serde(default)]
@@ -44,6 +43,8 @@ pub struct Step {
     #[serde(default)]
     pub title: String,
     pub task: String,
+    /// The sections that teach it.
+    pub read: String,
     /// From a nudge to the lines.
     pub hints: [String; HINTS],
     /// What an attempt must pass, in this order.
@@ -170,7 +171,8 @@ mod tests {
                 );
             }
             // `"The idea" in stage05_sector/README.md`: a section that is there.
-            let pieces: Vec<&str> = exercise.read.split('"').skip(1).collect();
+            let read: String = exercise.steps.iter().map(|step| &*step.read).collect();
+            let pieces: Vec<&str> = read.split('"').skip(1).collect();
             for pair in pieces.chunks(2).filter(|pair| pair.len() == 2) {
                 let Some(file) = pair[1].split_whitespace().nth(1) else { continue };
                 let file = file.trim_end_matches([',', '.', ';', ':']);

@@ -62,7 +62,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     common::print_total(total.count(), "requests completed");
     println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen)", counts.unmatched);
     common::print_skipped(skel.object())?;
     let not_measured = in_flight as u64 + counts.dropped;
     print_percentiles(&total, &common::of_measured(total.count(), not_measured));

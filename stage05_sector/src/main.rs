@@ -32,7 +32,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     println!("{in_flight:>8} in flight");
     println!("{:>8} split or checksummed (not measured before stage 10)", counts.split);
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen)", counts.unmatched);
     let not_measured = in_flight as u64 + counts.split + counts.dropped;
     common::print_skipped(skel.object())?;
     print_max_latency(&skel.maps, &common::of_measured(counts.completed, not_measured))

@@ -31,7 +31,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     common::print_total(counts.completed, "requests completed");
     println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen)", counts.unmatched);
     let not_measured = in_flight as u64 + counts.dropped;
     common::print_skipped(skel.object())?;
     print_max_latency(&skel.maps, &common::of_measured(counts.completed, not_measured))

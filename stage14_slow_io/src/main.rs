@@ -67,7 +67,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     println!("{:>8} lost (the buffer was full)", counts.lost);
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen)", counts.unmatched);
     println!("{:>8} requeued (requests that the driver got again)", counts.requeued);
     common::print_skipped(skel.object())
 }

@@ -16,6 +16,7 @@ use crate::{
 
 tests![
     exercise_leaves_nothing,
+    exercise_joins,
     exercise_accounts,
     exercise_disk,
     exercise_disk_refuses,
@@ -117,6 +118,51 @@ fn odd(expected: u64, yours: u64) -> String {
     }
 }
 
+/// Every bio that has a start is completed or split, and the others are unmatched. No address is taken here, and
+/// the map is never full.
+fn exercise_joins() -> Result<()> {
+    let (subject, _) = subject().context("there is no attempt to judge")?;
+    let virtio = disks::virtio()?;
+    let (mixed, long, maps) = (Mixed::new("test")?, Long::new()?, Maps::new());
+    let running = Running::stage(&subject, &[])?;
+    let ftrace = exercise_loads::bios()?;
+    let long_write = long.write()?;
+    ftrace.events()?;
+    let did = mixed.run(&ftrace)?;
+    let split_up = split_out_of_order(&virtio, &ftrace)?;
+    long_write.end_well()?;
+    maps.ensure_atomic()?;
+    let left = maps.in_flight()?;
+    ensure!(left == 0, "all bios have completed, and {left} entries are left in your map `starts`");
+    let output = whole(running.interrupt()?)?;
+    let bios = (did.submitted.len() + split_up.submitted.len()) as u64 + 1;
+    let split = split_up.submitted.len() as u64 + Mixed::SPLIT;
+    completed_or_split(&output, bios, split, &format!("ftrace saw {bios} bios, {split} split"))?;
+    lines_add_up(&output)?;
+    let longest = durations(&output)?.into_iter().max().unwrap_or_default();
+    let least = Long::NS;
+    ensure!(longest >= least, "one bio took {least} ns, your longest {longest} ns: {output}");
+    let unmatched = did.parts + split_up.parts + Mixed::ENDS_OF_CLONE;
+    ensure_counts(&output, &[("unmatched", unmatched, ": parts, and clones of device mapper")])
+}
+
+/// All bios are completed or split, and some are split: at most as many as the block layer split.
+fn completed_or_split(output: &str, bios: u64, split_bios: u64, what: &str) -> Result<()> {
+    let of = |what| count(output, what);
+    let (completed, split) = (of("bios completed")?, of("split")?);
+    let summary = summary(output);
+    let asks = "is `bio_stays_in_flight()` called for each bio, once its entry is deleted?";
+    let is_right = (1..=split_bios).contains(&split);
+    ensure!(is_right, "{split} split, and the block layer split {split_bios}: {asks}\n{summary}");
+    let (yours, odd) = (completed + split, odd(bios, completed + split));
+    ensure!(
+        odd.is_empty(),
+        "{yours} completed or split{odd}, and have to be {bios}: {what}:\n{summary}"
+    );
+    compared(&format!("{what}; yours: {completed} bios completed and {split} split"));
+    Ok(())
+}
+
 /// Every bio is measured, split, dropped or in flight, and counted once. That an address is taken
 /// happens in earnest where a completion was not seen; here the judge takes it, and fills the map.
 fn exercise_accounts() -> Result<()> {
@@ -157,23 +203,12 @@ fn exercise_accounts() -> Result<()> {
     let dropped = ": the address of one bio was taken, and neither is measured; one found no room";
     ensure_counts(&output, &[("dropped", 3, dropped)])?;
     let bios = (did.submitted.len() + split_up.submitted.len() + slow.len()) as u64 + reads + 2;
-    let of = |what| count(&output, what);
-    let (completed, split) = (of("bios completed")?, of("split")?);
     let split_bios = split_up.submitted.len() as u64 + Mixed::SPLIT;
     let what = format!(
         "ftrace saw {bios} bios (reads, writes, a flush, a discard, a failure, of several disks), of \
          which the block layer split {split_bios}; the address of one was taken, and one found the map full"
     );
-    let (summary, bios) = (summary(&output), bios - 2);
-    let asks = "is `bio_stays_in_flight()` called for each bio, once its entry is deleted?";
-    let is_right = (1..=split_bios).contains(&split);
-    ensure!(is_right, "{split} split, and the block layer split {split_bios}: {asks}\n{summary}");
-    let (yours, odd) = (completed + split, odd(bios, completed + split));
-    ensure!(
-        odd.is_empty(),
-        "{yours} completed or split{odd}, and have to be {bios}: {what}:\n{summary}"
-    );
-    compared(&format!("{what}; yours: {completed} bios completed and {split} split"));
+    completed_or_split(&output, bios - 2, split_bios, &what)?;
     let longest = if subject == "stage03" {
         lines_add_up(&output)?;
         durations(&output)?.into_iter().max().unwrap_or_default()

@@ -75,7 +75,7 @@ fn run(cli: &Cli<HistogramOptions>, session: &mut Session) -> Result<()> {
     let in_flight = skel.maps.starts.keys().count();
     println!("{in_flight:>8} in flight");
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen)", counts.unmatched);
     let not_measured = in_flight as u64 + counts.dropped;
     common::print_skipped_by_both(skel.object(), ends, not_measured)
 }

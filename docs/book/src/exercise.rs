@@ -25,7 +25,6 @@ pub struct Exercise {
     pub start: PathBuf,
     /// The directory with the answer.
     pub solution: PathBuf,
-    read: String,
     #[serde(rename = "step")]
     steps: Vec<Step>,
 }
@@ -37,6 +36,7 @@ struct Step {
     #[serde(default)]
     title: String,
     task: String,
+    read: String,
     hints: Vec<String>,
     #[serde(rename = "judge")]
     judges: Vec<Judge>,
@@ -78,17 +78,16 @@ impl Exercise {
     pub fn page(&self, diff: &str) -> String {
         let turns = self.steps.iter().map(|step| {
             let of = if step.title.is_empty() { "" } else { ": " };
-            let (task, folded) = (prose(&step.task), step.folded());
-            format!("## Your turn{of}{}\n\n{task}\n\n{folded}\n", step.title)
+            let (read, task, folded) = (linked(&step.read), prose(&step.task), step.folded());
+            format!("Read: {read}\n\n## Your turn{of}{}\n\n{task}\n\n{folded}\n", step.title)
         });
         format!(
             "# {}: {}\n\n```\ncargo lesson start {}     # a copy of {}\ncargo lesson check\n```\n\n\
-             Read: {}\n\n{}## The answer\n\n{}",
+             {}## The answer\n\n{}",
             self.id,
             self.title,
             self.id,
             self.start.display(),
-            linked(&self.read),
             turns.collect::<String>(),
             folded("Show the answer", diff),
         )

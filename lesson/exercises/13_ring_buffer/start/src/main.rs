@@ -43,7 +43,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     // Here: how many were slow, and how many were lost.
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen)", counts.unmatched);
     common::print_skipped(skel.object())
 }
 

@@ -31,7 +31,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     println!("{:>8} in flight", skel.maps.starts.keys().count());
     println!("{:>8} split or checksummed (not measured before stage 10)", counts.split);
     println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start seen: a clone, a flush, or older)", counts.unmatched);
+    println!("{:>8} unmatched (no start seen)", counts.unmatched);
     common::print_skipped(skel.object())?;
     println!("{:>8} not in a histogram (map full)", counts.no_slot);
     print_histograms(&skel.maps.slots)
