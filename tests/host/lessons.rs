@@ -158,13 +158,14 @@ fn stages_are_short() {
 }
 
 /// The sections of a stage's README, in this order.
-const FORM: [&str; 7] = [
+const FORM: [&str; 8] = [
     "What you will be able to do",
     "The idea",
     "Your turn",
     "The answer",
     "Break it",
     "The same with bpftrace",
+    "Check yourself",
     "Limits",
 ];
 
