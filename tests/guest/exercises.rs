@@ -12,12 +12,14 @@ use crate::{
     commands::instances,
     exercise_loads::split_out_of_order,
     prelude::*,
+    requests,
 };
 
 tests![
     exercise_leaves_nothing,
     exercise_joins,
     exercise_accounts,
+    exercise_requests => requests::exercise_requests,
     exercise_disk,
     exercise_disk_refuses,
     exercise_inode => pagecache::exercise_inode,

@@ -91,17 +91,71 @@ fn requests(events: &[Event]) -> Result<(Vec<Request>, u64)> {
     Ok((ended, others))
 }
 
+/// What both steps of 07 do with a disk that takes 200 ms for a request, one at a time: ten reads and writes, which
+/// wait in its scheduler, a read that fails, and a discard.
+const QUEUED: &str = "hw_queue_depth=1 submit_queues=1 memory_backed=1 discard=1 \
+                      badblocks=+100000-100007";
+
+fn load_queued(disk: &NullBlk) -> String {
+    format!(
+        "fio --name=t --filename=/dev/{0} --rw=randrw --size=16M --bs=4k --direct=1 --ioengine=libaio \
+           --iodepth=10 --number_ios=10 --output-format=terse >/dev/null
+         if dd if=/dev/{0} of=/dev/null bs=4k count=1 skip=12500 iflag=direct 2>&1; then exit 1; fi
+         blkdiscard --force --offset 32MiB --length 1MiB /dev/{0}",
+        disk.name
+    )
+}
+
+fn request_events() -> Result<Ftrace> {
+    let hooks = ["block/block_rq_issue", "block/block_rq_complete"];
+    Ftrace::new(&hooks.map(|it| Hook::Tracepoint(it, "")))
+}
+
+/// The first step of 07: requests that complete whole. The time begins with the driver, not in the queue before it.
+pub fn exercise_requests() -> Result<()> {
+    const TIMER: u64 = 200_000_000;
+    let queued = NullBlk::timer("test", TIMER / 1_000_000, QUEUED)?;
+    queued.queues()?;
+    let maps = Maps::new();
+    let running = Running::stage("stage07", &[])?;
+    let ftrace = request_events()?;
+    shell(&load_queued(&queued))?;
+    let entries = maps.in_flight()?;
+    let (issued, others) = requests(&ftrace.events()?)?;
+    let output = running.interrupt()?;
+    let (number, completed) = (issued.len() as u64, count(&output, "requests completed")?);
+    let figures = format!("{number} requests were issued, and completed once");
+    ensure!(number >= 12 && completed == number, "{figures}; yours {completed}: {output}");
+    ensure!(entries == 0, "{entries} entries are left in the map: {output}");
+    let unmatched = ("unmatched", others, ": ends of what a flush has completed");
+    ensure_counts(&output, &[("in flight", 0, ""), ("dropped", 0, ""), unmatched])?;
+    names_the_longest(&issued, TIMER, &output).map(drop)
+}
+
+/// The longest of these requests is named: where it lies, and its time, up to half of a command. Whether it was
+/// one in parts; where the machine stands still, another one takes as long.
+fn names_the_longest(issued: &[Request], command: u64, output: &str) -> Result<bool> {
+    let most = issued.iter().map(|it| it.took).max().unwrap_or_default();
+    let is_near = |took: u64| took.abs_diff(most) <= command / 2;
+    let info = |it: &Request| Ok((bio_info(&it.disk, it.sector)?, it.parts > 0));
+    let infos = issued.iter().filter(|it| is_near(it.took)).map(info);
+    let infos = infos.collect::<Result<BTreeMap<_, _>>>()?;
+    let (longest, named) = (slowest(output, REQUEST)?.latency, output.lines());
+    let named = named.filter_map(|line| infos.get(line)).next();
+    let least = format!("the longest request takes {}: {:?}", ms(most), infos.keys());
+    let is_right = is_near(longest) && named.is_some();
+    judge(is_right, &format!("{least}; yours {}", ms(longest)), output)?;
+    Ok(named == Some(&true))
+}
+
 /// The time of a request begins with the driver, not in the queue before it, and ends with its last part:
 /// scsi_debug, at every third command, transfers a part and leaves the rest to another one. That is the
 /// slowest request, and not the last one. A second run sees a longer one, of a loop device.
 fn stage07_has_the_time_of_the_disk() -> Result<()> {
     const COMMAND: u64 = 400_000_000;
-    let one_tag = "hw_queue_depth=1 submit_queues=1 memory_backed=1";
-    let more = "discard=1 badblocks=+100000-100007";
-    let queued = NullBlk::timer("test", 200, &format!("{one_tag} {more}"))?;
+    let queued = NullBlk::timer("test", 200, QUEUED)?;
     queued.queues()?;
-    let (path, partly) =
-        (format!("/dev/{}", queued.name), ScsiDebug::new("opts=0x100 dev_size_mb=64")?);
+    let partly = ScsiDebug::new("opts=0x100 dev_size_mb=64")?;
     let driver = "/sys/bus/pseudo/drivers/scsi_debug";
     shell(&format!("echo {COMMAND} >{driver}/ndelay; echo 3 >{driver}/every_nth; modprobe loop"))?;
     let long = Long::new()?;
@@ -118,17 +172,14 @@ fn stage07_has_the_time_of_the_disk() -> Result<()> {
             + disks::requests(&quick)?)
     };
     let stacks = Ftrace::new(&[Hook::Stack("blk_mq_start_request")])?;
-    let hooks = ["block/block_rq_issue", "block/block_rq_complete"];
-    let (before, ftrace) = (done()?, Ftrace::new(&hooks.map(|it| Hook::Tracepoint(it, "")))?);
+    let (before, ftrace) = (done()?, request_events()?);
     shell(&format!(
         "dd if=/dev/{} of=/dev/null bs=64k count=4 iflag=direct status=none &
-         fio --name=t --filename={path} --rw=randrw --size=16M --bs=4k --direct=1 --ioengine=libaio \
-           --iodepth=10 --number_ios=10 --output-format=terse >/dev/null
-         if dd if={path} of=/dev/null bs=4k count=1 skip=12500 iflag=direct 2>&1; then exit 1; fi
-         blkdiscard --force --offset 32MiB --length 1MiB {path}
+         {}
          wait
          dd if=/dev/zero of=/dev/{quick} bs=4k count=1 oflag=direct,dsync conv=notrunc status=none",
-        partly.name
+        partly.name,
+        load_queued(&queued)
     ))?;
     let (done, entries) = (done()? - before, maps.in_flight()?);
     let (issued, others) = requests(&ftrace.events()?)?;
@@ -141,19 +192,7 @@ fn stage07_has_the_time_of_the_disk() -> Result<()> {
     ensure_counts(&output, &[("in flight", 0, ""), ("dropped", 0, ""), twice])?;
     let whole = issued.iter().filter(|it| it.parts > 0 && it.took >= 2 * COMMAND);
     ensure!(whole.count() > 0, "nothing was transferred in parts: the test does not test");
-    // Where the machine stands still, another one takes as long.
-    let most = issued.iter().map(|it| it.took).max().unwrap_or_default();
-    let is_near = |took: u64| took.abs_diff(most) <= COMMAND / 2;
-    let info = |it: &Request| Ok((bio_info(&it.disk, it.sector)?, it.parts > 0));
-    let infos = issued.iter().filter(|it| is_near(it.took)).map(info);
-    let infos = infos.collect::<Result<BTreeMap<_, _>>>()?;
-    let (longest, named) = (slowest(&output, REQUEST)?.latency, output.lines());
-    let named = named.filter_map(|line| infos.get(line)).next();
-    let names = infos.keys();
-    let least = format!("the longest request, of two commands, takes {}: {names:?}", ms(most));
-    let is_right = is_near(longest) && named.is_some();
-    judge(is_right, &format!("{least}; yours {}", ms(longest)), &output)?;
-    if named == Some(&false) {
+    if !names_the_longest(&issued, COMMAND, &output)? {
         judged_weakly("a request of one command took as long as one of two");
     }
     shell(&format!(

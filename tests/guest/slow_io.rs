@@ -96,7 +96,8 @@ fn stage13_prints_slow_bios() -> Result<()> {
         theirs.push(format!("{kib} KiB  Sector ({sector}){shown}{numbers}) by {task}"));
     }
     ours.retain(|line| line.contains("  Sector ("));
-    (ours.sort(), theirs.sort());
+    ours.sort();
+    theirs.sort();
     ensure!(
         ours == theirs && ours.len() > 40,
         "submitted:\n{}\nyours:\n{}",

@@ -48,6 +48,7 @@ const LESSONS: &[Lesson] = &[
 /// What a learner has before a stage that starts afresh, where its README shows what is added to that.
 const STARTS: &[(&str, &str)] = &[
     ("stage03_latency_map", "lesson/exercises/03_latency_map/start"),
+    ("stage07_rq_latency", "lesson/exercises/07_rq_latency/start"),
     ("stage08_pagecache", "lesson/exercises/08_pagecache/start"),
     ("stage12_functions", "lesson/exercises/12_functions/start"),
     ("stage13_ring_buffer", "lesson/exercises/13_ring_buffer/start"),
