@@ -31,7 +31,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     println!("[Total {} Hit {} miss {}]", counts.total, counts.hit, counts.total - counts.hit);
     println!("=====================================================");
     println!("{:>8} readahead (pages brought in beyond those asked for)", counts.readahead);
-    println!("{:>8} not judged (asynchronous, or ended early)", counts.not_judged);
+    println!("{:>8} not judged (asynchronous, ended early, or resized)", counts.not_judged);
     println!("{:>8} in flight", skel.maps.reads.keys().count());
     println!("{:>8} dropped (map full)", counts.dropped);
     println!("{:>8} unmatched (return without an entry)", counts.unmatched);

@@ -11,6 +11,7 @@ u64 completed, total, hit, readahead, not_judged, dropped, unmatched;
 struct read {
 	u64 inode, dev; /* the file */
 	u64 offset, bytes; /* what is asked for */
+	u64 end; /* where that ends, or the file before that */
 	u64 added, readahead; /* pages that this read added to the page cache: those asked for, and others */
 };
 
@@ -33,6 +34,7 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 	struct inode *inode = iocb->ki_filp->f_mapping->host;
 	struct read read = { inode->i_ino, inode->i_sb->s_dev, iocb->ki_pos, iter->count };
 
+	read.end = read.offset + read.bytes < inode->i_size ? read.offset + read.bytes : inode->i_size;
 	if (iocb->ki_complete || filtered_out())
 		return 0; /* not stored: read_ends() asks the same */
 	if (bpf_map_update_elem(&reads, &thread, &read, BPF_ANY))
@@ -50,7 +52,7 @@ int page_added(struct trace_event_raw_mm_filemap_op_page_cache *record)
 		return 0;
 	/* Two ranges of pages, each up to and without the second number: what they have in common. */
 	u64 from = record->index, pages = 1 << record->order, to = from + pages;
-	u64 first = read->offset >> page_shift, end = ((read->offset + read->bytes - 1) >> page_shift) + 1;
+	u64 first = read->offset >> page_shift, end = ((read->end - 1) >> page_shift) + 1;
 	if (from < end && first < to)
 		added = (to < end ? to : end) - (from > first ? from : first);
 	read->added += added;
@@ -61,7 +63,7 @@ int page_added(struct trace_event_raw_mm_filemap_op_page_cache *record)
 SEC("fexit/filemap_read")
 int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
 {
-	u64 thread = bpf_get_current_pid_tgid(), pages = 0, missed;
+	u64 thread = bpf_get_current_pid_tgid();
 	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what it read */
 	struct read *read = bpf_map_lookup_elem(&reads, &thread);
 
@@ -75,15 +77,13 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	if (bytes && bytes < read->bytes && iocb->ki_pos < iocb->ki_filp->f_mapping->host->i_size) {
-		/* It was ended early: which of its pages it has added, or found, is not known. */
+	if (bytes && iocb->ki_pos != read->end) { /* ended early, or the size of the file has changed */
 		__sync_fetch_and_add(&not_judged, 1);
 		bpf_map_delete_elem(&reads, &thread);
 		return 0;
 	}
-	if (bytes)
-		pages = ((iocb->ki_pos - 1) >> page_shift) - (offset >> page_shift) + 1;
-	missed = read->added < pages ? read->added : pages;
+	u64 pages = bytes ? ((iocb->ki_pos - 1) >> page_shift) - (offset >> page_shift) + 1 : 0;
+	u64 missed = read->added < pages ? read->added : pages;
 	__sync_fetch_and_add(&completed, 1);
 	__sync_fetch_and_add(&total, pages);
 	__sync_fetch_and_add(&hit, pages - missed);

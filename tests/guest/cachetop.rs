@@ -9,10 +9,10 @@ tests![
 ];
 
 /// What cachetop has printed as JSON: the processes of all intervals.
-struct CachetopReport(Vec<Value>);
+pub struct CachetopReport(Vec<Value>);
 
 impl CachetopReport {
-    fn parse(output: &str) -> Result<CachetopReport> {
+    pub fn parse(output: &str) -> Result<CachetopReport> {
         let lines = output.lines().map(serde_json::from_str::<Value>);
         let lines = lines.collect::<Result<Vec<_>, _>>().context("not JSON")?;
         let (end, intervals) = lines.split_last().context("no output")?;
@@ -39,7 +39,7 @@ impl CachetopReport {
     }
 
     /// Of this process.
-    fn own(&self, what: &str) -> u64 {
+    pub fn own(&self, what: &str) -> u64 {
         self.sum(what, |row| row["pid"] == std::process::id())
     }
 }

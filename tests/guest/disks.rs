@@ -76,10 +76,11 @@ impl Mounted {
         Mounted { disk: data()?, path }.mount("ext4", "no_prefetch_block_bitmaps")
     }
 
-    /// A new one of this kind on a disk, in `/run/KIND`.
+    /// A new one of this kind on a disk, in `/run/KIND`. Options of mkfs may follow the kind.
     pub fn made(kind: &str, disk: &str, options: &str) -> Result<Mounted> {
+        let (kind, mkfs) = kind.split_once(' ').unwrap_or((kind, ""));
         let force = if kind == "btrfs" { "--force" } else { "-F" };
-        shell(&format!("modprobe {kind}; mkfs.{kind} -q {force} /dev/{disk}"))
+        shell(&format!("modprobe {kind}; mkfs.{kind} -q {force} {mkfs} /dev/{disk}"))
             .with_context(|| format!("no {kind}: is the package with mkfs.{kind} installed?"))?;
         Mounted { disk: disk.to_owned(), path: format!("/run/{kind}") }.mount(kind, options)
     }

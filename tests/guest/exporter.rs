@@ -17,7 +17,7 @@ tests![
     exporter_runs_as_its_unit_says,
 ];
 
-const PORT: u16 = 9435;
+pub const PORT: u16 = 9435;
 
 /// Starts an exporter that listens on a port of the loopback interface.
 pub fn start(arguments: &[&str]) -> Result<Running> {

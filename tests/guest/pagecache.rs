@@ -15,12 +15,14 @@ use rustix::{
     io::{ReadWriteFlags, preadv2},
 };
 
-use crate::prelude::*;
+use crate::{cachetop::CachetopReport, prelude::*};
 
 tests![
     stage08_agrees_with_mincore,
     stage08_judges_no_asynchronous_read,
     stage08_the_rest_of_a_direct_read,
+    stage08_knows_the_end_of_a_file,
+    others_know_the_end_of_a_file,
     stage09_threads,
     stage09_leaves_other_processes_out,
     stage09_knows_pid_namespaces,
@@ -32,6 +34,8 @@ pub fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 pub const MIB: u64 = 1 << 20;
+/// So many pages behind the end of a file are looked at.
+const BEHIND: u64 = 32;
 
 /// A read as it was asked for, its pages that were resident and that were not, and what it returned.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
@@ -65,7 +69,8 @@ impl Watched {
             device => u64::from(major(device) << 20 | minor(device)),
         };
         // SAFETY: the bytes are asked about; they are read only of a file that does not change.
-        let map = unsafe { MmapOptions::new().len(size as usize).map(&file)? };
+        let length = size + BEHIND * page_size();
+        let map = unsafe { MmapOptions::new().len(length as usize).map(&file)? };
         let inflight = File::open(format!("/sys/class/block/{disk}/inflight"))?;
         let watched = Watched { file, map, size, inflight, path: path.to_owned(), inode };
         watched.chill()?;
@@ -88,8 +93,16 @@ impl Watched {
 
     /// How many pages of the range are resident: mincore().
     pub fn resident(&self, offset: u64, bytes: u64) -> Result<u64> {
-        let first = offset / page_size();
-        let all = pages(offset, bytes, self.size);
+        self.mincore(offset / page_size(), pages(offset, bytes, self.size))
+    }
+
+    /// How many pages behind the end of the file are resident.
+    pub fn behind(&self) -> Result<u64> {
+        self.mincore(self.size.div_ceil(page_size()), BEHIND)
+    }
+
+    /// How many of `all` pages from `first` on are resident.
+    fn mincore(&self, first: u64, all: u64) -> Result<u64> {
         if all == 0 {
             return Ok(0);
         }
@@ -162,10 +175,13 @@ pub fn new_file(mounted: &Mounted, name: &str, size: u64) -> Result<Watched> {
 
 /// What the stage has printed about the reads of a file, in this order, and their readahead.
 fn printed(output: &str, file: &Watched) -> Result<(Vec<Read>, u64)> {
-    let (mut reads, mut readahead) = (Vec::new(), 0);
+    let (mut reads, mut readahead, behind) = (Vec::new(), 0, file.behind()?);
     for event in events(output)?.into_iter().filter(|event| event.inode == file.inode) {
         let is_within = event.read.offset + event.read.bytes <= file.size;
-        ensure!(is_within || event.readahead == 0, "readahead past the end of the file: {event:?}");
+        ensure!(
+            is_within || event.readahead <= behind,
+            "readahead past the end of the file: {event:?}"
+        );
         readahead += event.readahead;
         reads.push(event.read);
     }
@@ -237,6 +253,7 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     let late = NullBlk::timer("test", 2000, "")?;
     let unread = Watched::cold(&format!("/dev/{}", late.name), &late.name)?;
     let (_disk, cut) = cut()?;
+    let resized = Resized::new()?;
     let running = Running::stage("stage08", &[])?;
     let mut judged: Vec<Judged> = Vec::new();
     for (what, file, bytes) in sequential {
@@ -256,6 +273,7 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     // The last read of this thread ends well: it is not in flight any more, either.
     let [first, short, again] = [12, 16, 12].map(|pages| cut.read(0, pages * page_size()));
     ensure!(short?.got == 12 * page_size() as i64, "the read was not ended by an error");
+    let before_it_is_cut = resized.read_and_cut()?;
     // Not at the disk's start: a page there would bring others with it.
     let dd = format!("exec dd if={} of=/dev/null bs=4k skip=4096 count=1 status=none", unread.path);
     let dd = Running::bash(&dd)?;
@@ -279,7 +297,10 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     }
     ensure!(printed(&output, &unread)?.0.is_empty(), "it has not ended: {output}");
     same("beside an error", &[first?, again?], &printed(&output, &cut)?.0)?;
-    ensure!(count(&output, "not judged")? == 1, "an error has ended one read: {output}");
+    let reads = printed(&output, &resized.file)?.0;
+    same("before it is cut", &[before_it_is_cut], &reads)?;
+    let not_judged = count(&output, "not judged")?;
+    ensure!(not_judged == 2, "an error has ended one read, a new size another: {output}");
     ensure!(count(&output, "in flight")? == 1, "one read has not returned:\n{output}");
     sums(&output, events(&output)?.len())?;
     ensure_none(&output, &["dropped"])
@@ -292,6 +313,57 @@ fn cut() -> Result<(NullBlk, Watched)> {
     let cut = Watched::cold(&format!("/dev/{}", disk.name), &disk.name)?;
     cut.advise(Advice::Random, 0, 0)?;
     Ok((disk, cut))
+}
+
+/// Uses up the inode numbers of a new file system that files of the data disk may have: lines name those.
+fn other_inodes(mounted: &Mounted) -> Result<()> {
+    (0..40).try_for_each(|n| Ok(fs::write(format!("{}/spare{n}", mounted.path), "")?))
+}
+
+/// A file of 32 pages, which is cut to twelve while it is read.
+struct Resized {
+    file: Watched,
+    _mounted: Mounted,
+    disk: Mapped,
+    below: NullBlk,
+}
+
+impl Resized {
+    fn new() -> Result<Resized> {
+        let below = NullBlk::new("resized", "memory_backed=1 size=64")?;
+        let disk = Mapped::new("resized", &format!("0 131072 linear /dev/{} 0", below.name))?;
+        let mounted = Mounted::made("ext4", &disk.disk()?, "noatime")?;
+        other_inodes(&mounted)?;
+        let path = format!("{}/resized", mounted.path);
+        fs::write(&path, vec![1; 32 * page_size() as usize])?;
+        let file = Watched::cold(&path, &disk.disk()?)?;
+        file.advise(Advice::Random, 0, 0)?;
+        Ok(Resized { file, _mounted: mounted, disk, below })
+    }
+
+    /// Reads ten pages, and lets dd read all of them: it gets these, and two of the 22 that it adds.
+    fn read_and_cut(&self) -> Result<Read> {
+        let (page, path, copy) = (page_size(), &self.file.path, "/run/resized");
+        let first = self.file.read(0, 10 * page)?;
+        // From here on, a read takes two seconds. (A disk that is suspended would end readahead at once.)
+        let below = format!("/dev/{} 0", self.below.name);
+        shell(&format!(
+            "modprobe dm-delay; dmsetup reload resized --table '0 131072 delay {below} 2000 {below} 0'"
+        ))?;
+        self.disk.suspend(true)?;
+        self.disk.suspend(false)?;
+        let dd = format!("exec dd if={path} of={copy} bs={} count=1 status=none", 32 * page);
+        let dd = Running::bash(&dd)?;
+        dd.waits_in("folio_wait_bit_common")?;
+        OpenOptions::new().write(true).open(path)?.set_len(12 * page)?;
+        dd.end_well()?;
+        ensure!(
+            fs::metadata(copy)?.len() == 12 * page,
+            "the read has ended before the file was cut"
+        );
+        fs::remove_file(copy)?;
+        Ok(first)
+    }
 }
 
 /// So many reads of random pages of a part of a file, the same in every run: `(0, 1)` is all of it. Nothing is read
@@ -467,9 +539,18 @@ pub fn exercise_io_uring() -> Result<()> {
     let ((_disk, cut), page, mut ring) = (cut()?, page_size(), IoUring::new(4)?);
     let (end, mut buffer) = (file.size - 4 * page, vec![0; 16 * page as usize]);
     cut.read(3 * page, 3 * page)?;
+    let (past, mut more) = (PastTheEnd::new()?, vec![0; 512 * page as usize]);
+    let way = Way::Ring(ReadWriteFlags::empty(), squeue::Flags::empty());
     let running = Running::stage(EXERCISE, &[])?;
+    let mut past_the_end = Vec::new();
+    for (name, file, _) in &past.files {
+        let (first, bytes) = (file.read(0, page)?, more.len() as u64);
+        let hit = file.settled(0, file.size)?;
+        let got = way.read(&file.file, &mut ring, &mut more, 0)?;
+        let miss = pages(0, file.size, file.size) - hit;
+        past_the_end.push((*name, file, [first, Read { offset: 0, bytes, hit, miss, got }]));
+    }
     for (file, offset, pages) in [(&cut, 0, 12), (&file, end, 4)] {
-        let way = Way::Ring(ReadWriteFlags::empty(), squeue::Flags::empty());
         let got = way.read(&file.file, &mut ring, &mut buffer, offset)?;
         ensure!(got == pages * page as i64, "{got} bytes at {offset} of {}", file.path);
     }
@@ -479,6 +560,11 @@ pub fn exercise_io_uring() -> Result<()> {
         let mut printed = printed(&output, file)?.0;
         printed.retain(|read| read.got > 0);
         same(&file.path, expected, &printed)?;
+    }
+    for (name, file, expected) in past_the_end {
+        let mut printed = printed(&output, file)?.0;
+        printed.retain(|read| read.got > 0);
+        same(name, &expected, &printed)?;
     }
     ensure!(count(&output, "not judged")? == 1, "an error has ended one read: {output}");
     totals(&output)
@@ -608,6 +694,147 @@ fn stage08_the_rest_of_a_direct_read() -> Result<()> {
     ensure!(judged[0].hit == 0 && judged[1].miss == 0, "the test does not test: {judged:?}");
     same("rest", &judged, &printed)?;
     totals(&output)
+}
+
+/// Files with pages behind their end, which are not theirs: the rest of a folio, where a block of the file
+/// system is larger than a page; and, with fs-verity, the tree of hashes, which the reader itself brings in where
+/// the file has no data. None of them is in memory but what open() has read.
+struct PastTheEnd {
+    files: [(&'static str, Watched, u64); 2],
+    _mounted: Mounted,
+}
+
+impl PastTheEnd {
+    fn new() -> Result<PastTheEnd> {
+        let (page, disk) = (page_size(), disks::virtio()?);
+        let made =
+            |block: u64| Mounted::made(&format!("ext4 -O verity -b {block}"), &disk, "noatime");
+        let mounted = match made(4 * page) {
+            Ok(mounted) => mounted,
+            Err(error) if release()?.starts_with("7.") => return Err(error),
+            Err(_) => {
+                judged_weakly("ext4 has no blocks larger than a page here");
+                made(page)?
+            }
+        };
+        other_inodes(&mounted)?;
+        let [tail, sparse] = ["tail", "sparse"].map(|name| format!("{}/{name}", mounted.path));
+        fs::write(&tail, vec![1; 5 * page as usize - 480])?;
+        File::create(&sparse)?.set_len(245 * page - 480)?;
+        enable_verity(&sparse)?;
+        let cold = |name, path: &str| {
+            let file = Watched::cold(path, &disk)?;
+            file.advise(Advice::Random, 0, 0)?;
+            let behind = file.behind()?;
+            Ok::<_, anyhow::Error>((name, file, behind))
+        };
+        Ok(PastTheEnd {
+            files: [cold("tail", &tail)?, cold("sparse", &sparse)?],
+            _mounted: mounted,
+        })
+    }
+
+    /// Reads a page of each file, and then past its end; what mincore() says of each read.
+    fn read(&self) -> Result<Vec<Vec<Read>>> {
+        let page = page_size();
+        let read = |(name, file, behind): &(&str, Watched, u64)| {
+            let middle = file.size / page / 2 * page;
+            let ranges = [(0, page), (0, 512 * page), (middle, 512 * page)];
+            let reads = ranges.map(|(offset, bytes)| file.read(offset, bytes));
+            let reads = reads.into_iter().collect::<Result<Vec<_>>>()?;
+            let has_more = *name == "sparse" || fs::metadata(&file.path)?.blksize() > page;
+            let added = file.behind()? - behind;
+            ensure!(
+                (added > 0) == has_more && reads[1].hit > 0 && reads[1].miss > 0,
+                "{name} does not test: {added} pages behind its end, {reads:?}"
+            );
+            Ok(reads)
+        };
+        self.files.iter().map(read).collect()
+    }
+
+    /// What reads have brought in besides their misses: all of what is in memory by now.
+    fn readahead(&self, reads: &[Vec<Read>]) -> Result<Vec<u64>> {
+        let of = |((_, file, behind), reads): (&(_, Watched, u64), &Vec<Read>)| {
+            let added = file.resident(0, file.size)? + file.behind()? - behind;
+            Ok(added - sum(reads, |read| read.miss))
+        };
+        self.files.iter().zip(reads).map(of).collect()
+    }
+
+    /// A stage has a line for each of these reads, with these figures.
+    fn judge(&self, output: &str, judged: &[Vec<Read>]) -> Result<()> {
+        let expected = judged.iter().zip(self.readahead(judged)?);
+        for ((name, file, _), (judged, expected)) in self.files.iter().zip(expected) {
+            let (reads, readahead) = printed(output, file)?;
+            same(name, judged, &reads)?;
+            ensure!(
+                readahead == expected,
+                "{name}: {readahead} readahead, not {expected}: {output}"
+            );
+        }
+        ensure!(count(output, "not judged")? == 0, "all of them ended well: {output}");
+        totals(output)
+    }
+}
+
+fn sum(reads: &[Read], of: fn(&Read) -> u64) -> u64 {
+    reads.iter().map(of).sum()
+}
+
+/// FS_IOC_ENABLE_VERITY, with SHA-256 and blocks of a page.
+fn enable_verity(path: &str) -> Result<()> {
+    const ENABLE: libc::Ioctl = 0x4080_6685;
+    let mut argument = [0_u32; 32];
+    argument[..3].copy_from_slice(&[1, 1, page_size() as u32]);
+    let file = File::open(path)?;
+    // SAFETY: the kernel reads a struct fsverity_enable_arg, of 128 bytes.
+    let answer = unsafe { libc::ioctl(file.as_raw_fd(), ENABLE, argument.as_ptr()) };
+    ensure!(answer == 0, "fs-verity: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// A page behind the end of a file is no miss, whoever has brought it in.
+fn stage08_knows_the_end_of_a_file() -> Result<()> {
+    let files = PastTheEnd::new()?;
+    let running = Running::stage("stage08", &[])?;
+    let judged = files.read()?;
+    files.judge(&running.interrupt()?, &judged)?;
+    compared("mincore agrees with your reads past the end of two files");
+    Ok(())
+}
+
+/// Nor is it one for the other programs that count hits and misses.
+fn others_know_the_end_of_a_file() -> Result<()> {
+    let files = PastTheEnd::new()?;
+    let me = std::process::id().to_string();
+    let listen = format!("127.0.0.1:{}", exporter::PORT);
+    let [stage, top, server] = Running::stages([
+        ("stage09", vec![&*me]),
+        ("cachetop", vec!["--json", "--interval", "200ms"]),
+        ("exporter", vec!["--listen", &listen]),
+    ])?
+    .try_into()
+    .map_err(|_| anyhow!("three programs"))?;
+    let scraped = || -> Result<[u64; 3]> {
+        let scrape = Scrape::now()?;
+        let figure = |result| format!("storage_page_cache_pages_total{{result=\"{result}\"}}");
+        Ok(["hit", "miss", "readahead"].map(|result| scrape.get(&figure(result)) as u64))
+    };
+    let before = scraped()?;
+    let judged = files.read()?;
+    let after = scraped()?;
+    let reads = judged.concat();
+    let readahead: u64 = files.readahead(&judged)?.iter().sum();
+    let expected = [sum(&reads, |read| read.hit), sum(&reads, |read| read.miss), readahead];
+    let counted = [0, 1, 2].map(|n| after[n] - before[n]);
+    ensure!(counted == expected, "exporter: {counted:?}, not {expected:?}");
+    server.interrupt()?;
+    let output = top.interrupt()?;
+    let report = CachetopReport::parse(&output)?;
+    let counted = ["hits", "misses", "readahead"].map(|what| report.own(what));
+    ensure!(counted == expected, "cachetop: {counted:?}, not {expected:?}: {output}");
+    files.judge(&stage.interrupt()?, &judged)
 }
 
 fn stage09_leaves_other_processes_out() -> Result<()> {

@@ -28,7 +28,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     let counts = common::counters(&skel.maps.bss_data)?;
     common::print_total(counts.completed, "reads through the page cache");
     println!("{:>8} bytes returned", counts.returned);
-    println!("{:>8} not judged (asynchronous, or ended early)", counts.not_judged);
+    println!("{:>8} not judged (asynchronous, ended early, or resized)", counts.not_judged);
     println!("{:>8} in flight", skel.maps.reads.keys().count());
     println!("{:>8} dropped (map full)", counts.dropped);
     println!("{:>8} unmatched (return without an entry)", counts.unmatched);

@@ -8,6 +8,7 @@ u64 completed, returned, not_judged, dropped, unmatched;
 struct read {
 	u64 inode, dev; /* the file */
 	u64 offset, bytes; /* what is asked for */
+	u64 end; /* where that ends, or the file before that */
 };
 
 struct {
@@ -24,6 +25,7 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 	struct inode *inode = iocb->ki_filp->f_mapping->host;
 	struct read read = { inode->i_ino, inode->i_sb->s_dev, iocb->ki_pos, iter->count };
 
+	read.end = read.offset + read.bytes < inode->i_size ? read.offset + read.bytes : inode->i_size;
 	if (iocb->ki_complete)
 		return 0; /* not stored: read_ends() asks the same */
 	if (bpf_map_update_elem(&reads, &thread, &read, BPF_ANY))
@@ -46,8 +48,7 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	if (bytes && bytes < read->bytes && iocb->ki_pos < iocb->ki_filp->f_mapping->host->i_size) {
-		/* It was ended early: which of its pages it has added, or found, is not known. */
+	if (bytes && iocb->ki_pos != read->end) { /* ended early, or the size of the file has changed */
 		__sync_fetch_and_add(&not_judged, 1);
 		bpf_map_delete_elem(&reads, &thread);
 		return 0;

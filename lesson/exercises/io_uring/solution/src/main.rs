@@ -34,7 +34,7 @@ fn run(_cli: &Cli, session: &mut Session) -> Result<()> {
     println!("[Total {} Hit {} miss {}]", counts.total, counts.hit, counts.total - counts.hit);
     println!("=====================================================");
     println!("{:>8} readahead (pages brought in beyond those asked for)", counts.readahead);
-    println!("{:>8} not judged (ended by an error)", counts.not_judged);
+    println!("{:>8} not judged (ended by an error, or resized)", counts.not_judged);
     println!("{:>8} refused (would have had to wait; not in the total)", counts.refused);
     println!("{:>8} in flight", skel.maps.reads.keys().count());
     println!("{:>8} dropped (map full)", counts.dropped);

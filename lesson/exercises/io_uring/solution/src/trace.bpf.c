@@ -11,6 +11,7 @@ u64 completed, total, hit, readahead, not_judged, refused, dropped, unmatched;
 struct read {
 	u64 inode, dev; /* the file */
 	u64 offset, bytes; /* what is asked for, by the first call */
+	u64 end; /* where that ends, or the file before that */
 	u64 added, readahead; /* pages that this read added to the page cache: those asked for, and others */
 	u64 got; /* bytes, so far */
 	u64 is_counted; /* it has ended at the end of the file */
@@ -53,6 +54,7 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 	struct read read = { inode->i_ino, inode->i_sb->s_dev, iocb->ki_pos, iter->count };
 	struct read *before = bpf_map_lookup_elem(&unfinished, &io);
 
+	read.end = read.offset + read.bytes < inode->i_size ? read.offset + read.bytes : inode->i_size;
 	if (before && is_again(iocb, before, &read)) {
 		read = *before;
 		if (read.got && !read.is_counted)
@@ -73,7 +75,7 @@ int page_added(struct trace_event_raw_mm_filemap_op_page_cache *record)
 		return 0;
 	/* Two ranges of pages, each up to and without the second number: what they have in common. */
 	u64 from = record->index, pages = 1 << record->order, to = from + pages;
-	u64 first = read->offset >> page_shift, end = ((read->offset + read->bytes - 1) >> page_shift) + 1;
+	u64 first = read->offset >> page_shift, end = ((read->end - 1) >> page_shift) + 1;
 	if (from < end && first < to)
 		added = (to < end ? to : end) - (from > first ? from : first);
 	read->added += added;
@@ -100,8 +102,7 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 		return 0; /* it asks what comes behind the end of the file */
 	read.got += bytes;
 	/* Which pages of a part it has added, is not known. If nobody asks for the rest, an error has ended it. */
-	bool is_part =
-		read.got && read.got < read.bytes && iocb->ki_pos < iocb->ki_filp->f_mapping->host->i_size;
+	bool is_part = read.got && iocb->ki_pos != read.end;
 	bool is_asked_again = (u64)iocb->ki_complete == address_of_io_complete_rw &&
 			      (was_refused || (bytes && read.got < read.bytes));
 
