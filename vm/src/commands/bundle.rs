@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -10,7 +10,9 @@ use workshop::fail::{USAGE, fail};
 use workshop::say;
 
 use crate::fetch::cache::{self, Cache, sha256};
+use crate::fetch::kernel::Kernel;
 use crate::fetch::rootfs::Rootfs;
+use crate::fetch::seal;
 use crate::run::{For, Run};
 
 /// Free megabytes that the crates take while they are collected.
@@ -39,6 +41,8 @@ offline = true
 pub fn write(run: &Run, file: &Path, kernel: Option<&str>) -> Result<()> {
     run.need_packages(For::Test)?;
     let cache = &run.cache;
+    // What is damaged here is not to be copied.
+    cache.forget_checks()?;
     let mut places = Vec::new();
     for name in run.table.names(kernel)? {
         let Ok(line) = run.table.line(&name) else {
@@ -99,7 +103,8 @@ fn with_sources(config: &str) -> String {
 /// Puts the kernels of a bundle into the cache. Returns their names.
 ///
 /// Only what [`write()`] writes is taken: real directories, under the names of this workshop's kernels and
-/// roots. Owners, and modes that the user's own mask forbids, stay behind.
+/// roots, with the files that are in their lists; of a pinned kernel, with the pinned files. Owners, and modes
+/// that the user's own mask forbids, stay behind.
 pub fn install(run: &Run, file: &Path) -> Result<Vec<String>> {
     let file = std::path::absolute(file)?;
     if !file.is_file() {
@@ -113,12 +118,18 @@ pub fn install(run: &Run, file: &Path) -> Result<Vec<String>> {
         say!("unpacking its kernels");
         unpack(&file, temp.path())?;
         let root = if run.arch.is_foreign() { Some(Rootfs::arm64()?.place(cache)) } else { None };
-        let is_known = |sub: &str, name: &str| match sub {
-            "kernels" => run.table.lines.iter().any(|line| line.is_named(name, cache)),
-            _ => root.as_ref().is_some_and(|root| root.ends_with(name)),
+        let pin = |sub: &str, name: &str| match sub {
+            "kernels" => run.table.line_of(name).map(|line| line.pin().map(str::to_owned)),
+            _ if root.as_ref().is_some_and(|root| root.ends_with(name)) => Ok(None),
+            _ => {
+                let arch = run.arch.debian();
+                Err(format!("no root file system of this version is that of {arch} guests"))
+            }
         };
-        put_all(temp.path(), cache, is_known)
+        let taken = Taken::of(temp.path(), pin)
+            .and_then(|taken| taken.put(cache).map(|()| taken))
             .with_context(|| format!("nothing of {} was taken", file.display()))?;
+        taken.describe();
     }
     let here = run.table.lines.iter().filter(|line| line.here(cache).is_some());
     let names: Vec<String> = here.map(|line| line.name.clone()).collect();
@@ -134,7 +145,8 @@ pub fn install(run: &Run, file: &Path) -> Result<Vec<String>> {
 
 /// Unpacks the part of a bundle that the cache may take.
 fn unpack(file: &Path, into: &Path) -> Result<()> {
-    let options = ["--extract", "--no-same-owner", "--no-same-permissions"];
+    // Anchored: a kernel has a directory `target`, too.
+    let options = ["--extract", "--no-same-owner", "--no-same-permissions", "--anchored"];
     let left_out = ["--exclude=vendor", "--exclude=.cargo", "--exclude=target", "--file"];
     let args = options.into_iter().chain(left_out).map(OsStr::new);
     let into = ["-C".as_ref(), into.as_os_str()];
@@ -143,26 +155,88 @@ fn unpack(file: &Path, into: &Path) -> Result<()> {
         .with_context(|| format!("{} is no bundle, or is damaged: copy it again", file.display()))
 }
 
-/// Moves what was unpacked into `from` to its places in the cache: directories of known names. An error,
-/// before anything is moved, where one of them is something else, such as a link out of the bundle.
-fn put_all(from: &Path, cache: &Cache, is_known: impl Fn(&str, &str) -> bool) -> Result<()> {
-    let mut moves = Vec::new();
-    for sub in ["kernels", "roots"] {
-        let directory = from.join(sub);
-        if directory.symlink_metadata().is_err() {
-            continue;
-        }
-        need_directory(&directory)?;
-        for entry in fs::read_dir(&directory)? {
-            let made = entry?.path();
-            let name = made.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if is_known(sub, &name) {
-                need_directory(&made)?;
-                moves.push((made, cache.path(sub).join(name)));
+/// What a bundle holds for the cache.
+struct Taken {
+    /// Where each thing lies, its place in the cache, and the checksum of its files where it is pinned.
+    things: Vec<(PathBuf, PathBuf, Option<String>)>,
+    /// What is not taken, and why.
+    left_out: Vec<String>,
+}
+
+impl Taken {
+    /// Looks through what was unpacked into `from`. `pin`: the checksum of a thing that the cache has a place
+    /// for, where it is pinned; or why there is no place for it. An error where something is not what
+    /// [`write()`] wrote, such as a link out of the bundle.
+    fn of(
+        from: &Path,
+        pin: impl Fn(&str, &str) -> std::result::Result<Option<String>, String>,
+    ) -> Result<Taken> {
+        let mut taken = Taken { things: Vec::new(), left_out: Vec::new() };
+        for sub in ["kernels", "roots"] {
+            let directory = from.join(sub);
+            if directory.symlink_metadata().is_err() {
+                continue;
+            }
+            need_directory(&directory)?;
+            for entry in fs::read_dir(&directory)? {
+                let made = entry?.path();
+                let name = made.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                match pin(sub, &name) {
+                    Ok(pin) => {
+                        need_directory(&made)?;
+                        taken.things.push((made, Path::new(sub).join(name), pin));
+                    }
+                    Err(why) => {
+                        let name = workshop::printable(&name);
+                        taken.left_out.push(format!("{sub}/{name} is left out: {why}"));
+                    }
+                }
             }
         }
+        for (made, place, pin) in &taken.things {
+            seal::check(made, pin.as_deref()).with_context(|| {
+                format!(
+                    "{} in it is damaged or changed: copy it again, or make a new one with \
+                     `cargo vm bundle` of this version",
+                    place.display()
+                )
+            })?;
+        }
+        Ok(taken)
     }
-    moves.iter().try_for_each(|(made, place)| cache::put(made, place))
+
+    /// Moves all to its place. What depmod wrote is no file of a package, so it is written anew.
+    fn put(&self, cache: &Cache) -> Result<()> {
+        for (made, place, pin) in &self.things {
+            if place.starts_with("kernels") {
+                let kernel = Kernel::at(made)?;
+                let modules = kernel.modules.canonicalize()?;
+                ensure!(
+                    modules.starts_with(made.canonicalize()?),
+                    "the modules of {} in it are a link to {}",
+                    place.display(),
+                    modules.display()
+                );
+                kernel.depmod()?;
+            }
+            cache.keep(made, &cache.path(place), pin.as_deref())?;
+        }
+        Ok(())
+    }
+
+    /// Says what is not taken, and for what nobody but the maker of the bundle vouches.
+    fn describe(&self) {
+        self.left_out.iter().for_each(|what| say!("{what}"));
+        let unpinned = self.things.iter().filter(|(_, _, pin)| pin.is_none());
+        let names: Vec<_> = unpinned.map(|(_, place, _)| place.display().to_string()).collect();
+        if !names.is_empty() {
+            say!(
+                "not pinned: {}. They are intact as whoever made the file packed them; compare its SHA-256 \
+                 with theirs",
+                names.join(", ")
+            );
+        }
+    }
 }
 
 /// An error where this is no directory itself: a link to one is none.
@@ -181,6 +255,15 @@ fn need_directory(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// A kernel with its list, as it lies in a cache. Returns the checksum of its files.
+    fn kernel(dir: &Path, image: &str) -> String {
+        // It has directories with the names of what is left out at the top.
+        fs::create_dir_all(dir.join("lib/modules/6.1/kernel/target/vendor")).unwrap();
+        fs::create_dir_all(dir.join("boot")).unwrap();
+        fs::write(dir.join("boot/vmlinuz-6.1"), image).unwrap();
+        seal::seal(dir).digest()
+    }
+
     #[test]
     fn a_bundle_is_installed_again() {
         let temp = tempfile::tempdir().unwrap();
@@ -188,69 +271,109 @@ mod tests {
         let kernels = ["6.1-0a", "6.1-rt-0b", "6.12-0c"];
         for time in ["first", "second"] {
             let from = temp.path().join(time);
-            for kernel in kernels.into_iter().chain(["6.1-0d.old"]) {
-                fs::create_dir_all(from.join("kernels").join(kernel)).unwrap();
-                fs::write(from.join("kernels").join(kernel).join("manifest"), time).unwrap();
+            for name in kernels.into_iter().chain(["6.1-0d.old"]) {
+                kernel(&from.join("kernels").join(name), time);
             }
-            put_all(&from, &cache, |_, name| kernels.contains(&name)).unwrap();
+            kernel(&from.join("roots/arm64-0a"), time);
+            let pin = |_: &str, name: &str| match kernels.contains(&name) {
+                true => Ok(None),
+                false => Err("why".to_owned()),
+            };
+            let taken = Taken::of(&from, pin).unwrap();
+            taken.put(&cache).unwrap();
+            let wanted = ["kernels/6.1-0d.old is left out: why", "roots/arm64-0a is left out: why"];
+            assert_eq!(taken.left_out, wanted);
         }
         let mut here: Vec<_> =
             fs::read_dir(cache.path("kernels")).unwrap().map(|e| e.unwrap().file_name()).collect();
         here.sort();
         assert_eq!(here, kernels);
         for kernel in kernels {
-            let manifest = cache.path("kernels").join(kernel).join("manifest");
-            assert_eq!(fs::read_to_string(manifest).unwrap(), "second");
+            let place = cache.path("kernels").join(kernel);
+            assert!(cache.check(&place, None).unwrap());
+            assert_eq!(fs::read_to_string(place.join("boot/vmlinuz-6.1")).unwrap(), "second");
+            assert!(place.join("lib/modules/6.1/modules.dep").is_file());
         }
     }
 
-    /// Archives that would move a user's files, or leave something in the cache that is none of ours.
+    /// Archives that would move a user's files, leave something in the cache that is none of ours, or bring
+    /// another kernel than the pinned one.
     #[test]
     fn a_hostile_bundle_moves_nothing() {
         let temp = tempfile::tempdir().unwrap();
         let users = temp.path().join("users");
-        fs::create_dir_all(users.join("6.1-0a")).unwrap();
-        fs::write(users.join("6.1-0a/manifest"), "mine").unwrap();
+        fs::create_dir_all(users.join("modules/6.1/kernel")).unwrap();
+        fs::write(users.join("file"), "mine").unwrap();
+        let [real, other, link] = ["real", "other", "link"].map(|name| temp.path().join(name));
+        let pin = kernel(&real, "theirs");
+        kernel(&other, "changed, and its list as well");
+        kernel(&link, "theirs");
+        fs::remove_dir_all(link.join("lib")).unwrap();
+        std::os::unix::fs::symlink(&users, link.join("lib")).unwrap();
+        seal::seal(&link);
         let victim = users.display();
-        let kernel = "mkdir -p kernels/6.1-0a; echo theirs >kernels/6.1-0a/manifest";
+        let copy =
+            |kernel: &Path| format!("mkdir kernels; cp -a {} kernels/6.1-0a", kernel.display());
+        let (real, other, link) = (copy(&real), copy(&other), copy(&link));
+        let image = "kernels/6.1-0a/boot/vmlinuz-6.1";
+        let damaged = Err("kernels/6.1-0a in it is damaged or changed");
         for (name, make, taken) in [
             ("a link", format!("ln -s {victim} kernels"), Err("kernels in it is no directory")),
             (
                 "a link to a kernel",
-                format!("mkdir kernels; ln -s {victim}/6.1-0a kernels/6.1-0a"),
+                format!("mkdir kernels; ln -s {victim} kernels/6.1-0a"),
                 Err("6.1-0a in it is no directory"),
             ),
             ("a file", "echo no >roots".into(), Err("roots in it is no directory")),
-            ("a hard link", format!("{kernel}; ln {victim}/6.1-0a/manifest kernels/x"), Ok(1)),
+            ("a hard link", format!("{real}; ln {victim}/file kernels/x"), Ok(1)),
             ("another name", "mkdir -p kernels/tmp kernels/..6.1-0a".into(), Ok(0)),
-            ("a mode", format!("{kernel}; chmod 6777 kernels/6.1-0a/manifest"), Ok(1)),
+            ("a mode", format!("{real}; chmod 6666 {image}"), Ok(1)),
+            ("a changed image", format!("{real}; echo changed >{image}"), damaged),
+            (
+                "a file more",
+                format!("{real}; echo >kernels/6.1-0a/lib/modules/6.1/evil.ko"),
+                damaged,
+            ),
+            ("no list", format!("{real}; rm kernels/6.1-0a/manifest"), damaged),
+            ("a changed list", other, damaged),
+            ("modules elsewhere", link.clone(), damaged),
+            (
+                "modules elsewhere, not pinned",
+                format!("{link}; mv kernels/6.1-0a kernels/7-0a"),
+                Err("the modules of kernels/7-0a in it are a link to"),
+            ),
         ] {
             let place = temp.path().join(name.replace(' ', "-"));
             let made = place.join("made");
             fs::create_dir_all(&made).unwrap();
             let bundle = place.join("bundle.tar");
-            let script = format!("set -e; {make}; tar -cf {} -- *", bundle.display());
+            let script = format!("set -e; {make}; mkdir vendor target; tar -cf {} -- *", bundle.display());
             let mut shell = std::process::Command::new("sh");
             let status = shell.args(["-c", &script]).current_dir(&made).status();
             assert!(status.unwrap().success(), "{name}");
             let (cache, into) = (Cache::at(&place.join("cache")).unwrap(), place.join("into"));
             fs::create_dir(&into).unwrap();
             unpack(&bundle, &into).unwrap();
-            let put = put_all(&into, &cache, |sub, name| sub == "kernels" && name == "6.1-0a");
+            assert!(!into.join("vendor").exists() && !into.join("target").exists());
+            let pin = |sub: &str, name: &str| match (sub, name) {
+                ("kernels", "6.1-0a") => Ok(Some(pin.clone())),
+                ("kernels", "7-0a") => Ok(None),
+                _ => Err("no such kernel".to_owned()),
+            };
+            let put = Taken::of(&into, pin).and_then(|taken| taken.put(&cache));
             match (put, taken) {
-                (Err(error), Err(why)) => assert!(error.to_string().starts_with(why), "{error}"),
+                (Err(error), Err(why)) => assert!(error.to_string().starts_with(why), "{error:#}"),
                 (put, Ok(_)) => put.unwrap(),
                 (put, Err(why)) => panic!("{name}: {put:?}, not {why}"),
             }
             let here: Vec<_> = fs::read_dir(cache.path("kernels")).into_iter().flatten().collect();
             assert_eq!(here.len(), taken.unwrap_or(0), "{name}");
-            let manifest = cache.path("kernels/6.1-0a/manifest");
-            if let Ok(meta) = manifest.metadata() {
+            if let Ok(meta) = cache.path(image).metadata() {
                 use std::os::unix::fs::PermissionsExt;
                 assert_eq!(meta.permissions().mode() & 0o7022, 0, "{name}: a mode of the archive");
             }
-            let mine = fs::read_to_string(users.join("6.1-0a/manifest")).unwrap();
-            assert_eq!(mine, "mine", "{name}");
+            assert_eq!(fs::read_to_string(users.join("file")).unwrap(), "mine", "{name}");
+            assert_eq!(fs::read_dir(users.join("modules/6.1")).unwrap().count(), 1, "{name}");
         }
         // Names that lead out of the directory are tar's to refuse.
         let place = temp.path().join("names");

@@ -6,7 +6,7 @@ use workshop::outln;
 
 use crate::cargo::has_rust_target;
 use crate::commands::launch::{self, GuestProgram};
-use crate::fetch::cache::find_tool;
+use crate::fetch::cache::{Cache, find_tool};
 use crate::fetch::packages;
 use crate::fetch::rootfs::Rootfs;
 use crate::machine::kvm;
@@ -20,24 +20,22 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
     let Run { cache, arch, table, source, .. } = run;
     let names = run.table.names(options.kernel())?;
     let missing = packages::missing(*arch, source, cache, For::Run)?;
-    let for_tests = packages::missing(*arch, source, cache, For::Test)?;
-    if for_tests.is_empty() {
-        report("packages", "all here".into());
-    } else {
-        let how = match find_tool("apt-get") {
-            Some(_) => "`cargo vm setup` installs them with apt",
-            None => "`cargo vm setup` says how to install them here",
-        };
-        report("packages", format!("missing: {} ({how})", for_tests.join(" ")));
-    }
+    report("packages", packages(run)?);
     report("cache", cache.describe());
+    // What is said to be intact was read to its end.
+    cache.forget_checks()?;
+    kept(cache).into_iter().for_each(|text| report("files", text));
 
     for line in &table.lines {
         report("kernel", format!("{:<6} {}", line.name, line.describe(cache)));
     }
     if arch.is_foreign() {
         let place = Rootfs::arm64()?.place(cache);
-        let state = if place.is_dir() { "here" } else { "not fetched (cargo vm setup does)" };
+        let state = match cache.check(&place, None) {
+            Ok(true) => "here, intact since it was unpacked (not pinned)".into(),
+            Ok(false) => "not fetched (cargo vm setup does)".into(),
+            Err(why) => format!("damaged ({why:#}); the next run makes it again"),
+        };
         report("rootfs", format!("{} {state}", place.display()));
         let rust = match has_rust_target(&run.cargo, *arch) {
             true => "here",
@@ -69,6 +67,40 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
         }
     }
     Ok(status)
+}
+
+/// Which packages are missing: for the lessons, and for the tests only.
+fn packages(run: &Run) -> Result<String> {
+    let missing = |purpose| packages::missing(run.arch, &run.source, &run.cache, purpose);
+    let (lessons, mut tests) = (missing(For::Judge)?, missing(For::Test)?);
+    tests.retain(|name| !lessons.contains(name));
+    let how = match find_tool("apt-get") {
+        Some(_) => "`cargo vm setup` installs them with apt",
+        None => "`cargo vm setup` says how to install them here",
+    };
+    let (lessons, tests) = (lessons.join(" "), tests.join(" "));
+    Ok(match (lessons.is_empty(), tests.is_empty()) {
+        (true, true) => "all here".into(),
+        (false, true) => format!("missing: {lessons} ({how})"),
+        (true, false) => format!("missing, only for `cargo vm test` and `bench`: {tests} ({how})"),
+        (false, false) => {
+            format!("missing: {lessons}; only for `cargo vm test` and `bench`: {tests} ({how})")
+        }
+    })
+}
+
+/// What else the cache holds: what is damaged, and how much is not.
+fn kept(cache: &Cache) -> Vec<String> {
+    let kept = cache.kept();
+    let damaged = kept.iter().filter_map(|place| {
+        let why = cache.check(place, None).err()?;
+        let place = place.display();
+        Some(format!("{place} is damaged ({why:#}); what needs it makes it again"))
+    });
+    let mut lines: Vec<String> = damaged.collect();
+    let intact = kept.len() - lines.len();
+    lines.push(format!("{intact} others are intact (disk images, initramfs, packages, roots)"));
+    lines
 }
 
 /// What is known of KVM.

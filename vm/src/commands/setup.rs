@@ -27,7 +27,10 @@ pub struct Options {
 
 /// Runs the command.
 pub fn main(run: &Run, options: &Options) -> Result<()> {
-    run.need_packages(For::Test)?;
+    let purpose = purpose(options.from.is_some());
+    run.need_packages(purpose)?;
+    // Everything that is used below is read, and made again where it is damaged.
+    run.cache.forget_checks()?;
     let names = match &options.from {
         Some(file) => bundle::install(run, file)?,
         None => run.table.names(named(options.kernel.as_deref()))?,
@@ -46,17 +49,28 @@ pub fn main(run: &Run, options: &Options) -> Result<()> {
     }
     clangd::prepare(run.workspace(), run.arch)
         .context("libbpf's headers could not be prepared for clangd")?;
-    say!("{}", ready(&names, options.from.is_some()));
+    let missing = packages::missing(run.arch, &run.source, &run.cache, For::Test)?;
+    if !missing.is_empty() && purpose < For::Test {
+        say!("missing, only for `cargo vm test` and `cargo vm bench`: {}", missing.join(" "));
+    }
+    say!("{}", ready(&names, options.from.is_some(), missing.is_empty()));
     Ok(())
 }
 
+/// What the packages are for: a machine that takes its kernels from a bundle may have no network, and gets
+/// only those that the lessons need.
+fn purpose(from_bundle: bool) -> For {
+    if from_bundle { For::Judge } else { For::Test }
+}
+
 /// What needs no network now, and what does.
-fn ready(kernels: &[String], from_bundle: bool) -> String {
+fn ready(kernels: &[String], from_bundle: bool, for_tests: bool) -> String {
     let kernels = kernels.join(", ");
+    let what = if for_tests { "run, tested and judged" } else { "run and judged" };
     let others = if from_bundle { "`cargo book` and `cargo truth`" } else { "`cargo truth`" };
     format!(
-        "everything is ready. Without a network, {kernels} can be run, tested and judged; {others} and other \
-             kernels need one"
+        "everything is ready. Without a network, {kernels} can be {what}; {others} and other kernels \
+         need one"
     )
 }
 
@@ -74,4 +88,24 @@ pub fn prepare(run: &Run, kernels: &[String]) -> Result<()> {
 /// Pins the newest kernels of these pinned lines, or of all.
 pub fn repin(run: &Run, lines: &[String]) -> Result<()> {
     table::repin(run.workspace(), lines, &run.source, &run.cache)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::Arch;
+
+    /// What only the guest tests need is no reason to ask for a network.
+    #[test]
+    fn a_bundle_needs_only_what_the_lessons_need() {
+        let names = |purpose| packages::named_for(Arch::of_guest(None).unwrap(), purpose).unwrap();
+        let (tests, bundle) = (names(purpose(false)), names(purpose(true)));
+        for only_tests in ["bpftrace", "prometheus", "strace", "gpg"] {
+            assert!(tests.iter().any(|name| name == only_tests), "{only_tests}");
+            assert!(!bundle.iter().any(|name| name == only_tests), "{only_tests}");
+        }
+        for needed in ["fio", "dmsetup", "btrfs-progs", "clang", "busybox-static"] {
+            assert!(bundle.iter().any(|name| name == needed), "{needed}");
+        }
+    }
 }

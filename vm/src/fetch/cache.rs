@@ -104,7 +104,7 @@ impl Cache {
         make(self.temp_dir()?.path())
     }
 
-    /// A file of the cache, which `make` writes where it is missing.
+    /// A file of the cache, which `make` writes where it is missing or damaged.
     pub fn file(
         &self,
         name: &str,
@@ -112,12 +112,13 @@ impl Cache {
         make: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
         let place = self.path(name);
-        let here = || place.is_file().then(|| place.clone());
+        let here = || self.check(&place, None).is_ok_and(|here| here).then(|| place.clone());
         self.once(what, here, |temp| {
+            self.say_damage(what.0, &place, None);
             say!("making {}", what.0);
             let made = temp.join("made");
             make(&made)?;
-            put(&made, &place)?;
+            self.keep(&made, &place, None)?;
             Ok(place.clone())
         })
     }

@@ -10,7 +10,7 @@ use workshop::say;
 
 use crate::arch::Arch;
 use crate::fetch::apt;
-use crate::fetch::cache::{self, Cache, sha256, unpack_all};
+use crate::fetch::cache::{self, Cache, unpack_all};
 
 /// Free megabytes that fetching and unpacking one kernel may take.
 pub const KERNEL_MB: u64 = 900;
@@ -20,9 +20,6 @@ pub const HOST: &str = "host";
 pub const LAYOUT: &str = "such a directory holds an unpacked kernel: boot/vmlinuz-RELEASE or \
                           lib/modules/RELEASE/vmlinuz, and the modules in lib/modules/RELEASE (or \
                           below usr/lib). `dpkg-deb -x linux-image-….deb DIR` makes one";
-/// The file in the cache that says that a kernel was unpacked to its end: the checksum of its image, and
-/// where that lies.
-pub const MARK: &str = "manifest";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
@@ -102,8 +99,9 @@ impl Kernel {
     fn of_distribution(cache: &Cache) -> Result<Kernel> {
         let place = cache.path("kernels/host");
         let what = "this distribution's kernel";
-        let here = || Kernel::in_cache(&place).ok().flatten();
+        let here = || Kernel::in_cache(cache, &place, None).ok().flatten();
         cache.once((what, KERNEL_MB), here, |temp| {
+            cache.say_damage(what, &place, None);
             if cache::find_tool("apt-get").is_none() {
                 let message = "this machine has no kernel that this user can read (/lib/modules/*/vmlinuz, \
                                /boot/vmlinuz-*), and no apt to fetch one with: install this \
@@ -113,37 +111,27 @@ impl Kernel {
             }
             apt::need_lists()?;
             apt::fetch_own_kernel(temp)?;
-            Kernel::unpack(what, temp, &place)
+            Kernel::unpack(what, temp, (cache, &place, None))
         })
     }
 
-    /// A kernel of the cache: none where nothing is there, an error where it is not what was unpacked.
-    pub fn in_cache(place: &Path) -> Result<Option<Kernel>> {
-        if !place.is_dir() {
-            return Ok(None);
-        }
-        let text =
-            fs::read_to_string(place.join(MARK)).context("it was not unpacked to its end")?;
-        let mark = text.lines().next().and_then(|line| line.split_once(' '));
-        let (expected, image) = mark.context("its mark is empty")?;
-        // The one file that a guest could not check.
-        ensure!(sha256(&place.join(image))? == expected, "{image} has the wrong checksum");
-        Kernel::at(place).map(Some)
+    /// A kernel of the cache: none where nothing is there, an error where it is not what was unpacked; or not
+    /// what is pinned, of which `pin` is the checksum.
+    pub fn in_cache(cache: &Cache, place: &Path, pin: Option<&str>) -> Result<Option<Kernel>> {
+        cache.check(place, pin)?.then(|| Kernel::at(place)).transpose()
     }
 
     /// Unpacks the packages in a temporary directory, and puts what comes out into its place in the cache.
-    pub fn unpack(what: &str, temp: &Path, place: &Path) -> Result<Kernel> {
-        if let Err(why) = Kernel::in_cache(place) {
-            say!("{what} was damaged in the cache ({why:#}): it is fetched again");
-        }
+    pub fn unpack(
+        what: &str,
+        temp: &Path,
+        (cache, place, pin): (&Cache, &Path, Option<&str>),
+    ) -> Result<Kernel> {
         let root = temp.join("root");
         say!("unpacking {what}");
         unpack_all(temp, &root, &[])?;
-        let kernel = Kernel::at(&root)?;
-        kernel.depmod()?;
-        let image = kernel.image.strip_prefix(root.canonicalize()?)?.display().to_string();
-        cache::write(&root.join(MARK), format!("{} {image}", sha256(&kernel.image)?).as_bytes())?;
-        cache::put(&root, place)?;
+        Kernel::at(&root)?.depmod()?;
+        cache.keep(&root, place, pin)?;
         Kernel::at(place)
     }
 

@@ -6,4 +6,5 @@ pub(crate) mod index;
 pub(crate) mod kernel;
 pub(crate) mod packages;
 pub mod rootfs;
+pub(crate) mod seal;
 pub(crate) mod table;

@@ -89,7 +89,10 @@ impl Package {
 
     fn is_unpacked(&self, cache: &Cache) -> bool {
         let Tool(name) = &self.sign else { return false };
-        self.unpack && self.place(cache).join("usr/bin").join(name).is_file()
+        let place = self.place(cache);
+        self.unpack
+            && cache.check(&place, None).is_ok_and(|here| here)
+            && place.join("usr/bin").join(name).is_file()
     }
 
     /// Unpacks it into the cache, as apt fetches it.
@@ -97,12 +100,13 @@ impl Package {
         apt::need_lists()?;
         let here = || self.is_unpacked(cache).then_some(());
         cache.once((&self.debian, UNPACKED_MB), here, |temp| {
+            cache.say_damage(&self.debian, &self.place(cache), None);
             let name = std::slice::from_ref(&self.debian);
             apt::fetch_packages(|| Command::new("apt-get"), name, temp)?;
             say!("unpacking {} for guests; it is not installed here", self.debian);
             let root = temp.join("root");
             unpack_all(temp, &root, &[])?;
-            cache::put(&root, &self.place(cache))
+            cache.keep(&root, &self.place(cache), None)
         })
     }
 }
@@ -165,6 +169,13 @@ fn missing_packages(
     purpose: For,
 ) -> Result<Vec<Package>> {
     let fetches = source.mirror.is_some() || find_tool("apt-get").is_some();
+    let mut packages = needed(arch, fetches, purpose)?;
+    packages.retain(|package| !package.is_here(arch, cache));
+    Ok(packages)
+}
+
+/// Those that this purpose needs, here or not.
+fn needed(arch: Arch, fetches: bool, purpose: For) -> Result<Vec<Package>> {
     let mut packages = all()?;
     let (guest, cross) = (arch.debian(), arch.is_foreign());
     packages.retain(|package| package.guest.as_ref().is_none_or(|arch| arch == guest));
@@ -177,8 +188,13 @@ fn missing_packages(
     });
     // Not every Ubuntu has a package bpftool, and a stage runs without.
     packages.retain(|package| purpose > For::Fetch || package.debian != "bpftool" || !is_ubuntu());
-    packages.retain(|package| !package.is_here(arch, cache));
     Ok(packages)
+}
+
+/// The Debian names of what this purpose needs, here or not.
+#[cfg(test)]
+pub fn named_for(arch: Arch, purpose: For) -> Result<Vec<String>> {
+    Ok(named_by(None, &needed(arch, true, purpose)?))
 }
 
 /// The names of packages here: Debian's where this machine has apt.
@@ -326,10 +342,15 @@ mod tests {
         assert!(prometheus.unpack && !prometheus.is_unpacked(&cache));
         assert!(unpacked(&cache).unwrap().is_empty());
         let bin = prometheus.place(&cache).join("usr/bin");
-        fs::create_dir_all(&bin).unwrap();
-        fs::write(bin.join("prometheus"), "").unwrap();
+        let made = dir.path().join("made");
+        fs::create_dir_all(made.join("usr/bin")).unwrap();
+        fs::write(made.join("usr/bin/prometheus"), "program").unwrap();
+        cache.keep(&made, &prometheus.place(&cache), None).unwrap();
         assert!(prometheus.is_here(Arch::X86_64, &cache));
-        assert_eq!(unpacked(&cache).unwrap(), [bin]);
+        assert_eq!(unpacked(&cache).unwrap(), [bin.clone()]);
+        // A damaged one is none.
+        fs::write(bin.join("prometheus"), "pro").unwrap();
+        assert!(!prometheus.is_unpacked(&cache) && unpacked(&cache).unwrap().is_empty());
     }
 
     #[test]

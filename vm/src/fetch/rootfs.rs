@@ -84,8 +84,9 @@ impl Rootfs {
     /// Where it lies, made of the newest packages where it is missing.
     pub fn get(&self, source: &Source, cache: &Cache) -> Result<PathBuf> {
         let place = self.place(cache);
-        let here = || place.is_dir().then(|| place.clone());
+        let here = || cache.check(&place, None).is_ok_and(|here| here).then(|| place.clone());
         cache.once((&self.what, ROOTFS_MB), here, |temp| {
+            cache.say_damage(&self.what, &place, None);
             say!("making {}", self.what);
             let index = Index::from_archives(source, &self.suite, &self.arch, temp)?;
             let packages = index.with_dependencies(&self.wanted)?;
@@ -94,7 +95,7 @@ impl Rootfs {
             let root = merged(temp)?;
             let list = packages.iter().map(|(name, version)| format!("{name} {version}\n"));
             cache::write(&root.join(PACKAGES), list.collect::<String>().as_bytes())?;
-            finish(temp, &place)
+            finish(temp, cache, &place)
         })
     }
 }
@@ -116,8 +117,9 @@ pub fn headers(
 ) -> Result<Option<PathBuf>> {
     let place = cache.path(format!("roots/headers-{release}"));
     let what = format!("the headers of {release}");
-    let here = || place.join("usr/lib/modules").is_dir().then(|| Some(place.clone()));
+    let here = || cache.check(&place, None).is_ok_and(|here| here).then(|| Some(place.clone()));
     cache.once((&what, ROOTFS_MB), here, |temp| {
+        cache.say_damage(&what, &place, None);
         let index = line.index(source, temp)?;
         let Some(names) = line.headers(release, &index)? else {
             say!("{} has no {what}, which bcc's tools need: these are not compared", line.suite);
@@ -126,7 +128,7 @@ pub fn headers(
         say!("making {what}");
         index.download(&names, temp)?;
         merged(temp)?;
-        finish(temp, &place).map(Some)
+        finish(temp, cache, &place).map(Some)
     })
 }
 
@@ -141,7 +143,7 @@ fn merged(temp: &Path) -> Result<PathBuf> {
 }
 
 /// Unpacks the packages in a temporary directory to `root` there, and puts that into its place.
-fn finish(temp: &Path, place: &Path) -> Result<PathBuf> {
+fn finish(temp: &Path, cache: &Cache, place: &Path) -> Result<PathBuf> {
     let root = temp.join("root");
     unpack_all(temp, &root, &LEFT_OUT)?;
     if root.join("etc").is_dir() {
@@ -154,7 +156,7 @@ fn finish(temp: &Path, place: &Path) -> Result<PathBuf> {
             fs::copy(root.join(from), root.join(to)).context(to)?;
         }
     }
-    cache::put(&root, place)?;
+    cache.keep(&root, place, None)?;
     Ok(place.to_owned())
 }
 

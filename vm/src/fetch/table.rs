@@ -1,7 +1,8 @@
 //! The kernel lines of `vm/kernels.toml`: which there are, which kernel each of them stands for, and
 //! fetching it.
 //!
-//! A *pinned* line is one file of Debian's, known by its checksum in `vm/pinned.toml`. Another line
+//! A *pinned* line is one file of Debian's, known by its checksum in `vm/pinned.toml`, as are the files that
+//! it is unpacked to. Another line
 //! *follows* its suite: what the cache has of it is taken, and where that is nothing, or older than what
 //! the tests passed on, the newest of the suite's signed index is fetched.
 
@@ -17,9 +18,10 @@ use workshop::say;
 
 use crate::arch::Arch;
 use crate::fetch::apt::{self, Source};
-use crate::fetch::cache::{Cache, hex, sha256};
+use crate::fetch::cache::{Cache, hex, sha256, unpack_all};
 use crate::fetch::index::Index;
-use crate::fetch::kernel::{HOST, KERNEL_MB, Kernel, LAYOUT, MARK, by_version};
+use crate::fetch::kernel::{HOST, KERNEL_MB, Kernel, LAYOUT, by_version};
+use crate::fetch::seal::{LIST, List};
 
 const LINES: &str = include_str!("../../kernels.toml");
 const LINES_FILE: &str = "vm/kernels.toml";
@@ -76,9 +78,12 @@ pub struct Line {
     /// Debian's name of the architecture.
     #[serde(skip)]
     arch: &'static str,
-    /// The files of a pinned line.
+    /// The packages of a pinned line.
     #[serde(skip)]
     pins: Option<Vec<Pin>>,
+    /// The checksum of all files of a pinned line's kernel.
+    #[serde(skip)]
+    files: Option<String>,
     #[serde(skip)]
     pub tested: Option<String>,
 }
@@ -95,8 +100,19 @@ struct Pin {
     sha256: String,
 }
 
+/// What the packages of a pinned line are unpacked to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Files {
+    line: String,
+    arch: String,
+    /// See [`List::digest`].
+    files: String,
+}
+
 #[derive(Default, Serialize, Deserialize)]
 struct Pins {
+    kernel: Vec<Files>,
     package: Vec<Pin>,
 }
 
@@ -114,7 +130,7 @@ impl Table {
         let tested = tested()?.remove(arch.name()).unwrap_or_default();
         let lines = line.into_iter().filter(|line| line.is_for(arch)).map(|line| {
             let tested = tested.get(&line.name).map(|passed| passed.release.clone());
-            line.for_arch(arch.debian(), &pins.package, tested)
+            line.for_arch(arch.debian(), &pins, tested)
         });
         let lines = lines.collect();
         let default = default.remove(arch.debian()).context(LINES_FILE)?;
@@ -133,6 +149,23 @@ impl Table {
                 ),
             )
         })
+    }
+
+    /// The line that a directory of this name, in the cache's directory of kernels, may stand for; or why
+    /// there is none.
+    pub fn line_of(&self, name: &str) -> Result<&Line, String> {
+        let line = self.lines.iter().find(|line| line.is_named(name, &self.cache));
+        let line = line.ok_or_else(|| {
+            format!("no kernel line of this version has it for {} guests", self.arch.debian())
+        })?;
+        match star(line.first(), name).filter(|star| line.pins.is_none() && line.is_old(star)) {
+            Some(_) => Err(format!(
+                "it is older than {}, on which the tests of kernel {} passed",
+                line.tested.as_deref().unwrap_or_default(),
+                line.name
+            )),
+            None => Ok(line),
+        }
     }
 
     /// The last line of the table, the newest kernel.
@@ -228,13 +261,15 @@ impl Line {
         self.archs.iter().any(|it| it == arch.debian())
     }
 
-    fn for_arch(self, arch: &'static str, pins: &[Pin], tested: Option<String>) -> Line {
+    fn for_arch(self, arch: &'static str, pins: &Pins, tested: Option<String>) -> Line {
         let is_its = |pin: &&Pin| pin.line == self.name && pin.arch == arch;
+        let files = pins.kernel.iter().find(|it| it.line == self.name && it.arch == arch);
         Line {
             is_extra: self.extra.iter().any(|extra| extra == arch),
             packages: self.packages.iter().map(|name| name.replace("ARCH", arch)).collect(),
             arch,
-            pins: self.pinned.then(|| pins.iter().filter(is_its).cloned().collect()),
+            pins: self.pinned.then(|| pins.package.iter().filter(is_its).cloned().collect()),
+            files: files.map(|it| it.files.clone()),
             tested,
             ..self
         }
@@ -264,8 +299,8 @@ impl Line {
         places
     }
 
-    /// Whether a directory of this name, in the cache's directory of kernels, may stand for the line.
-    pub fn is_named(&self, name: &str, cache: &Cache) -> bool {
+    /// Whether it is the name of its kernel's directory in the cache.
+    fn is_named(&self, name: &str, cache: &Cache) -> bool {
         match &self.pins {
             Some(pins) => pinned_place(&self.name, pins, cache).ends_with(name),
             None => star(self.first(), name).is_some(),
@@ -275,9 +310,14 @@ impl Line {
     /// The kernel of the cache that stands for the line, and its place.
     pub fn here(&self, cache: &Cache) -> Option<(PathBuf, Kernel)> {
         self.places(cache).into_iter().find_map(|place| {
-            let kernel = Kernel::in_cache(&place).ok().flatten()?;
+            let kernel = Kernel::in_cache(cache, &place, self.pin()).ok().flatten()?;
             Some((place, kernel))
         })
+    }
+
+    /// The checksum of its kernel's files, where it is pinned.
+    pub fn pin(&self) -> Option<&str> {
+        self.files.as_deref()
     }
 
     /// Whether a kernel is older than the one that the tests passed on.
@@ -292,23 +332,29 @@ impl Line {
     pub fn get(&self, source: &Source, cache: &Cache) -> Result<Kernel> {
         let what = format!("kernel {}", self.name);
         let here = || self.here(cache).map(|(_, kernel)| kernel);
-        cache.once((&what, KERNEL_MB), here, |temp| match &self.pins {
-            Some(pins) => {
-                let archives = source.need_archives()?;
-                pins.iter().try_for_each(|pin| pin.fetch(self, &archives, temp))?;
-                Kernel::unpack(&what, temp, &pinned_place(&self.name, pins, cache))
+        cache.once((&what, KERNEL_MB), here, |temp| {
+            if let Some(place) = self.places(cache).first() {
+                cache.say_damage(&what, place, self.pin());
             }
-            None => {
-                let index = self.index(source, temp);
-                let index = index
-                    .with_context(|| format!("the newest kernel {} cannot be found", self.name))?;
-                let star = self.newest(&index)?;
-                let names = self.packages.iter().map(|name| name.replace('*', &star));
-                index.download(&names.collect::<Vec<_>>(), temp)?;
-                let place = cache.path("kernels").join(self.first().replace('*', &star));
-                Kernel::unpack(&what, temp, &place)
-            }
+            let place = self.fetch(source, cache, temp)?;
+            Kernel::unpack(&what, temp, (cache, &place, self.pin()))
         })
+    }
+
+    /// Fetches its packages into `temp`. Returns the place of the kernel in the cache.
+    fn fetch(&self, source: &Source, cache: &Cache, temp: &Path) -> Result<PathBuf> {
+        if let Some(pins) = &self.pins {
+            let archives = source.need_archives()?;
+            pins.iter().try_for_each(|pin| pin.fetch(self, &archives, temp))?;
+            return Ok(pinned_place(&self.name, pins, cache));
+        }
+        let index = self.index(source, temp);
+        let index =
+            index.with_context(|| format!("the newest kernel {} cannot be found", self.name))?;
+        let star = self.newest(&index)?;
+        let names = self.packages.iter().map(|name| name.replace('*', &star));
+        index.download(&names.collect::<Vec<_>>(), temp)?;
+        Ok(cache.path("kernels").join(self.first().replace('*', &star)))
     }
 
     /// The index of its suite, fetched into a directory in `temp`.
@@ -318,11 +364,18 @@ impl Line {
 
     /// What the cache has of it, for `cargo vm doctor`.
     pub fn describe(&self, cache: &Cache) -> String {
-        let here = self.here(cache).map(|(_, kernel)| format!("{} here, intact", kernel.release));
-        here.unwrap_or_else(|| match self.places(cache).first().map(|it| Kernel::in_cache(it)) {
+        if let Some((_, kernel)) = self.here(cache) {
+            let pinned = match self.pin() {
+                Some(_) => "",
+                None => " since it was unpacked (not pinned)",
+            };
+            return format!("{} here, intact{pinned}", kernel.release);
+        }
+        let best = self.places(cache).into_iter().next();
+        match best.map(|place| Kernel::in_cache(cache, &place, self.pin())) {
             Some(Err(why)) => format!("damaged ({why:#}); the next run fetches it again"),
             _ => format!("not fetched (cargo vm setup --kernel {} does)", self.name),
-        })
+        }
     }
 
     /// The newest kernel of the line that the suite has: what stands for the `*`.
@@ -385,11 +438,22 @@ impl Line {
         };
         self.packages.iter().map(pin).collect()
     }
+
+    /// The checksum of what these packages of it are unpacked to.
+    fn unpacked(&self, pins: &[Pin], source: &Source, temp: &Path) -> Result<Files> {
+        let temp = tempfile::tempdir_in(temp).context("cannot create a temporary directory")?;
+        let archives = source.need_archives()?;
+        pins.iter().try_for_each(|pin| pin.fetch(self, &archives, temp.path()))?;
+        let root = temp.path().join("root");
+        unpack_all(temp.path(), &root, &[])?;
+        let files = List::of(&root)?.digest();
+        Ok(Files { line: self.name.clone(), arch: self.arch.to_owned(), files })
+    }
 }
 
 /// Where the kernel of these files lies. Others are another directory.
 fn pinned_place(line: &str, pins: &[Pin], cache: &Cache) -> PathBuf {
-    let mut hash = Sha256::new_with_prefix(MARK);
+    let mut hash = Sha256::new_with_prefix(LIST);
     pins.iter().for_each(|pin| hash.update(&pin.sha256));
     cache.path(format!("kernels/{line}-{}", &hex(&hash.finalize())[..12]))
 }
@@ -431,8 +495,8 @@ impl Pin {
     }
 }
 
-/// Pins the newest kernels of these pinned lines, or of all, for all architectures. Nothing is written
-/// before all is found.
+/// Pins the newest kernels of these pinned lines, or of all, for all architectures, and what they are
+/// unpacked to. Nothing is written before all is found.
 pub fn repin(workspace: &Path, names: &[String], source: &Source, cache: &Cache) -> Result<()> {
     let Lines { line, .. } = toml::from_str(LINES).context(LINES_FILE)?;
     let lines: Vec<_> = line.into_iter().filter(|line| line.pinned).collect();
@@ -448,24 +512,27 @@ pub fn repin(workspace: &Path, names: &[String], source: &Source, cache: &Cache)
     let mut pins: Pins = toml::from_str(&text).context(PINNED_FILE)?;
     let before = pins.package.clone();
     let _lock = cache.lock()?;
+    cache.need_space(KERNEL_MB, "a kernel that is to be pinned")?;
     let temp = cache.temp_dir()?;
     for declared in lines.iter().filter(|line| names.is_empty() || names.contains(&line.name)) {
         let mut found = Vec::new();
         for arch in Arch::ALL.into_iter().filter(|arch| declared.is_for(*arch)) {
-            let line = declared.clone().for_arch(arch.debian(), &[], None);
-            found.extend(line.newest_pins(source, temp.path())?);
+            let line = declared.clone().for_arch(arch.debian(), &Pins::default(), None);
+            let newest = line.newest_pins(source, temp.path())?;
+            found.push((line, newest));
         }
-        let versions: Vec<_> =
-            found.iter().map(|pin| format!("{} {}", pin.arch, pin.version)).collect();
-        ensure!(
-            found.iter().all(|pin| Some(&pin.version) == found.first().map(|first| &first.version)),
-            "{}: the archive does not have the same kernel for all architectures yet: {}. Nothing is \
-             written; try again in some hours",
-            declared.name,
-            versions.join(", ")
-        );
+        need_one_version(&declared.name, found.iter().flat_map(|(_, newest)| newest))?;
         pins.package.retain(|pin| pin.line != declared.name);
-        pins.package.extend(found);
+        for (line, newest) in found {
+            let is_its = |files: &Files| files.line == line.name && files.arch == line.arch;
+            let is_known = newest.iter().all(|pin| before.contains(pin));
+            if !is_known || !pins.kernel.iter().any(is_its) {
+                let files = line.unpacked(&newest, source, temp.path())?;
+                pins.kernel.retain(|it| !is_its(it));
+                pins.kernel.push(files);
+            }
+            pins.package.extend(newest);
+        }
     }
     let head: String = text
         .lines()
@@ -477,6 +544,20 @@ pub fn repin(workspace: &Path, names: &[String], source: &Source, cache: &Cache)
         let what = if before.contains(&pin) { "is the newest" } else { "is pinned now" };
         say!("{} {}: {} {what}", pin.line, pin.arch, pin.version);
     }
+    Ok(())
+}
+
+/// An error where a line's packages have not all the same version.
+fn need_one_version<'p>(line: &str, pins: impl Iterator<Item = &'p Pin> + Clone) -> Result<()> {
+    let mut versions = pins.clone().map(|pin| &pin.version);
+    let first = versions.next();
+    let all: Vec<_> = pins.map(|pin| format!("{} {}", pin.arch, pin.version)).collect();
+    ensure!(
+        versions.all(|version| Some(version) == first),
+        "{line}: the archive does not have the same kernel for all architectures yet: {}. Nothing is \
+         written; try again in some hours",
+        all.join(", ")
+    );
     Ok(())
 }
 
@@ -508,6 +589,11 @@ mod tests {
                 assert!(pin.path.ends_with(&file) && star(line.first(), &pin.name).is_some());
             }
             assert!(line.pins.as_ref().is_none_or(|pins| pins.len() == line.packages.len()));
+            assert_eq!(
+                line.pins.is_some(),
+                line.pin().is_some_and(|pin| pin.len() == 64),
+                "{line:?}"
+            );
         }
     }
 
@@ -556,22 +642,41 @@ mod tests {
         let kernel = line.get(&archive.source(), &cache).unwrap();
         assert_eq!(kernel.release, "1.0.0-9-amd64");
         assert_eq!(line.get(&archive.none(), &cache).unwrap(), kernel);
-        assert_eq!(line.describe(&cache), "1.0.0-9-amd64 here, intact");
+        let unpinned = "1.0.0-9-amd64 here, intact since it was unpacked (not pinned)";
+        assert_eq!(line.describe(&cache), unpinned);
 
         // Damage is noticed, and fetching it again repairs it.
         let place = line.here(&cache).unwrap().0;
-        for (file, expected) in [
-            (kernel.image.clone(), "has the wrong checksum"),
-            (place.join(MARK), "not unpacked to its end"),
+        let module = kernel.modules.join("kernel/module");
+        for (file, text, expected) in [
+            (&kernel.image, "another kernel", "boot/vmlinuz-1.0.0-9-amd64 has the wrong checksum"),
+            (&module, "changed", "kernel/module has the wrong checksum"),
+            (&kernel.modules.join("modules.dep"), "other", "modules.dep has the wrong checksum"),
+            (&place.join(LIST), "", "boot/ does not belong there"),
         ] {
-            fs::rename(&file, archive.dir.path().join("aside")).unwrap();
-            if file == kernel.image {
-                fs::write(&file, "another kernel").unwrap();
-            }
+            fs::write(file, text).unwrap();
             assert!(line.describe(&cache).contains(expected), "{}", line.describe(&cache));
             assert!(line.get(&archive.none(), &cache).is_err());
             assert_eq!(line.get(&archive.source(), &cache).unwrap(), kernel);
         }
+
+        // Its own list says what its files are, but not which are pinned.
+        let pinned = Line { files: Some(List::of(&place).unwrap().digest()), ..line.clone() };
+        assert_eq!(pinned.describe(&cache), "1.0.0-9-amd64 here, intact");
+        fs::remove_file(place.join(LIST)).unwrap();
+        fs::write(&kernel.image, "another kernel").unwrap();
+        let aside = archive.dir.path().join("aside");
+        fs::rename(&place, &aside).unwrap();
+        cache.keep(&aside, &place, None).unwrap();
+        assert!(line.describe(&cache).contains("intact since it was unpacked (not pinned)"));
+        let wrong = pinned.describe(&cache);
+        assert!(wrong.contains("its list of files was changed, too"), "{wrong}");
+        assert!(pinned.get(&archive.none(), &cache).is_err());
+        assert_eq!(pinned.get(&archive.source(), &cache).unwrap(), kernel);
+        // Packages that unpack to something else than what is pinned.
+        let other = Line { files: Some("0".repeat(64)), ..line.clone() };
+        let error = other.get(&archive.source(), &cache).unwrap_err().to_string();
+        assert!(error.contains("have not the checksum that vm/pinned.toml gives"), "{error}");
 
         // A newer one takes the place of none: another pin has to say so.
         fs::remove_dir_all(&place).unwrap();
@@ -631,7 +736,7 @@ mod tests {
         assert_eq!(release(&later, archive.source()).unwrap(), "1.0.0-11-amd64");
         assert_eq!(release(&line, archive.none()).unwrap(), "1.0.0-11-amd64");
         // Where the newest is damaged, the one before stands for the line.
-        fs::remove_file(cache.path("kernels/linux-image-1.0.0-11-amd64").join(MARK)).unwrap();
+        fs::remove_file(cache.path("kernels/linux-image-1.0.0-11-amd64").join(LIST)).unwrap();
         assert_eq!(release(&line, archive.none()).unwrap(), "1.0.0-10-amd64");
         fs::remove_dir_all(cache.path("kernels")).unwrap();
         assert_eq!(table.default_where(|| false), HOST);
@@ -669,12 +774,35 @@ mod tests {
         let error = repin(&["6.12"]).unwrap_err();
         assert_eq!(error.downcast_ref::<workshop::fail::Fail>().unwrap().code, USAGE, "{error}");
 
-        archive.carries_in(&[("amd64", &["6.1.9-51"]), ("arm64", &["6.1.9-51"])]);
+        // What the packages are unpacked to is pinned with them.
+        let pack = |arch: &str, image: &str| {
+            let name = format!("linux-image-6.1.9-51-{arch}");
+            archive.pack(&name, &[(&format!("boot/vmlinuz-6.1.9-51-{arch}"), image)]);
+            archive.carries_in(&[("amd64", &["6.1.9-51"]), ("arm64", &["6.1.9-51"])]);
+        };
+        pack("amd64", "image");
+        let error = format!("{:#}", repin(&["6.1"]).unwrap_err());
+        assert!(error.contains("linux-image-6.1.9-51-arm64 6.1.9-51 cannot be fetched"), "{error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), PINNED);
+        pack("arm64", "image");
         repin(&["6.1"]).unwrap();
         let text = fs::read_to_string(&file).unwrap();
         let pins: Pins = toml::from_str(&text).unwrap();
         let of = |line: &str| pins.package.iter().filter(|pin| pin.line == line).count();
-        assert!(of("6.1") == 2 && of("6.1-rt") == 1 && text.starts_with("# The files"), "{text}");
+        assert!(of("6.1") == 2 && of("6.1-rt") == 1 && text.starts_with("# The pinned"), "{text}");
         assert_eq!(text.matches("6.1.9-51").count(), 6, "{text}");
+        let old: Pins = toml::from_str(PINNED).unwrap();
+        let files = |pins: &Pins, line: &str, arch: &str| {
+            let is_its = |it: &&Files| it.line == line && it.arch == arch;
+            let mut its = pins.kernel.iter().filter(is_its);
+            (its.next().unwrap().files.clone(), its.count())
+        };
+        assert_eq!(files(&pins, "6.1-rt", "amd64"), files(&old, "6.1-rt", "amd64"));
+        let [amd64, arm64] = ["amd64", "arm64"].map(|arch| files(&pins, "6.1", arch));
+        assert!(amd64 != arm64 && amd64 != files(&old, "6.1", "amd64") && amd64.1 == 0);
+        // It is not fetched again where nothing is newer.
+        fs::remove_dir_all(archive.dir.path().join("pool")).unwrap();
+        repin(&["6.1"]).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), text);
     }
 }
