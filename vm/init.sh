@@ -71,6 +71,9 @@ share() {
 	attach "$tag" "$dir" none
 }
 each share share
+# What the launcher keeps for itself: consoles, logs and sockets of all guests of its user.
+hide() { [ ! -d "$R$1" ] || try mount -t tmpfs -o ro,mode=700 hidden "$R$1"; }
+each hide hide
 try mount --bind /ctl $R/run/vm
 
 # modprobe in the guest finds the modules of the guest's kernel.

@@ -95,7 +95,7 @@ fn choose(machine: &Machine, cache: &Cache) -> Result<(Accel, Option<Note>)> {
 /// A machine that boots only without KVM shows that KVM does not work here, unless another virtual
 /// machine keeps it busy. One that never boots shows nothing: the guest may be at fault.
 pub fn boot(machine: &Machine, cache: &Cache, dir: &Path) -> Result<Accel> {
-    machine.write_conf(dir)?;
+    machine.write_conf(cache, dir)?;
     let (accel, unknown) = choose(machine, cache)?;
     let asked = machine.accel == Some(accel);
     let patience = match unknown {

@@ -22,7 +22,7 @@ use crate::machine::virtiofs::{self, Share};
 use crate::session::cleanup;
 use crate::session::crash_report::{crash_report, tail};
 use crate::session::processes::end_with_us;
-use crate::session::rundir::{PORTS, read_shared, shared, socket};
+use crate::session::rundir::{self, PORTS, read_shared, shared, socket};
 
 pub const PATIENCE: Duration = Duration::from_secs(120);
 /// How many disks the guest can have beside the data disk: each takes a PCI slot, of which there
@@ -133,7 +133,7 @@ impl Machine<'_> {
     }
 
     /// Writes down what the guest's init needs to know.
-    pub fn write_conf(&self, dir: &Path) -> Result<()> {
+    pub fn write_conf(&self, cache: &Cache, dir: &Path) -> Result<()> {
         let shared = shared(dir);
         // A copy: cargo may replace the file while the guest runs.
         let agent = shared.join("agent");
@@ -156,6 +156,9 @@ impl Machine<'_> {
             let mut value = OsString::from(format!("share{n} "));
             value.push(share);
             line("share", &value)?;
+        }
+        for place in self.hidden(&rundir::parents(&cache.path("run-dirs"))?) {
+            line("hide", place.as_os_str())?;
         }
         let count = |kind: Disk| self.guest.disks.iter().filter(|d| **d == kind).count();
         // The data disk is vda.
@@ -189,6 +192,19 @@ impl Machine<'_> {
         end_with_us(command.process_group(0), Signal::KILL);
         cleanup::own_qemu(command.spawn().context("cannot start QEMU")?);
         Ok(())
+    }
+
+    /// Where the guest would see these directories of this machine: in its root, and in what is shared besides.
+    fn hidden(&self, directories: &[PathBuf]) -> Vec<PathBuf> {
+        let rootfs = self.guest.rootfs.as_deref().unwrap_or(Path::new("/"));
+        let is_shared =
+            |dir: &&PathBuf| self.guest.shares.iter().any(|share| dir.starts_with(share));
+        let in_root = |dir: &PathBuf| Some(Path::new("/").join(dir.strip_prefix(rootfs).ok()?));
+        let mut hidden: Vec<_> = directories.iter().filter_map(in_root).collect();
+        hidden.extend(directories.iter().filter(is_shared).cloned());
+        hidden.sort();
+        hidden.dedup();
+        hidden
     }
 
     /// What the guest sees of this machine's files.
@@ -336,6 +352,16 @@ mod tests {
                 assert!(line.contains(wanted), "{wanted}: {line}");
             }
             assert_eq!(line.contains(modules), rootfs.is_some(), "{line}");
+            let places = ["/tmp/a", "/r/tmp/b", "/w/c"].map(PathBuf::from);
+            let wanted: &[&str] = if rootfs.is_some() {
+                &["/tmp/b", "/w/c"]
+            } else {
+                &["/r/tmp/b", "/tmp/a", "/w/c"]
+            };
+            assert_eq!(
+                machine.hidden(&places),
+                wanted.iter().map(PathBuf::from).collect::<Vec<_>>()
+            );
             assert!(!line.contains("-vga"), "{line}");
         }
     }

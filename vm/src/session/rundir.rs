@@ -9,7 +9,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -60,6 +60,30 @@ fn parent() -> Result<PathBuf> {
         bail!("{} is too long for sockets; set TMPDIR to a shorter path", dir.display());
     }
     Ok(dir.canonicalize()?)
+}
+
+/// The private directories of this user that hold run directories: this launcher's, and those of launchers
+/// with another TMPDIR. `notes` is a directory in the cache with a link to each.
+pub fn parents(notes: &Path) -> Result<Vec<PathBuf>> {
+    parents_with(&parent()?, notes)
+}
+
+fn parents_with(own: &Path, notes: &Path) -> Result<Vec<PathBuf>> {
+    let link = notes.join(own.to_string_lossy().replace('/', "-"));
+    let note = || match fs::create_dir_all(notes).and_then(|()| symlink(own, link)) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => fs::read_dir(notes),
+    };
+    let entries = note().with_context(|| writing(notes))?;
+    let mut found = Vec::new();
+    for link in entries.flatten().map(|entry| entry.path()) {
+        match fs::read_link(&link) {
+            Ok(parent) if parent.is_dir() => found.push(parent),
+            // Removed, with all that lay there.
+            _ => drop(fs::remove_file(&link)),
+        }
+    }
+    Ok(found)
 }
 
 fn writing(dir: &Path) -> String {
@@ -236,6 +260,23 @@ mod tests {
         create_in(parent.path(), &info()).unwrap();
     }
 
+    #[test]
+    fn every_place_of_run_directories_is_known_as_long_as_it_is_there() {
+        let [temp, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let notes = temp.path().join("notes");
+        assert_eq!(parents_with(temp.path(), &notes).unwrap(), [temp.path()]);
+        for own in [other.path(), temp.path(), other.path()] {
+            let mut all = parents_with(own, &notes).unwrap();
+            all.sort();
+            let mut wanted = [temp.path(), other.path()];
+            wanted.sort();
+            assert_eq!(all, wanted);
+        }
+        drop(other);
+        assert_eq!(parents_with(temp.path(), &notes).unwrap(), [temp.path()]);
+        assert_eq!(fs::read_dir(&notes).unwrap().count(), 1);
+    }
+
     /// The guest's root may put anything there.
     #[test]
     fn nothing_that_the_guest_wrote_is_followed() {
@@ -245,7 +286,7 @@ mod tests {
         let (dir, _lock) = create_in(parent.path(), &info()).unwrap();
         let shared = shared(&dir);
         fs::write(shared.join("file"), "text").unwrap();
-        std::os::unix::fs::symlink(&secret, shared.join("link")).unwrap();
+        symlink(&secret, shared.join("link")).unwrap();
         fs::create_dir(shared.join("directory")).unwrap();
         let fifo = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, shared.join("fifo"), fifo, 0o600.into(), 0).unwrap();
