@@ -260,6 +260,11 @@ fn qemus(place: &Path) -> Vec<Pid> {
     entries.filter_map(|entry| pid(entry.file_name().to_str()?)).filter(is_one).collect()
 }
 
+/// Where the launchers with this TMPDIR have their run directories.
+fn parent(tmpdir: &Path) -> PathBuf {
+    tmpdir.join(format!("bpf-vm-{}", rustix::process::geteuid().as_raw()))
+}
+
 fn run_dirs(place: &Path) -> Vec<PathBuf> {
     let inside = |dir: &Path| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let parents = inside(place).filter(|path| path.to_string_lossy().contains("/bpf-vm-"));
@@ -335,6 +340,16 @@ fn kvm_is_accessible() -> bool {
 fn a_run_and_then_two_at_once() {
     let place = place();
     let cache = new_cache();
+    // A launcher with another TMPDIR was here. That this user is root is said once.
+    let elsewhere = tempfile::tempdir_in("/tmp").unwrap();
+    let path = qemu_instead(&place, "exit 1");
+    let mut command = vm(&place, &["run", "true"]);
+    command.env("VM_CACHE", cache.path()).env("PATH", path).env("TMPDIR", elsewhere.path());
+    let (code, first) = result(command.env("VM_ACCEL", "tcg"));
+    let as_root = "vm: this user is root: ";
+    let is_root = rustix::process::geteuid().is_root();
+    assert!(code == 125 && first.contains(as_root) == is_root, "{code} {first}");
+    fs::write(parent(elsewhere.path()).join("console"), "private").unwrap();
     let shared =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("from-guest-{}", std::process::id()));
     let script = format!(
@@ -346,12 +361,16 @@ fn a_run_and_then_two_at_once() {
          modprobe null_blk && ls -d /sys/block/nullb0
          ls -d /sys/block/vdb /sys/block/nvme0n1 /sys/block/sda
          touch /only-in-the-guest && echo wrote
-         echo written > {}
+         echo written > {shared}
          command -v vm
-         CARGO=false {}/runner echo runs inside
+         [ -d {hidden} -a -d {elsewhere} ] && echo hidden $(find {hidden} {elsewhere} -mindepth 1 | wc -l)
+         ls /run/vm/conf
+         CARGO=false {dir}/runner echo runs inside
          exit 7",
-        shared.display(),
-        env!("CARGO_MANIFEST_DIR")
+        shared = shared.display(),
+        dir = env!("CARGO_MANIFEST_DIR"),
+        hidden = parent(place.path()).display(),
+        elsewhere = parent(elsewhere.path()).display()
     );
     let mut data = vec![0; 1 << 20];
     File::open("/dev/urandom").unwrap().read_exact(&mut data).unwrap();
@@ -391,10 +410,11 @@ fn a_run_and_then_two_at_once() {
     let vm = env!("CARGO_BIN_EXE_vm");
     let wanted = "data ext4 bpfvm-data, /sys/kernel/tracing tracefs, /sys/kernel/debug debugfs, \
                   /sys/fs/bpf bpf, nets lo, /sys/block/nullb0, /sys/block/vdb, \
-                  /sys/block/nvme0n1, /sys/block/sda, wrote, runs inside";
+                  /sys/block/nvme0n1, /sys/block/sda, wrote, hidden 0, /run/vm/conf, runs inside";
     for wanted in wanted.split(", ").chain([vm]) {
         assert!(errors.lines().any(|line| line == wanted), "{wanted:?} not in {errors}");
     }
+    assert!(!errors.contains(as_root), "{errors}");
     assert!(!Path::new("/only-in-the-guest").exists());
     assert_eq!(fs::read_to_string(&shared).unwrap(), "written\n");
     fs::remove_file(&shared).unwrap();
@@ -422,6 +442,12 @@ fn a_run_and_then_two_at_once() {
     let mut stage = Running::on_terminal(launch(&["runner", stage.to_str().unwrap()]));
     let before = stage.expect("nothing to read\r\nnew\r\nstage\r\n");
     assert!(!before.contains("KVM is"), "not remembered: {before}");
+    let mut qemu = Command::new("qemu-system-x86_64");
+    let qemu = qemu.args(["-sandbox", "on", "-version"]).stdout(Stdio::null()).status().unwrap();
+    for pid in qemus(place.path()) {
+        let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
+        assert!(!qemu.success() || status.contains("Seccomp:\t2"), "no sandbox: {status}");
+    }
     // A stage reads no standard input, so the terminal is left alone: Ctrl-C is a signal.
     stage.expect("started");
     assert!(stage.echoes(), "raw");

@@ -5,11 +5,11 @@ use workshop::fail::MACHINE;
 use workshop::outln;
 
 use crate::cargo::has_rust_target;
-use crate::commands::launch::{self, GuestProgram};
+use crate::commands::launch::{self, AS_ROOT, GuestProgram};
 use crate::fetch::cache::{Cache, find_tool};
 use crate::fetch::packages;
 use crate::fetch::rootfs::Rootfs;
-use crate::machine::kvm;
+use crate::machine::{kvm, sandbox};
 use crate::run::{For, GuestOptions, Run};
 
 /// Looks, boots once per kernel, and prints what it found. Returns the exit code.
@@ -46,6 +46,12 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
     let archives = source.archives().map(|archives| archives.join(" "));
     report("archive", archives.unwrap_or_else(|why| format!("{why:#}")));
     report("kvm", kvm(run));
+    if find_tool(arch.qemu()).is_some() {
+        report("sandbox", sandbox::describe(*arch, cache)?);
+    }
+    if launch::is_root() {
+        report("user", AS_ROOT.into());
+    }
     if !missing.is_empty() {
         return Ok(MACHINE);
     }

@@ -18,6 +18,7 @@ use workshop::say;
 
 use crate::arch::{Accel, Arch};
 use crate::cargo::{build, programs, programs_of_guests};
+use crate::fetch::cache::Cache;
 use crate::fetch::packages;
 use crate::machine::qemu::{Guest, Machine};
 use crate::machine::{initramfs, kvm};
@@ -36,6 +37,22 @@ const STEP: Duration = Duration::from_millis(200);
 
 /// Free megabytes that a guest's disks usually need.
 const DISKS_MB: u64 = 256;
+
+/// What it means that this user is root.
+pub const AS_ROOT: &str = "root: what the guest's root writes to the workspace, it writes as this machine's root \
+                           (another user lends the guest fewer rights)";
+
+/// Whether QEMU runs as root here.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Says once for each cache that this user is root, not at every start.
+fn say_root(cache: &Cache) {
+    if is_root() && File::create_new(cache.path("root-was-said")).is_ok() {
+        say!("this user is {AS_ROOT}");
+    }
+}
 
 /// What to run in the guest.
 pub struct GuestProgram {
@@ -222,6 +239,7 @@ impl Booted {
                 cleanup::exit(GUEST_DIED, Some(&message));
             });
         }
+        say_root(&run.cache);
         let start = Instant::now();
         let (socket, port) = rundir::next_port(&dir)?;
         let accel = kvm::boot(&machine, &run.cache, &dir)?;

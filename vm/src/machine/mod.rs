@@ -3,4 +3,5 @@
 pub mod initramfs;
 pub mod kvm;
 pub mod qemu;
+pub mod sandbox;
 pub mod virtiofs;

@@ -18,6 +18,7 @@ use crate::arch::{Accel, Arch};
 use crate::fetch::cache::{Cache, tool};
 use crate::fetch::kernel::Kernel;
 use crate::machine::initramfs::Initramfs;
+use crate::machine::sandbox;
 use crate::machine::virtiofs::{self, Share};
 use crate::session::cleanup;
 use crate::session::crash_report::{crash_report, tail};
@@ -186,6 +187,9 @@ impl Machine<'_> {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
+        if sandbox::is_used(self.arch, cache)? {
+            command.args(["-sandbox", sandbox::OPTIONS]);
+        }
         if !self.initramfs.has_9p {
             command.args(virtiofs::serve(&self.guest.memory, dir, &self.all_shares(dir))?);
         }

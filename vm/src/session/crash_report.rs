@@ -6,6 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::session::cleanup;
 use crate::session::rundir::read_shared;
 
@@ -34,6 +36,11 @@ pub fn cause(dir: &Path) -> String {
         format!("the guest's kernel panicked: {}", what.trim())
     } else {
         match status {
+            Some(status) if status.signal() == Some(Signal::SYS.as_raw()) => {
+                "QEMU made a system call that its sandbox forbids, and was killed; VM_SANDBOX=0 runs it \
+                 without the sandbox"
+                    .to_owned()
+            }
             Some(status) if status.signal().is_some() => {
                 format!("QEMU was killed by signal {}{}", status.signal().unwrap_or(0), log(dir))
             }
