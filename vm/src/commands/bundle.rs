@@ -231,8 +231,8 @@ impl Taken {
         let names: Vec<_> = unpinned.map(|(_, place, _)| place.display().to_string()).collect();
         if !names.is_empty() {
             say!(
-                "not pinned: {}. They are intact as whoever made the file packed them; compare its SHA-256 \
-                 with theirs",
+                "not pinned: {}. Only the maker of the file vouches for what is in there: compare the \
+                 file's SHA-256 with theirs",
                 names.join(", ")
             );
         }
@@ -296,67 +296,68 @@ mod tests {
         }
     }
 
-    /// Archives that would move a user's files, leave something in the cache that is none of ours, or bring
-    /// another kernel than the pinned one.
+    const IMAGE: &str = "kernels/6.1-0a/boot/vmlinuz-6.1";
+
+    /// Name, script that makes it, and how many kernels are taken of it or why none is.
+    type Way = (&'static str, String, Result<usize, &'static str>);
+
+    /// Archives that would move files of the user whose directory this is, leave something in the cache that
+    /// is none of ours, or bring another kernel than the pinned one. Returns the checksum of that, too.
+    fn hostile(temp: &Path, users: &Path) -> (String, Vec<Way>) {
+        let [real, other, link] = ["real", "other", "link"].map(|name| temp.join(name));
+        let pin = kernel(&real, "theirs");
+        kernel(&other, "changed, and its list as well");
+        kernel(&link, "theirs");
+        fs::remove_dir_all(link.join("lib")).unwrap();
+        std::os::unix::fs::symlink(users, link.join("lib")).unwrap();
+        seal::seal(&link);
+        let copy =
+            |kernel: &Path| format!("mkdir kernels; cp -a {} kernels/6.1-0a", kernel.display());
+        let (real, other, link) = (copy(&real), copy(&other), copy(&link));
+        let users = users.display();
+        let damaged = Err("kernels/6.1-0a in it is damaged or changed");
+        let extra = format!("{real}; echo >kernels/6.1-0a/lib/modules/6.1/evil.ko");
+        let elsewhere = Err("the modules of kernels/7-0a in it are a link to");
+        let linked = Err("6.1-0a in it is no directory");
+        let ways = vec![
+            ("a link", format!("ln -s {users} kernels"), Err("kernels in it is no directory")),
+            ("a link to a kernel", format!("mkdir kernels; ln -s {users} kernels/6.1-0a"), linked),
+            ("a file", "echo no >roots".into(), Err("roots in it is no directory")),
+            ("a hard link", format!("{real}; ln {users}/file kernels/x"), Ok(1)),
+            ("another name", "mkdir -p kernels/tmp kernels/..6.1-0a".into(), Ok(0)),
+            ("a mode", format!("{real}; chmod 6666 {IMAGE}"), Ok(1)),
+            ("a changed image", format!("{real}; echo changed >{IMAGE}"), damaged),
+            ("a file more", extra, damaged),
+            ("no list", format!("{real}; rm kernels/6.1-0a/manifest"), damaged),
+            ("a changed list", other, damaged),
+            ("pinned modules elsewhere", link.clone(), damaged),
+            ("modules elsewhere", format!("{link}; mv kernels/6.1-0a kernels/7-0a"), elsewhere),
+        ];
+        (pin, ways)
+    }
+
     #[test]
     fn a_hostile_bundle_moves_nothing() {
         let temp = tempfile::tempdir().unwrap();
         let users = temp.path().join("users");
         fs::create_dir_all(users.join("modules/6.1/kernel")).unwrap();
         fs::write(users.join("file"), "mine").unwrap();
-        let [real, other, link] = ["real", "other", "link"].map(|name| temp.path().join(name));
-        let pin = kernel(&real, "theirs");
-        kernel(&other, "changed, and its list as well");
-        kernel(&link, "theirs");
-        fs::remove_dir_all(link.join("lib")).unwrap();
-        std::os::unix::fs::symlink(&users, link.join("lib")).unwrap();
-        seal::seal(&link);
-        let victim = users.display();
-        let copy =
-            |kernel: &Path| format!("mkdir kernels; cp -a {} kernels/6.1-0a", kernel.display());
-        let (real, other, link) = (copy(&real), copy(&other), copy(&link));
-        let image = "kernels/6.1-0a/boot/vmlinuz-6.1";
-        let damaged = Err("kernels/6.1-0a in it is damaged or changed");
-        for (name, make, taken) in [
-            ("a link", format!("ln -s {victim} kernels"), Err("kernels in it is no directory")),
-            (
-                "a link to a kernel",
-                format!("mkdir kernels; ln -s {victim} kernels/6.1-0a"),
-                Err("6.1-0a in it is no directory"),
-            ),
-            ("a file", "echo no >roots".into(), Err("roots in it is no directory")),
-            ("a hard link", format!("{real}; ln {victim}/file kernels/x"), Ok(1)),
-            ("another name", "mkdir -p kernels/tmp kernels/..6.1-0a".into(), Ok(0)),
-            ("a mode", format!("{real}; chmod 6666 {image}"), Ok(1)),
-            ("a changed image", format!("{real}; echo changed >{image}"), damaged),
-            (
-                "a file more",
-                format!("{real}; echo >kernels/6.1-0a/lib/modules/6.1/evil.ko"),
-                damaged,
-            ),
-            ("no list", format!("{real}; rm kernels/6.1-0a/manifest"), damaged),
-            ("a changed list", other, damaged),
-            ("modules elsewhere", link.clone(), damaged),
-            (
-                "modules elsewhere, not pinned",
-                format!("{link}; mv kernels/6.1-0a kernels/7-0a"),
-                Err("the modules of kernels/7-0a in it are a link to"),
-            ),
-        ] {
+        let (pinned, ways) = hostile(temp.path(), &users);
+        for (name, make, taken) in ways {
             let place = temp.path().join(name.replace(' ', "-"));
             let made = place.join("made");
             fs::create_dir_all(&made).unwrap();
             let bundle = place.join("bundle.tar");
-            let script = format!("set -e; {make}; mkdir vendor target; tar -cf {} -- *", bundle.display());
+            let pack = format!("mkdir vendor target; tar -cf {} -- *", bundle.display());
             let mut shell = std::process::Command::new("sh");
-            let status = shell.args(["-c", &script]).current_dir(&made).status();
-            assert!(status.unwrap().success(), "{name}");
+            shell.args(["-c", &format!("set -e; {make}; {pack}")]).current_dir(&made);
+            assert!(shell.status().unwrap().success(), "{name}");
             let (cache, into) = (Cache::at(&place.join("cache")).unwrap(), place.join("into"));
             fs::create_dir(&into).unwrap();
             unpack(&bundle, &into).unwrap();
             assert!(!into.join("vendor").exists() && !into.join("target").exists());
             let pin = |sub: &str, name: &str| match (sub, name) {
-                ("kernels", "6.1-0a") => Ok(Some(pin.clone())),
+                ("kernels", "6.1-0a") => Ok(Some(pinned.clone())),
                 ("kernels", "7-0a") => Ok(None),
                 _ => Err("no such kernel".to_owned()),
             };
@@ -368,22 +369,27 @@ mod tests {
             }
             let here: Vec<_> = fs::read_dir(cache.path("kernels")).into_iter().flatten().collect();
             assert_eq!(here.len(), taken.unwrap_or(0), "{name}");
-            if let Ok(meta) = cache.path(image).metadata() {
+            if let Ok(meta) = cache.path(IMAGE).metadata() {
                 use std::os::unix::fs::PermissionsExt;
                 assert_eq!(meta.permissions().mode() & 0o7022, 0, "{name}: a mode of the archive");
             }
             assert_eq!(fs::read_to_string(users.join("file")).unwrap(), "mine", "{name}");
             assert_eq!(fs::read_dir(users.join("modules/6.1")).unwrap().count(), 1, "{name}");
         }
-        // Names that lead out of the directory are tar's to refuse.
-        let place = temp.path().join("names");
+    }
+
+    /// Names that lead out of the directory are tar's to refuse.
+    #[test]
+    fn nothing_is_unpacked_elsewhere() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = temp.path();
         fs::create_dir_all(place.join("into/deep")).unwrap();
         fs::write(place.join("x"), "x").unwrap();
         for transform in ["s,x,../escaped,", "s,x,/proc/escaped,"] {
             let bundle = place.join("names.tar");
             let mut tar = std::process::Command::new("tar");
             tar.arg("-Pcf").arg(&bundle).arg(format!("--transform={transform}")).arg("x");
-            assert!(tar.current_dir(&place).status().unwrap().success());
+            assert!(tar.current_dir(place).status().unwrap().success());
             unpack(&bundle, &place.join("into/deep")).ok();
             assert!(!place.join("into/escaped").exists(), "{transform}");
         }

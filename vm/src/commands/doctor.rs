@@ -20,10 +20,10 @@ pub fn main(run: &Run, options: &GuestOptions) -> Result<i32> {
     let Run { cache, arch, table, source, .. } = run;
     let names = run.table.names(options.kernel())?;
     let missing = packages::missing(*arch, source, cache, For::Run)?;
-    report("packages", packages(run)?);
-    report("cache", cache.describe());
     // What is said to be intact was read to its end.
     cache.forget_checks()?;
+    report("packages", packages(run)?);
+    report("cache", cache.describe());
     kept(cache).into_iter().for_each(|text| report("files", text));
 
     for line in &table.lines {

@@ -28,9 +28,9 @@ pub struct Options {
 /// Runs the command.
 pub fn main(run: &Run, options: &Options) -> Result<()> {
     let purpose = purpose(options.from.is_some());
-    run.need_packages(purpose)?;
     // Everything that is used below is read, and made again where it is damaged.
     run.cache.forget_checks()?;
+    run.need_packages(purpose)?;
     let names = match &options.from {
         Some(file) => bundle::install(run, file)?,
         None => run.table.names(named(options.kernel.as_deref()))?,

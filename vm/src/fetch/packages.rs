@@ -347,7 +347,7 @@ mod tests {
         fs::write(made.join("usr/bin/prometheus"), "program").unwrap();
         cache.keep(&made, &prometheus.place(&cache), None).unwrap();
         assert!(prometheus.is_here(Arch::X86_64, &cache));
-        assert_eq!(unpacked(&cache).unwrap(), [bin.clone()]);
+        assert_eq!(unpacked(&cache).unwrap(), std::slice::from_ref(&bin));
         // A damaged one is none.
         fs::write(bin.join("prometheus"), "pro").unwrap();
         assert!(!prometheus.is_unpacked(&cache) && unpacked(&cache).unwrap().is_empty());

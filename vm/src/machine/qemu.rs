@@ -61,6 +61,20 @@ pub struct Guest {
     pub timeout: Option<Duration>,
 }
 
+impl Guest {
+    /// Where the guest would see these directories of this machine: in its root, and in what is shared besides.
+    fn hidden(&self, directories: &[PathBuf]) -> Vec<PathBuf> {
+        let rootfs = self.rootfs.as_deref().unwrap_or(Path::new("/"));
+        let is_shared = |dir: &&PathBuf| self.shares.iter().any(|share| dir.starts_with(share));
+        let in_root = |dir: &PathBuf| Some(Path::new("/").join(dir.strip_prefix(rootfs).ok()?));
+        let mut hidden: Vec<_> = directories.iter().filter_map(in_root).collect();
+        hidden.extend(directories.iter().filter(is_shared).cloned());
+        hidden.sort();
+        hidden.dedup();
+        hidden
+    }
+}
+
 /// A guest with the files that it is made of.
 #[derive(Debug)]
 pub struct Machine<'g> {
@@ -158,7 +172,7 @@ impl Machine<'_> {
             value.push(share);
             line("share", &value)?;
         }
-        for place in self.hidden(&rundir::parents(&cache.path("run-dirs"))?) {
+        for place in self.guest.hidden(&rundir::parents(&cache.path("run-dirs"))?) {
             line("hide", place.as_os_str())?;
         }
         let count = |kind: Disk| self.guest.disks.iter().filter(|d| **d == kind).count();
@@ -196,19 +210,6 @@ impl Machine<'_> {
         end_with_us(command.process_group(0), Signal::KILL);
         cleanup::own_qemu(command.spawn().context("cannot start QEMU")?);
         Ok(())
-    }
-
-    /// Where the guest would see these directories of this machine: in its root, and in what is shared besides.
-    fn hidden(&self, directories: &[PathBuf]) -> Vec<PathBuf> {
-        let rootfs = self.guest.rootfs.as_deref().unwrap_or(Path::new("/"));
-        let is_shared =
-            |dir: &&PathBuf| self.guest.shares.iter().any(|share| dir.starts_with(share));
-        let in_root = |dir: &PathBuf| Some(Path::new("/").join(dir.strip_prefix(rootfs).ok()?));
-        let mut hidden: Vec<_> = directories.iter().filter_map(in_root).collect();
-        hidden.extend(directories.iter().filter(is_shared).cloned());
-        hidden.sort();
-        hidden.dedup();
-        hidden
     }
 
     /// What the guest sees of this machine's files.
@@ -356,17 +357,21 @@ mod tests {
                 assert!(line.contains(wanted), "{wanted}: {line}");
             }
             assert_eq!(line.contains(modules), rootfs.is_some(), "{line}");
-            let places = ["/tmp/a", "/r/tmp/b", "/w/c"].map(PathBuf::from);
-            let wanted: &[&str] = if rootfs.is_some() {
-                &["/tmp/b", "/w/c"]
-            } else {
-                &["/r/tmp/b", "/tmp/a", "/w/c"]
-            };
-            assert_eq!(
-                machine.hidden(&places),
-                wanted.iter().map(PathBuf::from).collect::<Vec<_>>()
-            );
             assert!(!line.contains("-vga"), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_hidden_lies_where_the_guest_sees_it() {
+        let places = ["/r/tmp/b", "/tmp/a", "/w/c"].map(PathBuf::from);
+        for (rootfs, wanted) in [
+            (None, places.to_vec()),
+            (Some("/r"), vec!["/tmp/b".into(), "/w/c".into()]),
+            (Some("/"), places.to_vec()),
+        ] {
+            let rootfs = rootfs.map(PathBuf::from);
+            let guest = Guest { shares: vec!["/w".into()], rootfs, ..Guest::default() };
+            assert_eq!(guest.hidden(&places), wanted);
         }
     }
 }
