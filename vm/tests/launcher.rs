@@ -1045,6 +1045,11 @@ fn clear_messages() {
     of(&["run", "stage6"], &["vm: there is no program stage6", "stage06"]);
     of(&["run", "mine-none"], &["vm: there is no program mine-none; "]);
     refused(vm(&place, &["run", "true"]).env("VM_ACCEL", "warp"), 2, &["VM_ACCEL=warp"]);
+    refused(vm(&place, &["run", "true"]).env("VM_SANDBOX", "yes"), 2, &["VM_SANDBOX=yes"]);
+    let path = qemu_instead(&place, "kill -SYS $$");
+    let wanted = ["its sandbox forbids", "VM_SANDBOX=0 runs it without"];
+    let mut killed = vm(&place, &["run", "true"]);
+    refused(killed.env("PATH", path).env("VM_ACCEL", "tcg"), 125, &wanted);
     let disks = ["--disk=nvme"; 25].into_iter();
     let disks: Vec<&str> = ["run"].into_iter().chain(disks).chain(["true"]).collect();
     let message = "vm: too many disks: 25 times --disk, the guest takes 24\n";

@@ -37,6 +37,7 @@ pub fn main(run: &Run, options: &Options) -> Result<()> {
     };
     prepare(run, &names)?;
     packages::blank_disk(&run.cache)?;
+    run.cache.drop_damaged()?;
     // A bundle has the book, but not the crates that make it.
     let manifests = ["Cargo.toml", BOOK];
     for manifest in &manifests[..if options.from.is_some() { 1 } else { 2 }] {

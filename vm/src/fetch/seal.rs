@@ -248,12 +248,30 @@ impl Cache {
 
     /// From now on, everything is read again before it is used.
     pub fn forget_checks(&self) -> Result<()> {
-        match fs::remove_dir_all(self.path(NOTES)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(error).context("cannot remove the notes of earlier checks from the cache")
+        // One by one: others write such notes at the same time.
+        for note in fs::read_dir(self.path(NOTES)).into_iter().flatten().flatten() {
+            match fs::remove_file(note.path()) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(error).context("cannot remove the notes of earlier checks");
+                }
+                _ => {}
             }
-            _ => Ok(()),
         }
+        Ok(())
+    }
+
+    /// Removes damaged files that nobody has made again: an initramfs of an earlier launcher, for example.
+    pub fn drop_damaged(&self) -> Result<()> {
+        let _lock = self.lock()?;
+        for place in self.kept().into_iter().filter(|place| place.is_file()) {
+            if let Err(why) = self.check(&place, None) {
+                say!("{} is damaged ({why:#}): it is removed", place.display());
+                for file in [&place, &beside(&place, LIST_BESIDE)] {
+                    fs::remove_file(file).with_context(|| file.display().to_string())?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// All that lies in the cache and has a list, but for kernels.
@@ -386,6 +404,16 @@ mod tests {
             assert!(cache.check(&place, None).is_err());
         }
         cache.forget_checks().unwrap();
+    }
+
+    #[test]
+    fn a_damaged_file_that_nobody_makes_again_is_removed() {
+        let (_temp, cache, [_, place]) = filled();
+        cache.drop_damaged().unwrap();
+        assert_eq!(cache.kept(), std::slice::from_ref(&place));
+        fs::write(&place, "").unwrap();
+        cache.drop_damaged().unwrap();
+        assert!(cache.kept().is_empty() && !place.exists());
     }
 
     /// A list that was changed together with a file is not the pinned one. What depmod has made is of this
