@@ -5,6 +5,26 @@ use std::time::Duration;
 use clap::{Args, Parser};
 pub use common_base::duration;
 
+/// Wrong usage.
+pub(crate) const USAGE: u8 = 2;
+/// This machine cannot run the program.
+pub(crate) const UNSUPPORTED: u8 = 3;
+
+/// What the help says below the options.
+pub(crate) const NOTES: &str = "\
+Ctrl-C and SIGTERM end the program as --duration does: it prints its results.
+Privileges: root. For all programs but stage12 and ctracer, these capabilities are enough:
+CAP_BPF and CAP_PERFMON (to load BPF programs), CAP_DAC_READ_SEARCH (to read tracefs),
+CAP_SYSLOG (to see the addresses of functions), and CAP_DAC_OVERRIDE for event lines.";
+
+/// The exit codes, and what each of them means.
+pub(crate) const EXIT_STATUS: [(u8, &str); 4] = [
+    (0, "done"),
+    (1, "failed"),
+    (USAGE, "wrong usage"),
+    (UNSUPPORTED, "this machine cannot run it"),
+];
+
 /// The options that all programs have, and those of the program's own.
 #[derive(Parser, Debug)]
 pub struct Cli<Own: Args = NoOptions> {

@@ -18,19 +18,13 @@ use common_base::PARSE_ONLY;
 
 #[cfg(feature = "pages")]
 use crate::pages;
-use crate::{cli::Cli, error::Unsupported, message::say, session::Session, stdout};
-
-/// Wrong usage.
-const USAGE: u8 = 2;
-/// This machine cannot run the program.
-const UNSUPPORTED: u8 = 3;
-
-const AFTER_HELP: &str = "\
-Ctrl-C and SIGTERM end the program as --duration does: it prints its results.
-Privileges: root. For all programs but stage12 and ctracer, these capabilities are enough:
-CAP_BPF and CAP_PERFMON (to load BPF programs), CAP_DAC_READ_SEARCH (to read tracefs),
-CAP_SYSLOG (to see the addresses of functions), and CAP_DAC_OVERRIDE for event lines.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it.";
+use crate::{
+    cli::{Cli, EXIT_STATUS, NOTES, UNSUPPORTED, USAGE},
+    error::Unsupported,
+    message::say,
+    session::Session,
+    stdout,
+};
 
 /// Names a program. [`program!`](crate::program!) makes it from the package that calls it.
 #[derive(Clone, Copy, Debug)]
@@ -61,10 +55,13 @@ pub fn main<Own: Args>(
     program: Program,
     run: impl FnOnce(&Cli<Own>, &mut Session) -> Result<()>,
 ) -> ExitCode {
+    let package = program.name;
+    let program = Program { name: started_as(package), ..program };
+    let codes = EXIT_STATUS.map(|(code, meaning)| format!("{code} {meaning}")).join(", ");
     let mut command = Cli::<Own>::command()
         .name(program.name)
         .about(program.about)
-        .after_help(AFTER_HELP)
+        .after_help(format!("{NOTES}\nExit codes: {codes}."))
         .version(env!("CARGO_PKG_VERSION"));
     #[cfg(feature = "pages")]
     if let Some(directory) = std::env::var_os(pages::DIRECTORY) {
@@ -87,7 +84,7 @@ pub fn main<Own: Args>(
     }
     if let Some(file) = newer_source(&program) {
         say(&format!(
-            "{0}: {1} was edited after this program was built: build it with cargo build -p {0}\n",
+            "{}: {} was edited after this program was built: build it with cargo build -p {package}\n",
             program.name,
             file.display()
         ));
@@ -99,6 +96,18 @@ pub fn main<Own: Args>(
             let unsupported = error.downcast_ref::<Unsupported>().is_some();
             if unsupported { ExitCode::from(UNSUPPORTED) } else { ExitCode::FAILURE }
         }
+    }
+}
+
+/// The name of the file that was started: a package installs the exporter as `storage-exporter`. The given one
+/// where that is none.
+fn started_as(name: &'static str) -> &'static str {
+    let first = std::env::args_os().next().unwrap_or_default();
+    let file = Path::new(&first).file_name().and_then(|it| it.to_str()).unwrap_or_default();
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    match !file.is_empty() && file.bytes().all(is_plain) {
+        true => file.to_owned().leak(),
+        false => name,
     }
 }
 

@@ -122,6 +122,11 @@ impl Session {
         Ok(skel)
     }
 
+    /// The name that stands before the program's messages.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Attaches those of the programs that are loaded to their hooks, in this order.
     pub fn attach<'a, 'obj: 'a>(
         &mut self,
