@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use common_http::{Answer, Request, Server};
+use common_http::{Answer, MISDIRECTED, Names, Request, Server};
 use serde::{Deserialize, Serialize};
 use workshop::{
     fail::{USAGE, fail},
@@ -142,6 +142,10 @@ fn send(address: &str, report: &ClassReport) -> Result<()> {
     match status {
         Some(ok) if ok.starts_with("200 ") => Ok(()),
         Some("409 Conflict") => bail!("somebody else has the name {}", report.name),
+        Some(MISDIRECTED) => bail!(
+            "it does not know itself by that name: join its IP address, or ask for a class that is \
+             started with --host"
+        ),
         Some(status) => bail!("it says {status}"),
         None => bail!("it is no class"),
     }
@@ -158,11 +162,11 @@ struct Learner {
 }
 
 /// Shows who is where, until this process ends.
-pub fn serve(exercises: &[Exercise], listen: SocketAddr) -> Result<()> {
+pub fn serve(exercises: &[Exercise], listen: SocketAddr, hosts: &[String]) -> Result<()> {
     let message = format!("cannot listen on {listen}: choose another one with --listen");
     let listener = TcpListener::bind(listen).context(message)?;
     workshop::outln!("http://{} shows who has joined. Ctrl-C ends it.", listener.local_addr()?);
-    Class::new(exercises).serve(listener)
+    Class::new(exercises).serve(listener, Names::new(hosts))
 }
 
 struct Class<'e> {
@@ -176,8 +180,8 @@ impl Class<'_> {
     }
 
     /// Serves its page, and takes reports, until this process ends.
-    fn serve(mut self, listener: TcpListener) -> Result<()> {
-        let mut server = Server::new(listener, "GET, POST")?;
+    fn serve(mut self, listener: TcpListener, names: Names) -> Result<()> {
+        let mut server = Server::new(listener, "GET, POST", names)?;
         loop {
             server.serve(Duration::from_millis(500), |request| Ok(self.answer(request)))?;
         }
@@ -340,7 +344,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string().leak();
         let class = Class::new(exercises);
-        thread::spawn(|| class.serve(listener));
+        thread::spawn(|| class.serve(listener, Names::new(&[])));
         (address, exercises)
     }
 
@@ -370,7 +374,7 @@ mod tests {
                 });
             }
         });
-        let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
+        let page = raw(address, b"GET / HTTP/1.0\r\n\r\n");
         assert!(page.contains("<h1>20 here</h1>") && !page.contains("<b>"), "{page}");
         assert_eq!(page.matches("<td>04<td>✓ passed<td>3<td>7<td>1<td>").count(), 10);
         let stopped = format!("<td>10<td>04<td>✗ {}<td>", judge.title);
@@ -385,7 +389,7 @@ mod tests {
             let outcome = ClassOutcome::Incident { seed: 4711, level: 2, answers, right };
             send(address, &learner(name, name.as_bytes()[0].into(), "", outcome)).unwrap();
         }
-        let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
+        let page = raw(address, b"GET / HTTP/1.0\r\n\r\n");
         for how in ["begun", "✗ 3 of 5 parts right, in answer 2", "✓ solved with answer 4"] {
             assert!(page.contains(&format!("<td>incident 4711, level 2: {how}<td>")), "{page}");
         }
@@ -409,17 +413,48 @@ mod tests {
         // A learner who takes another name has one afterwards.
         send(address, &learner("a3", 3, "", ClassOutcome::Left)).unwrap();
         send(address, &joined("b", 4)).unwrap();
-        let page = raw(address, b"GET / HTTP/1.1\r\n\r\n");
+        let page = raw(address, b"GET / HTTP/1.0\r\n\r\n");
         assert!(page.contains(&format!("<h1>{} here</h1>", MOST - 1)) && !page.contains(">a4<"));
         // A browser's form, garbage, more than a request may have, and another page.
         for (request, status) in [
-            ("POST / HTTP/1.1\r\nContent-Type: text/plain", " 415 "),
+            ("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain", " 415 "),
             ("\0\x01", " 400 "),
-            ("POST / HTTP/1.1\r\nContent-Length: 99999999999", " 413 "),
-            ("GET /etc/passwd HTTP/1.1", " 404 "),
+            ("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999", " 413 "),
+            ("GET /etc/passwd HTTP/1.1\r\nHost: localhost", " 404 "),
         ] {
             let answer = raw(address, format!("{request}\r\n\r\n").as_bytes());
             assert!(answer.contains(status), "{request}: {answer}");
         }
+    }
+
+    /// A page in a learner's or the instructor's browser, whose name leads to the class since it was fetched: it
+    /// may send and read what it likes, and its name is in each request.
+    #[test]
+    fn a_page_of_somebody_else_neither_reports_nor_reads() {
+        let (address, _) = class();
+        let port = address.rsplit(':').next().unwrap();
+        let report = toml::to_string(&learner("mallory", 1, "", ClassOutcome::Here)).unwrap();
+        let asked = |host: &str| {
+            let post = format!(
+                "POST / HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: {KIND}\r\n\
+                 Content-Length: {}\r\n\r\n{report}",
+                report.len()
+            );
+            let get = format!("GET / HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
+            [post, get].map(|request| raw(address, request.as_bytes()))
+        };
+        for foreign in ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example"] {
+            for answer in asked(foreign) {
+                let is_refused = answer.starts_with("HTTP/1.1 421 ") && answer.contains("--host");
+                assert!(is_refused && !answer.contains("here"), "{foreign}: {answer}");
+            }
+        }
+        let page = raw(address, b"GET / HTTP/1.0\r\n\r\n");
+        assert!(page.contains("<h1>0 here</h1>"), "{page}");
+        let [reported, page] = asked("127.0.0.1");
+        assert!(
+            reported.starts_with("HTTP/1.1 200 ") && page.contains("<h1>1 here</h1>"),
+            "{page}"
+        );
     }
 }

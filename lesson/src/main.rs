@@ -77,6 +77,9 @@ enum Cmd {
         /// Where to listen; 0.0.0.0:3001 lets other machines reach it
         #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3001")]
         listen: SocketAddr,
+        /// A name of this machine that learners join, beside its host name; may be given several times
+        #[arg(long, value_name = "NAME")]
+        host: Vec<String>,
     },
     /// Report your verdicts to a class: exercise, judge, minutes, hints, incidents; never code
     Join {
@@ -127,7 +130,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         },
         Some(Cmd::Incident(options)) => return incident::begin(&mut lesson, &options),
         Some(Cmd::Answer(said)) => return incident::answer(&mut lesson, &said),
-        Some(Cmd::Class { listen }) => class::serve(&lesson.exercises, listen)?,
+        Some(Cmd::Class { listen, host }) => class::serve(&lesson.exercises, listen, &host)?,
         Some(Cmd::Join { address, name }) => class::join(&mut lesson, address, name)?,
         Some(Cmd::Leave) => match class::leave(&mut lesson.state)? {
             true => workshop::outln!("Nothing is reported any more."),

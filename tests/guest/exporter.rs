@@ -18,6 +18,8 @@ tests![
 ];
 
 pub const PORT: u16 = 9435;
+/// A request of a client that takes this machine for another one, or for one of that name.
+const FOREIGN: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: disks.example:9435\r\n\r\n";
 
 /// Starts an exporter that listens on a port of the loopback interface.
 pub fn start(arguments: &[&str]) -> Result<Running> {
@@ -502,16 +504,27 @@ fn exporter_survives_hostile_clients() -> Result<()> {
     let before = loaded()?;
     let running = start(&[])?;
     for (request, expected) in [
-        (&b"GET / HTTP/1.1\r\n\r\n"[..], "HTTP/1.1 200 OK"),
-        (b"GET /etc/passwd HTTP/1.1\r\n\r\n", "HTTP/1.1 404 Not Found"),
-        (b"GET /../metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 404 Not Found"),
-        (b"POST /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405 Method Not Allowed"),
+        (&b"GET / HTTP/1.1\r\nHost: localhost:9435\r\n\r\n"[..], "HTTP/1.1 200 OK"),
+        (b"GET /etc/passwd HTTP/1.1\r\nHost: [::1]\r\n\r\n", "HTTP/1.1 404 Not Found"),
+        (b"GET /../metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "HTTP/1.1 404 Not Found"),
+        (b"POST /metrics HTTP/1.0\r\n\r\n", "HTTP/1.1 405 Method Not Allowed"),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 400 Bad Request"),
+        // What a browser sends for a page whose name leads here since it was fetched.
+        (FOREIGN, "HTTP/1.1 421 Misdirected Request"),
         (b"\0\x01\x02\r\n\r\n", "HTTP/1.1 400 Bad Request"),
     ] {
         let answer = send(PORT, request)?;
         let is_expected = answer.starts_with(&format!("{expected}\r\n"));
         ensure!(is_expected, "{}: {answer}", request.escape_ascii());
     }
+    let told = send(PORT, FOREIGN)?;
+    ensure!(told.contains("--host NAME") && !told.contains("storage_"), "{told}");
+    let listen = format!("127.0.0.1:{BIOS_PORT}");
+    let named = Running::stage("exporter", &["--listen", &listen, "--host", "disks.example"])?;
+    let served = send(BIOS_PORT, FOREIGN)?;
+    ensure!(served.starts_with("HTTP/1.1 200 OK\r\n") && served.contains("storage_"), "{served}");
+    named.interrupt()?;
+
     // Whether it reads the answer or not: it is disconnected.
     let mut huge = TcpStream::connect(("127.0.0.1", PORT))?;
     let headers = format!("GET /metrics HTTP/1.1\r\nA: {}", "a".repeat(1 << 20));
@@ -537,7 +550,7 @@ fn exporter_survives_hostile_clients() -> Result<()> {
     for number in 0..300 {
         let mut stream = TcpStream::connect(("127.0.0.1", PORT))?;
         match number % 3 {
-            0 => stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?,
+            0 => stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?,
             1 => stream.shutdown(Shutdown::Both)?,
             _ => (),
         }

@@ -16,6 +16,7 @@ use std::{net::SocketAddr, path::Path, process::ExitCode};
 
 use anyhow::Result;
 use clap::Parser;
+use common_http::Names;
 
 /// The exit code where this machine lacks something that is needed.
 const MACHINE: u8 = 3;
@@ -27,6 +28,9 @@ struct Cli {
     /// Shows the book at this address, until Ctrl-C
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:3000")]
     serve: Option<SocketAddr>,
+    /// A name of this machine that browsers ask for, beside its host name; may be given several times
+    #[arg(long, value_name = "NAME", requires = "serve")]
+    host: Vec<String>,
     /// Prints the book to target/book/book.pdf, with Chromium
     #[arg(long)]
     pdf: bool,
@@ -49,7 +53,7 @@ fn run(cli: &Cli) -> Result<()> {
         println!("{}", pdf::print(&book)?.display());
     }
     match cli.serve {
-        Some(address) => serve::serve(&book, address),
+        Some(address) => serve::serve(&book, address, Names::new(&cli.host)),
         None => Ok(()),
     }
 }

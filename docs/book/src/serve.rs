@@ -11,14 +11,18 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use common_http::{Answer, Server};
+use common_http::{Answer, Names, Server};
 
-/// Serves the files of `book` until the program is ended.
-pub fn serve(book: &Path, address: SocketAddr) -> Result<()> {
+/// Serves the files of `book` under these names until the program is ended.
+pub fn serve(book: &Path, address: SocketAddr, names: Names) -> Result<()> {
     let listener = TcpListener::bind(address)
         .with_context(|| format!("cannot listen on {address}: choose another one with --serve"))?;
     println!("http://{}", listener.local_addr()?);
-    let mut server = Server::new(listener, "GET")?;
+    answer(book, listener, names)
+}
+
+fn answer(book: &Path, listener: TcpListener, names: Names) -> Result<()> {
+    let mut server = Server::new(listener, "GET", names)?;
     loop {
         server.serve(Duration::from_secs(1), |request| {
             let found = file(book, request.path);
@@ -51,7 +55,35 @@ fn file(book: &Path, target: &str) -> Option<Answer> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{Read, Write},
+        net::TcpStream,
+        thread,
+    };
+
     use super::*;
+
+    #[test]
+    fn the_book_is_served_under_this_machines_names_only() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let names = Names::new(&["book.example.com".to_owned()]);
+        thread::spawn(|| answer(Path::new(env!("CARGO_MANIFEST_DIR")), listener, names));
+        for (host, status) in [
+            ("localhost", "200"),
+            ("127.0.0.1", "200"),
+            ("book.example.com", "200"),
+            ("evil.example", "421"),
+        ] {
+            let mut stream = TcpStream::connect(address).unwrap();
+            let port = address.port();
+            let request = format!("GET /book.css HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{host}: {answer}");
+        }
+    }
 
     #[test]
     fn nothing_outside_of_the_book_is_served() {

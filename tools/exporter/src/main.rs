@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 use common::{Cli, InFlight, Session};
-use common_http::{Request, Server};
+use common_http::{Names, Request, Server};
 
 mod audit;
 mod canary;
@@ -36,6 +36,9 @@ struct Exporter {
     /// Where to listen: address and port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9435", value_parser = address)]
     listen: SocketAddr,
+    /// A name of this machine that clients ask for, beside its host name; may be given several times
+    #[arg(long, value_name = "NAME")]
+    host: Vec<String>,
     /// Measure bios, from their submission on, instead of requests: this costs more
     #[arg(long)]
     bios: bool,
@@ -90,8 +93,8 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     if let Some(path) = &options.canary {
         scraper.canary = Some(Canary::new(path, chosen.bios, reads(&skel, chosen)?)?);
     }
-    let mut server = Server::new(listener, "GET")?;
-    eprintln!("exporter: http://{address}/metrics");
+    let mut server = Server::new(listener, "GET", Names::new(&options.host))?;
+    eprintln!("{}: http://{address}/metrics", session.name());
     session.begin()?;
     while !session.is_over() {
         let mut metrics = |format| scraper.scrape(session, format);
