@@ -13,3 +13,12 @@ pub const PARSE_ONLY: &str = "WORKSHOP_PARSE_ONLY";
 
 /// In the guest, what a shell that joins it says and waits for, until whoever has begun it removes that file.
 pub const NOT_YET: &str = "/run/not-yet";
+
+/// Whether `cargo run` set this variable to describe the package that it runs.
+pub fn is_cargos(name: &std::ffi::OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.starts_with("CARGO_PKG_")
+        || name.starts_with("CARGO_MANIFEST_")
+        || name.starts_with("CARGO_BIN_")
+        || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*name)
+}

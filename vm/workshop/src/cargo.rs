@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use cargo_metadata::{Artifact, CompilerMessage, Message, Metadata, MetadataCommand};
+pub use common_base::is_cargos;
 
 /// Cargo, in the workshop's workspace.
 #[derive(Clone, Debug)]
@@ -117,15 +118,6 @@ pub fn built(
     let status = child.wait().context("cargo")?;
     let said = errors.join().unwrap_or_default();
     Ok(if status.success() { Ok(made) } else { Err(said) })
-}
-
-/// Whether `cargo run` set this variable to describe the package that it runs.
-pub fn is_cargos(name: &OsStr) -> bool {
-    let name = name.to_string_lossy();
-    name.starts_with("CARGO_PKG_")
-        || name.starts_with("CARGO_MANIFEST_")
-        || name.starts_with("CARGO_BIN_")
-        || ["CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"].contains(&&*name)
 }
 
 /// The executable of the target `name` among what cargo has made.
