@@ -24,9 +24,9 @@ struct Cli {
     /// Print only sleeps of at least this many milliseconds
     #[arg(long, value_name = "MS", default_value_t = 10)]
     min: u32,
-    /// Stop after this many seconds [default: on Ctrl-C]
-    #[arg(long, value_name = "SECONDS")]
-    duration: Option<u32>,
+    /// How long to trace: 10s, 2m, 500ms [default: until Ctrl-C]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    duration: Option<Duration>,
 }
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
@@ -53,9 +53,9 @@ fn main() -> Result<()> {
         })
     })?;
     let start = Instant::now();
-    let limit = cli.duration.map(|seconds| Duration::from_secs(seconds.into()));
-    let is_over =
-        || stop.load(Ordering::SeqCst) || limit.is_some_and(|limit| start.elapsed() >= limit);
+    let is_over = || {
+        stop.load(Ordering::SeqCst) || cli.duration.is_some_and(|limit| start.elapsed() >= limit)
+    };
     // The ring buffer calls this for each record that the program has submitted.
     let (mut lines, mut written, is_attached) = (0, Ok(()), Cell::new(true));
     let mut ring = RingBufferBuilder::new();
@@ -97,6 +97,16 @@ fn main() -> Result<()> {
     eprintln!("{lines} lines, {} lost (ring buffer full)", counts.lost);
     eprintln!("{} sleeps not measured (map full)", counts.dropped);
     Ok(())
+}
+
+/// Reads a time like `10s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let hint = "give a number and a unit, like 10s, 500ms or 2m";
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err(format!("the duration must be longer than zero; {hint}")),
+        Ok(duration) => Ok(duration),
+        Err(error) => Err(format!("{error}; {hint}")),
+    }
 }
 
 /// Prints a record as a line.
