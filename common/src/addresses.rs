@@ -4,7 +4,7 @@ use std::io::BufRead;
 
 use anyhow::Result;
 
-use crate::{error::unsupported, kallsyms};
+use crate::{error::unsupported, kallsyms, modules};
 
 /// The address of a function of the running kernel. Where the kernel has no such function, or hides its
 /// address, this fails with [`Unsupported`](crate::Unsupported) (exit code 3).
@@ -49,8 +49,11 @@ pub fn kernel_functions_if_any<const N: usize>(names: [&str; N]) -> Result<[u64;
     Ok(found)
 }
 
-/// Fails, with exit code 3, where the kernel hides the addresses of its functions: then none of them has a name.
+/// For a program that will ask for names of functions. Fails, with exit code 3, where the kernel hides the
+/// addresses of its functions: then none of them has a name. Modules that go from here on cost their functions
+/// the names.
 pub fn functions_have_names() -> Result<()> {
+    modules::follow();
     kernel_function("_stext").map(|_| ()) // among the first lines
 }
 

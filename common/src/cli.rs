@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::{Args, Parser};
+use clap::{Args, Command, Parser};
 pub use common_base::duration;
 
 /// Wrong usage.
@@ -29,7 +29,7 @@ pub(crate) const EXIT_STATUS: [(u8, &str); 4] = [
 #[derive(Parser, Debug)]
 pub struct Cli<Own: Args = NoOptions> {
     /// How long to trace: 10s, 2m, 500ms [default: until Ctrl-C]
-    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     pub duration: Option<Duration>,
     /// Show the messages of libbpf and the verifier
     #[arg(short, long)]
@@ -48,8 +48,25 @@ pub struct NoOptions {}
 pub struct InFlight {
     /// How many I/Os the map has room for at a time; more are counted as dropped
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    #[arg(allow_negative_numbers = true, default_value_t = 16384)]
+    #[arg(default_value_t = 16384)]
     pub in_flight: u32,
+}
+
+/// What the values of options are called that are numbers, times or sizes.
+const NUMBERS: [&str; 5] = ["N", "TIME", "BYTES", "SIZE", "PID"];
+
+/// Has the parser take `-1ms` behind such an option for its value, and say what is wrong with it: clap would
+/// take it for other options, and say that there are none.
+pub(crate) fn with_negative_values(command: Command) -> Command {
+    let is_number = |arg: &clap::Arg| {
+        let mut names = arg.get_value_names().into_iter().flatten();
+        !arg.is_positional() && names.any(|name| NUMBERS.contains(&name.as_str()))
+    };
+    let command = command.mut_args(|arg| match is_number(&arg) {
+        true => arg.allow_hyphen_values(true),
+        false => arg,
+    });
+    command.mut_subcommands(with_negative_values)
 }
 
 #[cfg(test)]
@@ -57,6 +74,16 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn a_negative_value_is_a_value() {
+        let mut command = with_negative_values(Cli::<InFlight>::command());
+        for (option, value) in [("--in-flight", "-1"), ("--duration", "-1ms")] {
+            let error = command.try_get_matches_from_mut(["stage00", option, value]).unwrap_err();
+            let said = error.to_string();
+            assert!(said.contains(&format!("invalid value '{value}'")), "{said}");
+        }
+    }
 
     #[test]
     fn the_command_lines_are_consistent() {

@@ -1,4 +1,4 @@
-//! The error that ends a program with exit code 3.
+//! The errors that end a program with exit codes of their own.
 
 use std::fmt;
 
@@ -20,3 +20,15 @@ impl std::error::Error for Unsupported {}
 pub fn unsupported<T>(message: impl Into<String>) -> Result<T> {
     Err(Unsupported(message.into()).into())
 }
+
+/// An argument that this machine turns out not to have room for. Exit code 2.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}

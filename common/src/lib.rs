@@ -9,6 +9,7 @@ mod error;
 pub mod hookable;
 pub mod kallsyms;
 mod message;
+mod modules;
 #[cfg(feature = "pages")]
 mod pages;
 mod preflight;
@@ -16,8 +17,11 @@ mod process;
 mod program;
 mod refusal;
 mod results;
+mod room;
 mod session;
+mod status;
 mod stdout;
+mod switches;
 mod symbols;
 mod trace_pipe;
 
@@ -28,7 +32,7 @@ pub use addresses::{
 pub use cli::{Cli, InFlight, NoOptions, duration};
 pub use common_base::printable;
 pub use device::{BlockDevice, Device, block_devices};
-pub use error::{Unsupported, unsupported};
+pub use error::{Unsupported, Usage, unsupported};
 pub use preflight::{has_function, has_sessions, pages_have, preempts, tracefs};
 pub use process::{Pid, PidCli, pid_namespace, process};
 pub use program::{Program, main};
@@ -37,5 +41,6 @@ pub use results::{
     print_skipped_by_pairs, print_total, program_info, text, times_skipped,
 };
 pub use session::Session;
+pub use status::block_status;
 pub use symbols::{functions, print_stack, stack};
 pub use trace_pipe::TracePipe;

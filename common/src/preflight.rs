@@ -12,13 +12,27 @@ use libbpf_rs::btf::{
     Btf,
     types::{Func, FuncProto, Typedef},
 };
-use rustix::io::Errno;
+use rustix::{
+    io::Errno,
+    process::{Resource, getrlimit},
+};
 
 use crate::{error::unsupported, kallsyms};
 
+/// How many files a program has open at a time, where it attaches no hook for each of many functions: each BPF
+/// program, map and hook is one. Of `exporter --parts` on 7.2, some 50.
+const FILES: u64 = 64;
+
 /// Fails, with exit code 3, where the kernel is older than 6.1, this process may not load BPF
-/// programs, the kernel describes no types (BTF), tracefs is not mounted, or the kernel is locked down.
+/// programs or open as many files as they are, the kernel describes no types (BTF), tracefs is not mounted, or the
+/// kernel is locked down.
 pub fn machine() -> Result<()> {
+    if let Some(most) = getrlimit(Resource::Nofile).current.filter(|most| *most < FILES) {
+        return unsupported(format!(
+            "this process may have {most} files open at a time, and needs {FILES}: each BPF program, map and \
+             hook is one. `ulimit -n 1024` allows more"
+        ));
+    }
     let release = release()?;
     if version(&release).is_some_and(|version| version < (6, 1)) {
         return unsupported(format!(
@@ -41,33 +55,6 @@ pub fn machine() -> Result<()> {
         );
     }
     tracefs().map(|_| ())
-}
-
-/// Fails, with exit code 3, where these hooks could be attached and would never run: somebody has switched off
-/// ftrace, which calls the programs at a function, or kprobes.
-pub fn hooks_run(hooks: &[String]) -> Result<()> {
-    let is_any =
-        |kinds: &[&str]| hooks.iter().find(|hook| kinds.iter().any(|k| hook.starts_with(k)));
-    for (file, kinds, remedy) in [
-        (
-            "/proc/sys/kernel/ftrace_enabled",
-            &["kprobe", "kretprobe", "fentry/", "fexit/"][..],
-            "sysctl kernel.ftrace_enabled=1",
-        ),
-        (
-            "/sys/kernel/debug/kprobes/enabled",
-            &["kprobe", "kretprobe"],
-            "echo 1 > /sys/kernel/debug/kprobes/enabled",
-        ),
-    ] {
-        let is_off = fs::read_to_string(file).is_ok_and(|state| state.trim() == "0");
-        if is_off && let Some(hook) = is_any(kinds) {
-            return unsupported(format!(
-                "{file} is 0, and {hook} never runs. As root, {remedy} switches it on"
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Fails, with exit code 3, where a stack may not have as many functions as a map of stacks has room for.

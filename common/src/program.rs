@@ -19,12 +19,15 @@ use common_base::PARSE_ONLY;
 #[cfg(feature = "pages")]
 use crate::pages;
 use crate::{
-    cli::{Cli, EXIT_STATUS, NOTES, UNSUPPORTED, USAGE},
-    error::Unsupported,
+    cli::{self, Cli, EXIT_STATUS, NOTES, UNSUPPORTED, USAGE},
+    error::{Unsupported, Usage},
     message::say,
     session::Session,
     stdout,
 };
+
+/// EMFILE, as libbpf and the C library say it.
+const TOO_MANY_FILES: [&str; 2] = ["EMFILE", "Too many open files"];
 
 /// Names a program. [`program!`](crate::program!) makes it from the package that calls it.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +61,7 @@ pub fn main<Own: Args>(
     let package = program.name;
     let program = Program { name: started_as(package), ..program };
     let codes = EXIT_STATUS.map(|(code, meaning)| format!("{code} {meaning}")).join(", ");
-    let mut command = Cli::<Own>::command()
+    let mut command = cli::with_negative_values(Cli::<Own>::command())
         .name(program.name)
         .about(program.about)
         .after_help(format!("{NOTES}\nExit codes: {codes}."))
@@ -92,9 +95,12 @@ pub fn main<Own: Args>(
     match start(&program, &cli, run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("{}: {error:#}\n", program.name));
-            let unsupported = error.downcast_ref::<Unsupported>().is_some();
-            if unsupported { ExitCode::from(UNSUPPORTED) } else { ExitCode::FAILURE }
+            let (why, code) = (format!("{error:#}"), code(&error));
+            let out_of_files = TOO_MANY_FILES.iter().any(|words| why.contains(words));
+            let hint =
+                if out_of_files { "\n  `ulimit -n 4096` allows more open files" } else { "" };
+            say(&format!("{}: {why}{hint}\n", program.name));
+            code
         }
     }
 }
@@ -108,6 +114,15 @@ fn started_as(name: &'static str) -> &'static str {
     match !file.is_empty() && file.bytes().all(is_plain) {
         true => file.to_owned().leak(),
         false => name,
+    }
+}
+
+/// The exit code for an error.
+fn code(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref::<Usage>() {
+        Some(_) => ExitCode::from(USAGE),
+        None if error.is::<Unsupported>() => ExitCode::from(UNSUPPORTED),
+        None => ExitCode::FAILURE,
     }
 }
 

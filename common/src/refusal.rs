@@ -55,6 +55,11 @@ pub(crate) fn by_verifier() -> bool {
     VerifierRefusal::parse(&messages()).is_some()
 }
 
+/// Whether the kernel had no memory for a map: also where a cgroup has no more.
+pub(crate) fn for_lack_of_memory() -> bool {
+    messages().lines().any(|line| line.contains("map") && line.contains("-ENOMEM"))
+}
+
 /// The error that tells why `step` failed. `package` is the directory of the program's sources.
 pub(crate) fn explain(
     step: Step,

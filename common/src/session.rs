@@ -27,8 +27,8 @@ use crate::{
     message::say,
     preflight,
     refusal::{self, Step},
-    results,
-    trace_pipe::TracePipe,
+    results, room, switches,
+    trace_pipe::{self, TracePipe},
 };
 
 /// What lasts as long as a run: its hooks, and when it is to end.
@@ -42,10 +42,16 @@ pub struct Session {
     directory: &'static str,
     duration: Option<Duration>,
     verbose: bool,
+    /// The options that say how much room maps have.
+    sizes: Vec<String>,
     on_terminal: bool,
     stop: Arc<AtomicBool>,
     start: Option<Instant>,
     hooks: Vec<String>,
+    /// Of these hooks, since they are loaded.
+    switches: Option<switches::Watch>,
+    /// How the trace lines of the programs begin.
+    formats: Vec<Vec<u8>>,
     /// The programs that are loaded: their names, and the kernel's ids.
     loaded: Vec<(String, u32)>,
     /// And whether it is that of a kprobe.
@@ -65,10 +71,13 @@ impl Session {
             directory,
             duration: cli.duration,
             verbose: cli.verbose,
+            sizes: room::options::<Own>(),
             on_terminal,
             stop,
             start: None,
             hooks: Vec::new(),
+            switches: None,
+            formats: Vec::new(),
             loaded: Vec::new(),
             links: Vec::new(),
         }
@@ -99,12 +108,18 @@ impl Session {
         let programs = open.open_object().progs().filter(|program| program.autoload());
         self.hooks =
             programs.map(|program| program.section().to_string_lossy().into_owned()).collect();
-        preflight::hooks_run(&self.hooks)?;
+        self.switches = Some(switches::Watch::new(self.name, &self.hooks)?);
+        switches::hooks_run(&self.hooks)?;
         for map in open.open_object().maps().filter(|map| map.map_type() == MapType::StackTrace) {
             preflight::stacks_have(map.value_size() as usize / size_of::<u64>())?;
             addresses::functions_have_names()?;
         }
-        let skel = open.load().map_err(|error| self.explain(Step::Load, error))?;
+        self.formats = trace_pipe::formats(open.open_object());
+        room::check(open.open_object(), &self.sizes)?;
+        let skel = open.load().map_err(|error| match refusal::for_lack_of_memory() {
+            true => room::too_little(&self.sizes),
+            false => self.explain(Step::Load, error),
+        })?;
         for program in skel.object().progs().filter(|program| program.autoload()) {
             let id = Loaded::id_from_fd(program.as_fd()).context("a loaded program has no id")?;
             self.loaded.push((program.name().to_string_lossy().into_owned(), id));
@@ -166,6 +181,7 @@ impl Session {
 
     /// Begins the run, and prints the lines that the programs write, until the run ends.
     pub fn trace(&mut self, pipe: &mut TracePipe) -> Result<()> {
+        pipe.only(&self.formats);
         self.begin()?;
         while !self.is_over() {
             pipe.print()?;
@@ -213,13 +229,17 @@ impl Session {
         wait_for_programs().context("the programs that are still running could not be waited for")
     }
 
-    /// Fails, with exit code 3, where somebody has switched the hooks off after the run began.
+    /// Fails, with exit code 3, where somebody has switched the hooks off after they were loaded, also for a
+    /// moment.
     pub fn hooks_still_run(&self) -> Result<()> {
         if self.start.is_none() {
             return Ok(());
         }
-        preflight::hooks_run(&self.hooks).context(
+        switches::hooks_run(&self.hooks).context(
             "the hooks were switched off during the run: what came after that is not counted",
+        )?;
+        self.switches.as_ref().map_or(Ok(()), switches::Watch::hooks_ran).context(
+            "the hooks were switched off during the run: what came meanwhile is not counted",
         )
     }
 

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, ErrorKind, PipeReader, Read, Write},
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::AsFd,
     panic,
     sync::{
         Arc,
@@ -12,29 +12,17 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, Result, ensure};
-use rustix::{io::fcntl_getfd, stdio::dup2_stdout};
-
-/// Whether stdout was closed (`>&-`) when the program started.
-static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
-
-/// The C library calls it before `main()`, where Rust's runtime opens /dev/null in the place of a closed stream.
-// SAFETY: .init_array holds addresses of functions; this one makes a system call and sets a flag.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static LOOK: extern "C" fn() = look;
-
-extern "C" fn look() {
-    // SAFETY: the descriptor is only asked about, open or not.
-    let stdout = unsafe { BorrowedFd::borrow_raw(rustix::stdio::raw_stdout()) };
-    WAS_CLOSED.store(fcntl_getfd(stdout).is_err(), Ordering::Relaxed);
-}
+use anyhow::{Context, Result, bail};
+use common_base::closed_stdout;
+use rustix::stdio::dup2_stdout;
 
 /// Runs with a pipe in place of stdout, whose content a thread passes on: `println!` panics where
 /// the reader has gone away, and this pipe's reader stays. When the real reader goes away, `stop` is
 /// set.
 pub(crate) fn passed_on(stop: &Arc<AtomicBool>, run: impl FnOnce() -> Result<()>) -> Result<()> {
-    ensure!(!WAS_CLOSED.load(Ordering::Relaxed), "stdout is closed: nobody would see the results");
+    if let Some(closed) = closed_stdout() {
+        bail!(closed);
+    }
     let stdout = File::from(io::stdout().as_fd().try_clone_to_owned().context("stdout")?);
     let (lines, pipe) = io::pipe().context("no pipe could be made")?;
     dup2_stdout(pipe).context("stdout")?;

@@ -1,6 +1,6 @@
 //! The names of the functions in a stack.
 
-use std::{collections::HashMap, fs::File, io::Write, os::fd::AsRawFd, path::PathBuf};
+use std::{collections::BTreeMap, fs::File, io::Write, ops::Range, os::fd::AsRawFd, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use blazesym::{
@@ -13,7 +13,7 @@ use blazesym::{
 use libbpf_rs::{MapCore, MapFlags};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::kallsyms;
+use crate::{kallsyms, modules, printable};
 
 /// Prints a stack: `=> ext4_file_read_iter() [ext4]`.
 pub fn print_stack(stacks: &impl MapCore, id: i64) -> Result<()> {
@@ -59,10 +59,12 @@ fn no_stack(id: i64) -> String {
     }
 }
 
-/// The kernel function at each address, `function() [module]`; `0x…` where there is none.
+/// The kernel function at each address, `function() [module]`; `0x…` where there is none. Its module may have
+/// been unloaded, and another one may lie there now: then, too.
 pub fn functions(addresses: &[u64]) -> Result<Vec<String>> {
     let path = kallsyms::PATH;
     let text = kallsyms::read().context("the kernel's addresses have no names")?;
+    let fates = modules::fates();
     // Reading it twice would take longer than all the rest: blazesym reads a copy.
     let mut copy = File::from(memfd_create("kallsyms", MemfdFlags::CLOEXEC).context(path)?);
     copy.write_all(text.as_bytes()).context(path)?;
@@ -79,45 +81,100 @@ pub fn functions(addresses: &[u64]) -> Result<Vec<String>> {
         found.len(),
         addresses.len()
     );
-    let modules = modules(&text);
+    let (code, unloaded) = (Code::new(&text), printable(&fates.unloaded.join(", ")));
     let names = found.iter().zip(addresses).map(|(found, &address)| {
-        let Some(symbol) = found.as_sym() else {
-            return format!("{address:#x}");
-        };
-        match modules.get(&(symbol.addr, &*symbol.name)) {
-            Some(module) => format!("{}() {module}", symbol.name),
-            None => format!("{}()", symbol.name),
+        match (found.as_sym(), code.owner(address)) {
+            (Some(symbol), Some(None)) => format!("{}()", symbol.name),
+            (Some(symbol), Some(Some(module))) if fates.is_own(module) => {
+                format!("{}() {module}", symbol.name)
+            }
+            _ if unloaded.is_empty() => format!("{address:#x}"),
+            _ => format!("{address:#x} (no name; unloaded meanwhile: {unloaded})"),
         }
     });
     Ok(names.collect())
 }
 
-/// The module of each symbol that is not in the kernel proper: `[ext4]`. From the lines of
-/// /proc/kallsyms: from 6.4 on, a module has several ranges of addresses, of which /proc/modules
-/// shows the first one with the size of all.
-fn modules(text: &str) -> HashMap<(u64, &str), &str> {
-    let located = kallsyms::symbols(text).filter_map(|symbol| {
-        let module = symbol.module?;
-        Some(((symbol.address()?, symbol.name), module))
-    });
-    located.collect()
+/// Where the kernel's functions lie, from the lines of /proc/kallsyms. These have no sizes: blazesym takes what
+/// lies behind a symbol for a part of it, up to the next one, and from 6.4 on, a module has several ranges of
+/// addresses, of which /proc/modules shows the first one with the size of all.
+struct Code<'a> {
+    /// Of the kernel proper.
+    kernel: Range<u64>,
+    /// The symbols of modules, by their addresses: whether it is a function, and whose.
+    modules: BTreeMap<u64, (bool, &'a str)>,
+}
+
+impl<'a> Code<'a> {
+    fn new(text: &'a str) -> Code<'a> {
+        let (mut kernel, mut modules) = (0..0, BTreeMap::new());
+        for symbol in kallsyms::symbols(text) {
+            match (symbol.module, symbol.name, symbol.address()) {
+                (Some(module), _, Some(address)) => {
+                    let is_function = matches!(symbol.kind, "t" | "T" | "w" | "W");
+                    modules.entry(address).or_insert((is_function, module)).0 |= is_function;
+                }
+                (None, "_stext", Some(address)) => kernel.start = address,
+                (None, "_etext", Some(address)) => kernel.end = address,
+                _ => {}
+            }
+        }
+        Code { kernel, modules }
+    }
+
+    /// Whose function lies there: a module's, or that of the kernel proper, `Some(None)`. `None`: no function.
+    fn owner(&self, address: u64) -> Option<Option<&'a str>> {
+        if self.kernel.contains(&address) {
+            return Some(None);
+        }
+        let (start, (is_function, module)) = self.modules.range(..=address).next_back()?;
+        let next = self.modules.range(address + 1..).next();
+        let is_between = next.is_some_and(|(_, next)| *next == (true, module));
+        // How long the last function of a module is, is not known. Its last page is no other module's.
+        let page = rustix::param::page_size() as u64;
+        let is_inside = is_between || address / page == start / page;
+        (*is_function && is_inside).then_some(Some(*module))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The ranges that /proc/modules gives for these two would overlap.
+    const KALLSYMS: &str = "ffffffff81000000 T _stext\n\
+        ffffffff81000100 T submit_bio\n\
+        ffffffff81900000 T _etext\n\
+        ffffffff81a00000 D jiffies\n\
+        ffffffffc0500000 t ext4_readahead\t[ext4]\n\
+        ffffffffc0580040 t ext4_exit\t[ext4]\n\
+        ffffffffc0580040 t cleanup_module\t[ext4]\n\
+        ffffffffc05a0000 t mb_cache_entry_get\t[mbcache]\n\
+        ffffffffc05a1000 r orc_header\t[mbcache]\n\
+        ffffffffc05a1010 t mb_cache_touch\t[mbcache]\nodd\n";
+
     #[test]
-    fn a_symbol_is_in_the_module_that_kallsyms_names() {
-        let kallsyms = "ffffffff81000000 T submit_bio\n\
-            ffffffffc0500000 t ext4_readahead\t[ext4]\n\
-            ffffffffc0501000 t mb_cache_entry_get\t[mbcache]\n\
-            ffffffffc0502000 t ext4_writepages\t[ext4]\nodd\n";
-        let modules = modules(kallsyms);
-        assert_eq!(modules.get(&(0xffff_ffff_c050_1000, "mb_cache_entry_get")), Some(&"[mbcache]"));
-        assert_eq!(modules.get(&(0xffff_ffff_c050_2000, "ext4_writepages")), Some(&"[ext4]"));
-        assert_eq!(modules.get(&(0xffff_ffff_8100_0000, "submit_bio")), None);
+    fn an_address_is_of_the_module_whose_functions_are_around_it() {
+        let code = Code::new(KALLSYMS);
+        assert_eq!(code.owner(0xffff_ffff_8100_0123), Some(None));
+        assert_eq!(code.owner(0xffff_ffff_c050_0fff), Some(Some("[ext4]")));
+        assert_eq!(code.owner(0xffff_ffff_c057_0000), Some(Some("[ext4]")));
+        assert_eq!(code.owner(0xffff_ffff_c058_0fff), Some(Some("[ext4]")));
+        assert_eq!(code.owner(0xffff_ffff_c05a_0100), Some(Some("[mbcache]")));
+    }
+
+    #[test]
+    fn an_address_without_a_function_has_no_name() {
+        let code = Code::new(KALLSYMS);
+        for (address, what) in [
+            (0xffff_ffff_8200_0000, "behind the kernel's functions"),
+            (0xffff_ffff_c058_1000, "behind ext4's last page"),
+            (0xffff_ffff_c059_fff0, "before mbcache's first function"),
+            (0xffff_ffff_c05a_1004, "in mbcache's data"),
+            (0xffff_ffff_c05a_2010, "behind the last one"),
+            (0x1000, "before the first one"),
+        ] {
+            assert_eq!(code.owner(address), None, "{what}");
+        }
     }
 
     #[test]

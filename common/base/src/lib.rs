@@ -1,9 +1,13 @@
 //! What the programs, which need libbpf, and the launcher, which is built without it, both need.
 
+mod memory;
 pub mod root;
+mod stdout;
 mod text;
 mod time;
 
+pub use memory::{available, mib};
+pub use stdout::closed_stdout;
 pub use text::{printable, printable_lines};
 pub use time::duration;
 
