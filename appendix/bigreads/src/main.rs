@@ -21,7 +21,6 @@ unsafe impl plain::Plain for Event {}
 struct Min {
     /// The fewest bytes that a read must return to be shown: 4096, 64K, 1M, 1G (of 1024)
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = bytes)]
-    #[arg(allow_negative_numbers = true)]
     min: u64,
 }
 

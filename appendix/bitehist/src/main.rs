@@ -29,7 +29,6 @@ unsafe impl plain::Plain for types::sizes {}
 struct HistogramOptions {
     /// Print what completed in each interval, not only the sum at the end: 5s, 1m
     #[arg(short, long, value_name = "TIME", value_parser = common::duration)]
-    #[arg(allow_hyphen_values = true)]
     interval: Option<Duration>,
     /// A histogram for each disk
     #[arg(short, long)]

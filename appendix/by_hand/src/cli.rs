@@ -11,9 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser};
-use common_base::{PARSE_ONLY, duration};
+use common_base::{PARSE_ONLY, closed_stdout, duration};
 
 use crate::{
     message::{Unsupported, Usage, say},
@@ -109,6 +109,9 @@ fn start<Cli: AsRef<Common>>(
     cli: &Cli,
     run: impl FnOnce(&Cli, &mut Run) -> Result<()>,
 ) -> Result<()> {
+    if let Some(closed) = closed_stdout() {
+        bail!(closed);
+    }
     check_release(fs::read_to_string(RELEASE).context(RELEASE)?.trim())?;
     // SAFETY: asks for a number.
     if unsafe { libc::geteuid() } != 0 {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use common_base::{available, mib};
 
 use crate::{
     bpf::{LoadedProgram, Map, MapKind, online_cpus, possible_cpus},
@@ -158,7 +159,21 @@ impl Rings {
     pub fn new(pages: usize) -> Result<Rings> {
         let map = Map::new(MapKind::PerfEventArray, "rings", 4, 4, possible_cpus()? as u32)?;
         let mut rings = BTreeMap::new();
-        for cpu in online_cpus()? {
+        let cpus = online_cpus()?;
+        // SAFETY: asks for a number.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+        let (needed, available) = (cpus.len() as u64 * pages as u64 * page, available());
+        if let Some(available) = available.filter(|available| needed > *available) {
+            return Err(Usage(format!(
+                "rings of {pages} pages for {} CPUs need {}, and {} of memory are available: give fewer with \
+                 --pages",
+                cpus.len(),
+                mib(needed),
+                mib(available)
+            ))
+            .into());
+        }
+        for cpu in cpus {
             let ring = Ring::new(cpu, pages).with_context(|| format!("the ring of CPU {cpu}"))?;
             map.update(cpu, ring.event.as_raw_fd() as u32)?;
             rings.insert(cpu, ring);

@@ -1,19 +1,24 @@
 //! The lines that `bpf_trace_printk()` writes, from a tracefs instance of our own.
 //!
 //! Every instance has a trace_pipe of its own, and gets every line: so several programs can read at
-//! once, and the global trace_pipe is left alone.
+//! once, and the global trace_pipe is left alone. What another `hello_open` prints is the same text, and
+//! cannot be told apart: so others are looked for.
 
 use std::{
+    ffi::CString,
     fs::{self, File},
     io::{self, ErrorKind, Read},
-    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+    os::{
+        fd::{AsRawFd, FromRawFd},
+        unix::fs::OpenOptionsExt,
+    },
     path::{Path, PathBuf},
     process,
 };
 
 use anyhow::{Context, Result};
 
-use crate::tracefs::tracefs;
+use crate::{message::Unsupported, tracefs::tracefs};
 
 /// What the names of our instances begin with; those of the stages, too.
 const PREFIX: &str = "bpf-workshop-";
@@ -25,18 +30,25 @@ pub struct TracePipe {
     _lock: File,
     pipe: Option<File>,
     rest: Vec<u8>,
+    /// The instances of programs of the workshop that ran when this was opened.
+    neighbours: Vec<String>,
+    /// inotify, which reports those that come later.
+    comers: Option<File>,
 }
 
 impl TracePipe {
     /// Makes an instance.
     pub fn open() -> Result<TracePipe> {
         let instances = tracefs()?.join("instances");
-        remove_left_overs(&instances);
+        check_lock(&instances)?;
+        let comers = comers(&instances).ok();
+        let neighbours = remove_left_overs(&instances);
         let path = instances.join(format!("{PREFIX}hand-{}", process::id()));
         fs::create_dir(&path).with_context(|| path.display().to_string())?;
         let directory = File::open(&path).context("the new tracefs instance")?;
         lock(&directory).context("the lock of the new tracefs instance")?;
-        let mut pipe = TracePipe { path, _lock: directory, pipe: None, rest: Vec::new() };
+        let (pipe, rest) = (None, Vec::new());
+        let mut pipe = TracePipe { path, _lock: directory, pipe, rest, neighbours, comers };
         let file = pipe.path.join("trace_pipe");
         let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&file);
         pipe.pipe = Some(opened.with_context(|| file.display().to_string())?);
@@ -64,6 +76,19 @@ impl TracePipe {
         let lines: Vec<u8> = self.rest.drain(..whole).collect();
         Ok(String::from_utf8_lossy(&lines).lines().map(str::to_owned).collect())
     }
+
+    /// How many other programs of this name have read trace lines since this was opened.
+    pub fn others(&mut self) -> usize {
+        let mut events = vec![0; 64 * 1024];
+        let read = self.comers.as_mut().and_then(|comers| comers.read(&mut events).ok());
+        self.neighbours.extend(names(&events[..read.unwrap_or(0)]));
+        let own = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let is_other = |name: &String| name.starts_with(&format!("{PREFIX}hand-")) && *name != own;
+        self.neighbours.retain(is_other);
+        self.neighbours.sort();
+        self.neighbours.dedup();
+        self.neighbours.len()
+    }
 }
 
 impl Drop for TracePipe {
@@ -74,14 +99,63 @@ impl Drop for TracePipe {
     }
 }
 
-fn remove_left_overs(instances: &Path) {
+/// Fails, with exit code 3, where the kernel is locked down: it refuses tracefs even to root.
+fn check_lock(instances: &Path) -> Result<()> {
+    let readme = instances.with_file_name("README");
+    match File::open(readme) {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => Err(Unsupported(
+            "this kernel is locked down (lockdown=confidentiality): no program may read trace lines. Boot it \
+             with lockdown=integrity or without Secure Boot, or start the program in the VM with cargo vm run"
+                .into(),
+        )
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the instances that killed runs have left. Returns the names of the others.
+fn remove_left_overs(instances: &Path) -> Vec<String> {
+    let mut living = Vec::new();
     for entry in fs::read_dir(instances).into_iter().flatten().flatten() {
-        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let name = entry.file_name().to_string_lossy().into_owned();
         let Ok(directory) = File::open(entry.path()) else { continue };
-        if ours && lock(&directory).is_ok() {
+        if name.starts_with(PREFIX) && lock(&directory).is_ok() {
             fs::remove_dir(entry.path()).ok();
+        } else if name.starts_with(PREFIX) {
+            living.push(name);
         }
     }
+    living
+}
+
+/// Has inotify(7) report the instances that are made from here on.
+fn comers(instances: &Path) -> Result<File> {
+    let path = CString::new(instances.as_os_str().as_encoded_bytes())?;
+    // SAFETY: a system call without addresses; a new descriptor has no other owner.
+    let inotify = unsafe {
+        match libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) {
+            -1 => return Err(io::Error::last_os_error().into()),
+            fd => File::from_raw_fd(fd),
+        }
+    };
+    // SAFETY: the path ends with a zero.
+    match unsafe { libc::inotify_add_watch(inotify.as_raw_fd(), path.as_ptr(), libc::IN_CREATE) } {
+        -1 => Err(io::Error::last_os_error().into()),
+        _ => Ok(inotify),
+    }
+}
+
+/// The names in what inotify reports: `struct inotify_event`, four numbers of 32 bits, of which the last
+/// one is the length of the name behind them, with zeroes at its end.
+fn names(mut events: &[u8]) -> Vec<String> {
+    let mut names = Vec::new();
+    while let Some((head, rest)) = events.split_first_chunk::<16>() {
+        let length = u32::from_ne_bytes([head[12], head[13], head[14], head[15]]) as usize;
+        let Some((name, rest)) = rest.split_at_checked(length) else { break };
+        names.push(String::from_utf8_lossy(name).trim_end_matches('\0').to_owned());
+        events = rest;
+    }
+    names
 }
 
 fn lock(directory: &File) -> io::Result<()> {
@@ -101,6 +175,14 @@ pub fn lost_lines(line: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_behind_the_heads_of_events() {
+        let event = |name: &[u8; 8]| [&[0; 12][..], &8_u32.to_ne_bytes(), name].concat();
+        let events = [event(b"one\0\0\0\0\0"), event(b"another\0")].concat();
+        assert_eq!(names(&events), ["one", "another"]);
+        assert!(names(&events[..20]).is_empty());
+    }
 
     #[test]
     fn lost_lines_are_counted() {

@@ -29,11 +29,9 @@ unsafe impl plain::Plain for types::calls {}
 struct TableOptions {
     /// Print a table in each interval: 1s, 500ms
     #[arg(short, long, value_name = "TIME", value_parser = common::duration, default_value = "1s")]
-    #[arg(allow_hyphen_values = true)]
     interval: Duration,
     /// How many functions a table shows; the others are one row
     #[arg(short, long, value_name = "N", default_value_t = 10)]
-    #[arg(allow_negative_numbers = true)]
     top: usize,
 }
 

@@ -84,6 +84,11 @@ fn run(cli: &Cli, run: &mut Run) -> Result<()> {
         }
     }
     writeln!(stdout(), "{hellos:>8} calls of openat()")?;
+    let others = pipe.others();
+    if others > 0 {
+        let same = "printed the same text meanwhile: its lines are among these";
+        writeln!(stdout(), "{others:>8} other hello_open {same}")?;
+    }
     writeln!(stdout(), "{lost:>8} lines lost (trace buffer full; lines of any BPF program)")?;
     writeln!(stdout(), "{:>8} skipped (another program running on this CPU)", program.skipped()?)?;
     Ok(())

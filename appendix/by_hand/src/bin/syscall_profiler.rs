@@ -37,6 +37,7 @@ struct Cli {
     quiet: bool,
     /// Size of each CPU's ring in pages, a power of two
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = pages)]
+    #[arg(allow_negative_numbers = true)]
     pages: usize,
 }
 
