@@ -28,10 +28,10 @@ use crate::{
 #[derive(Args)]
 pub struct IncidentOptions {
     /// The incident: the same number makes the same one [default: any]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
     seed: Option<u64>,
     /// 1 tells where the time is lost, 2 does not, 3 adds something odd that is harmless
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=3))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=3), allow_hyphen_values = true)]
     level: u8,
     /// Kernel line: 6.1, 6.12, 6.18, 7.2 [default: 6.1; arm64: 6.12]
     #[arg(long, env = "VM_KERNEL", value_name = "LINE")]

@@ -48,10 +48,10 @@ pub struct Prove {
     #[arg(long)]
     all: bool,
     /// A sample: of what has to be refused, one in so many, others each day; answers on one kernel each
-    #[arg(long, value_name = "DAYS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "DAYS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), allow_hyphen_values = true)]
     days: u64,
     /// Try nothing more after this time, and say how much was left (20m)
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, allow_hyphen_values = true)]
     within: Option<Duration>,
     /// Prove only what contains one of these
     filters: Vec<String>,

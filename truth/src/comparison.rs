@@ -54,7 +54,7 @@ pub struct Options {
     newest: bool,
     /// How often a cell is judged: the worst of ours and yours counts, and the best of others [default:
     /// 3, and 1 with --reproduce or a tool of yours]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=20))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=20), allow_hyphen_values = true)]
     runs: Option<u32>,
 }
 
@@ -177,6 +177,29 @@ fn kernels(run: &Run, purpose: Purpose, kernel: Option<&str>) -> Result<Vec<Stri
     Ok(kernels)
 }
 
+/// Fails where a name is that of no case, or of no tool and no file that declares one.
+fn check_names(
+    wanted_cases: &[String],
+    wanted_tools: &[String],
+    cases: &[Case],
+    tools: &[Tool],
+) -> Result<()> {
+    let is_case = |name: &&String| cases.iter().any(|case| case.name == **name);
+    if let Some(name) = wanted_cases.iter().find(|name| !is_case(name)) {
+        return Err(fail(USAGE, format!("there is no case {name:?}: truth/cases.toml lists them")));
+    }
+    let is_tool =
+        |name: &&String| name.ends_with(".toml") || tools.iter().any(|tool| tool.name == **name);
+    if let Some(name) = wanted_tools.iter().find(|name| !is_tool(name)) {
+        let message = format!(
+            "there is no tool {name:?}: truth/tools.toml lists them, and a tool of yours is declared in a \
+             file, FILE.toml: see docs/truth-for-yours.md"
+        );
+        return Err(fail(USAGE, message));
+    }
+    Ok(())
+}
+
 /// The cases and tools that the options name.
 fn chosen(options: &Options) -> Result<(Vec<Case>, Vec<Tool>)> {
     let (wanted_cases, wanted_tools) = match options.reproduce.as_deref().map(|c| c.split_once('/'))
@@ -189,6 +212,7 @@ fn chosen(options: &Options) -> Result<(Vec<Case>, Vec<Tool>)> {
     };
     let is_in = |names: &[String], name: &str| names.is_empty() || names.iter().any(|n| n == name);
     let (mut cases, mut tools) = (truth::cases()?, truth::tools()?);
+    check_names(&wanted_cases, &wanted_tools, &cases, &tools)?;
     cases.retain(|case| is_in(&wanted_cases, &case.name));
     let is_known = |name: &str| tools.iter().any(|tool| tool.name == *name);
     let mut yours = Vec::new();
@@ -206,9 +230,9 @@ fn chosen(options: &Options) -> Result<(Vec<Case>, Vec<Tool>)> {
         is_in(&wanted_tools, &tool.name) && is_in(&options.family, tool.family.name())
     });
     tools.extend(yours);
-    if tools.is_empty() || cases.is_empty() {
-        let message =
-            "there is no such case or tool: truth/cases.toml and truth/tools.toml list them";
+    if tools.is_empty() {
+        let families = options.family.join(", ");
+        let message = format!("no tool is of the family {families}: truth/tools.toml lists them");
         return Err(fail(USAGE, message));
     }
     tools.retain(|tool| cases.iter().any(|case| tool.is_asked(case)));
@@ -216,4 +240,25 @@ fn chosen(options: &Options) -> Result<(Vec<Case>, Vec<Tool>)> {
         return Err(fail(USAGE, "such a tool answers no such case: TRUTH.md has no cell for them"));
     }
     Ok((cases, tools))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_none_is_said() {
+        let (cases, tools) = (truth::cases().unwrap(), truth::tools().unwrap());
+        let said = |case: &[&str], tool: &[&str]| {
+            let [case, tool] = [case, tool].map(|names| -> Vec<String> {
+                names.iter().map(|name| (*name).to_owned()).collect()
+            });
+            check_names(&case, &tool, &cases, &tools).err().map(|error| format!("{error:#}"))
+        };
+        let known = (cases[0].name.as_str(), tools[0].name.as_str());
+        assert_eq!(said(&[known.0], &[known.1, "mine.toml"]), None);
+        let tool = said(&[], &[known.1, "."]).unwrap();
+        assert!(tool.contains("there is no tool \".\"") && tool.contains("FILE.toml"), "{tool}");
+        assert!(said(&["."], &[known.1]).unwrap().contains("there is no case \".\""));
+    }
 }

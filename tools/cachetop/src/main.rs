@@ -39,7 +39,6 @@ use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
 struct Top {
     /// How often to count anew: 1s, 500ms
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
-    #[arg(allow_hyphen_values = true)]
     interval: Duration,
     /// The column to sort by, the largest value first; names and numbers of processes ascending
     #[arg(long, value_name = "COLUMN", value_enum, default_value_t = Column::Misses)]

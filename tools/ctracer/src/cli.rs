@@ -28,7 +28,7 @@ pub struct Ctracer {
     #[arg(long, value_name = "GLOB")]
     pub skip: Vec<Pattern>,
     /// Follow only what this process begins (bios, requests) or passes to a function (other structs)
-    #[arg(long, value_parser = common::process, allow_negative_numbers = true)]
+    #[arg(long, value_parser = common::process)]
     pub pid: Option<u32>,
     /// Follow only bios of this device, as lsblk shows it: 254:0
     #[arg(long, value_name = "MAJ:MIN", value_parser = device)]

@@ -5,10 +5,12 @@
 //!   137.330123456   0 dd-1234                          | submit_bio(struct bio *bio) #3 {
 //! ```
 
+use serde_json::Value;
+
 use crate::{
     life::{Life, Link},
     record::{Event, Kind, Trace},
-    value::{named, plain},
+    value::{Change, named, plain},
 };
 
 /// Turns events into lines. A call without calls of its own becomes one line.
@@ -86,10 +88,20 @@ impl Text {
             _ => format!("#{} ", event.life),
         };
         notes.extend(event.changes.iter().flatten().map(|change| {
-            let (before, after) = (plain(&change.before), plain(&change.after));
+            let [before, after] = [&change.before, &change.after].map(|value| field(change, value));
             format!("{which}{}: {before} -> {after}", change.field)
         }));
         notes
+    }
+}
+
+/// A field's value: a bio's status with the error that it stands for, `10 (EIO)`.
+fn field(change: &Change, value: &Value) -> String {
+    let is_status = change.field.rsplit('.').next() == Some("bi_status");
+    let number = value.as_u64().filter(|_| is_status).and_then(|number| number.try_into().ok());
+    match number.and_then(common::block_status) {
+        Some(error) => format!("{} ({error})", plain(value)),
+        None => plain(value),
     }
 }
 

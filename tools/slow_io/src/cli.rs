@@ -20,13 +20,12 @@ pub type SlowCli = Cli<Slow>;
 pub struct Slow {
     /// The shortest latency that is shown: 10ms, 500us, 0
     #[arg(long, value_name = "TIME", value_parser = latency, default_value = "10ms")]
-    #[arg(allow_hyphen_values = true)]
     pub min: Duration,
     /// Only bios of this disk, its partitions included, or of this partition: vda, dm-0, /dev/mapper/home
     #[arg(long, value_name = "NAME", value_parser = disk)]
     pub disk: Option<BlockDevice>,
     /// Only bios that this process submits
-    #[arg(long, value_name = "PID", value_parser = common::process, allow_negative_numbers = true)]
+    #[arg(long, value_name = "PID", value_parser = common::process)]
     pub pid: Option<u32>,
     /// Show whose cgroup a bio is of; with a PATH, only bios of that cgroup and those below: /system.slice
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "/", value_parser = cgroups::number)]
@@ -45,18 +44,15 @@ pub struct Slow {
     pub json: bool,
     /// Only the N slowest, at the end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    #[arg(allow_negative_numbers = true)]
     pub top: Option<u32>,
     /// Show before each slow bio what completed on its disk in this time: 2s
     #[arg(long, value_name = "TIME", value_parser = common::duration, conflicts_with = "top")]
-    #[arg(allow_hyphen_values = true)]
     pub before: Option<Duration>,
     /// At the end, who caused most of the latency: by process, disk and operation, or by stack, too
     #[arg(long, value_name = "stack", num_args = 0..=1, default_missing_value = "process")]
     pub who: Option<Who>,
     /// How many different causes --who has room for
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    #[arg(allow_negative_numbers = true)]
     pub causes: u32,
     /// At the end, how many bios of each disk took how long
     #[arg(long, conflicts_with = "json")]

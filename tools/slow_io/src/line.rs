@@ -17,7 +17,7 @@ use crate::{
     disks::Names,
     event::Completed,
     file::{self, File},
-    operation::{self, Operations},
+    operation::Operations,
     parts::{self, Parts},
     recent,
     trace::TraceMaps,
@@ -172,7 +172,7 @@ impl<'a> Lines<'a> {
         notes.extend((by.requests > 1).then(|| format!("{} requests", by.requests)));
         notes.extend((times.starts > 1).then(|| format!("started {} times", times.starts)));
         notes.extend(divided[2].is_none().then(|| "no request seen".to_owned()));
-        notes.extend(operation::error(times.status));
+        notes.extend(common::block_status(times.status));
         notes.extend(is_before.then(|| "before:".to_owned()));
         let notes = notes.join(", ");
         let file = file.map_or_else(|| "-".to_owned(), File::to_string);
@@ -244,7 +244,7 @@ fn object(
         "total_ns": latency(bio),
         "requests": (by.requests > 0).then_some(by.requests),
         "starts": (times.starts > 0).then_some(times.starts),
-        "error": operation::error(times.status),
+        "error": common::block_status(times.status),
         "stack": stack,
     });
     if let Value::Object(map) = &mut object {

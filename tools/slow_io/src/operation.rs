@@ -73,26 +73,3 @@ impl Operations {
         letters
     }
 }
-
-/// The errno that the kernel makes of a bio's status: block/blk-core.c, blk_errors. Later numbers
-/// differ from version to version.
-pub fn error(status: u32) -> Option<String> {
-    let names = [
-        "EOPNOTSUPP",
-        "ETIMEDOUT",
-        "ENOSPC",
-        "ENOLINK",
-        "EREMOTEIO",
-        "EBADE",
-        "ENODATA",
-        "EILSEQ",
-        "ENOMEM",
-        "EIO",
-        "device mapper's requeue",
-        "EAGAIN",
-        "EBUSY",
-    ];
-    let number = status.checked_sub(1)?;
-    let name = names.get(number as usize);
-    Some(name.map_or_else(|| format!("status {status}"), |name| (*name).to_owned()))
-}

@@ -22,10 +22,10 @@ use tool::{ToolSkelBuilder, types::event as Event};
 #[command(version)]
 struct Cli {
     /// Print only sleeps of at least this many milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 10)]
+    #[arg(long, value_name = "MS", default_value_t = 10, allow_negative_numbers = true)]
     min: u32,
     /// How long to trace: 10s, 2m, 500ms [default: until Ctrl-C]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     duration: Option<Duration>,
 }
 
