@@ -10,6 +10,8 @@ tests![
     a_reader_may_go,
     one_file_takes_both_streams,
     lost_lines_are_counted,
+    lines_are_those_of_their_program,
+    a_moment_without_hooks_is_noticed,
 ];
 
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
@@ -60,6 +62,11 @@ fn refusals_say_why() -> Result<()> {
         ("stage12", locked, "", 3, "lockdown=confidentiality"),
         ("stage06", untraced, "", 3, "mount -t tracefs"),
         ("stage06", "exec >&-;", "", 1, "stdout is closed"),
+        ("syscall_counter", "exec >&-;", "", 1, "stdout is closed"),
+        ("syscall_profiler", "exec >&-;", "", 1, "stdout is closed"),
+        ("hello_open", "exec >&-;", "", 1, "stdout is closed"),
+        ("hello_open", locked, "", 3, "lockdown=confidentiality"),
+        ("stage06", "ulimit -n 16;", "", 3, "may have 16 files open at a time, and needs"),
         ("stage06", helpless, "", 3, "CAP_BPF and CAP_PERFMON"),
         ("stage06", &no_stacks, "", 3, "max_stack is 16"),
         ("stage06", unattached, "", 1, "loaded but never attached"),
@@ -104,6 +111,12 @@ fn refusals_say_why() -> Result<()> {
         ("slow_io", "", "--min 100y", 2, "'--min <TIME>': the duration must be at most a year"),
         ("slow_io", "", "--before -1s", 2, "10s, 500ms"),
         ("slow_io", "", "--top -1", 2, "-1 is not in 1..=100000"),
+        ("slow_io", "", "--in-flight 10000000", 2, "give a smaller --in-flight or --causes"),
+        ("slow_io", "", "--causes -1", 2, "-1 is not in 1..=1000000"),
+        ("stage13", "", "--min -1ms", 2, "10s, 500ms"),
+        ("ctracer", "", "--sample -1", 2, "-1 is not in 1.."),
+        ("ctracer", "", "--memory -1M", 2, "invalid value '-1M'"),
+        ("syscall_profiler", "", "--pages -1", 2, "a power of two"),
         ("slow_io", "", "--cgroup ../../..", 2, "there is no such cgroup"),
         ("exporter", "", "--listen 0.0.0.0", 2, "like 127.0.0.1:9435"),
     ];
@@ -327,5 +340,75 @@ fn lost_lines_are_counted() -> Result<()> {
         (disks::bios(&disk)? - before, exercise_loads::calls(&output, "submit_bio(")?.len() as u64);
     let lost: u64 = between(&output, " trace lines, ", " lost")?.parse()?;
     ensure!(lost > 0 && printed + lost == reads, "{printed} printed + {lost} lost, {reads} bios");
+    Ok(())
+}
+
+/// Two programs of one text and one of another: none shows what only another one writes, and those of the same text
+/// say that there is one. Alone, none says so.
+fn lines_are_those_of_their_program() -> Result<()> {
+    const TOO: &str = " printed trace lines meanwhile, too.";
+    const OTHERS: &str = "lines that no bpf_printk() of this program writes, not shown";
+    let read = reads(&disks::virtio()?, 20);
+    let programs = ["stage01", "stage02", "stage08"];
+    let running = Running::stages(programs.map(|name| (name, vec![])))?;
+    let ids: Vec<String> = running.iter().map(|one| format!("process {}", one.id())).collect();
+    shell(&format!("{read}; cat /etc/passwd"))?;
+    let outputs = Running::interrupt_all(running)?;
+    let own = [&["submit_bio(bio="][..], &["submit_bio(bio=", "bio_endio (bio="], &["read(inode="]];
+    for (((name, output), own), id) in programs.iter().zip(&outputs).zip(own).zip(&ids) {
+        let texts: Vec<&str> = output
+            .lines()
+            .filter_map(|line| Some(line.split_once("bpf_trace_printk: ")?.1))
+            .collect();
+        let is_own = |text: &&str| own.iter().any(|own| text.starts_with(own));
+        let is_all = own.iter().all(|own| texts.iter().any(|text| text.starts_with(own)));
+        ensure!(texts.iter().all(is_own) && is_all, "{name}: not only {own:?}: {output}");
+        ensure!(output.contains(&format!("\n{} trace lines, 0 lost\n", texts.len())), "{output}");
+        ensure!(count(output, OTHERS)? > 0, "{name}: {output}");
+        let said = output.lines().find(|line| line.contains(TOO)).context(output.clone())?;
+        let is_named = |other: &String| other == id || said.contains(other);
+        ensure!(ids.iter().all(is_named) && !said.contains(id), "{name}, {id} of {ids:?}: {said}");
+    }
+    let (_, alone) = beside("stage02", &[], || shell(&read))?;
+    ensure!(!alone.contains(TOO) && !alone.contains(OTHERS), "alone: {alone}");
+    let hellos = Running::stages([("hello_open", vec![]), ("hello_open", vec![])])?;
+    for output in Running::interrupt_all(hellos)? {
+        ensure!(count(&output, "other hello_open")? == 1, "{output}");
+    }
+    Ok(())
+}
+
+/// Hooks that were off only for a moment have not counted what came then. A switch that is written and does not
+/// change is none.
+fn a_moment_without_hooks_is_noticed() -> Result<()> {
+    const FTRACE: &str = "/proc/sys/kernel/ftrace_enabled";
+    let read = reads(&disks::virtio()?, 20);
+    for (file, programs) in [
+        (FTRACE, &["stage04", "stage08", "slow_io"][..]),
+        ("/sys/kernel/debug/kprobes/enabled", &["stage04"]),
+    ] {
+        for (first, code) in [("1", 0), ("0", 3)] {
+            let running = Running::stages(programs.iter().map(|name| (*name, vec![])))?;
+            // Else the switch's inode would be another one, which nobody watches.
+            fs::write("/proc/sys/vm/drop_caches", "3")?;
+            fs::write(file, first)?;
+            if first == "0" {
+                shell(&read)?;
+                fs::write(file, "1")?;
+            }
+            shell(&read)?;
+            for (running, name) in running.into_iter().zip(programs) {
+                running.signal(Signal::INT)?;
+                let ended = running.end()?;
+                let said = "what came meanwhile is not counted: ".to_owned() + file;
+                let is_said = ended.stderr.contains(&said) == (code == 3);
+                let is_whole = ended.stdout.contains("skipped");
+                ensure!(
+                    ended.code == Some(code) && is_said && is_whole,
+                    "{file}, {name}, not {code}: {ended:?}"
+                );
+            }
+        }
+    }
     Ok(())
 }

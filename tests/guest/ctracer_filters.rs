@@ -134,7 +134,7 @@ fn ctracer_shows_lives_with_errors() -> Result<()> {
     let mut numbers =
         output.split(" #").skip(1).filter_map(|rest| rest.split([' ', ';', ',']).next());
     ensure!(numbers.all(is_known), "lives are not numbered anew: {output}");
-    ensure!(output.contains("bi_status: 0 -> 10"), "no I/O error: {output}");
+    ensure!(output.contains("bi_status: 0 -> 10 (EIO)"), "no I/O error: {output}");
     ensure!(output.contains("objects without an error, not shown (--errors)"), "{output}");
 
     for text in [&output, &folded] {

@@ -1,12 +1,13 @@
 //! What may happen to a run: I/O that hangs, clocks that are set, full maps, the end during a load.
 
-use crate::prelude::*;
+use crate::{pagecache::new_file, prelude::*};
 
 tests![
     what_hangs_is_in_flight,
     the_clock_may_be_set,
     sums_are_exact_when_detached_under_load,
     what_does_not_fit_is_counted,
+    a_module_that_is_gone_names_no_function,
 ];
 
 /// A disk that can be suspended.
@@ -122,6 +123,55 @@ fn sums_are_exact_when_detached_under_load() -> Result<()> {
             ensure!(completed == durations, "{durations} lines: {output}");
             ensure_none(&output, &["dropped", "split"])?;
         }
+    }
+    Ok(())
+}
+
+/// The module of loop devices is unloaded while their stacks are kept, and others are loaded, perhaps in its place:
+/// no function of theirs is named, nor one of what lies before it.
+fn a_module_that_is_gone_names_no_function() -> Result<()> {
+    let mounted = Mounted::new()?;
+    let file = new_file(&mounted, "loop", 4 * MIB)?;
+    let device = shell(&format!("modprobe loop; losetup --show --find {}", file.path))?;
+    let device = device.trim();
+    let loaded = || -> Result<HashSet<String>> {
+        let modules = fs::read_to_string("/proc/modules")?;
+        Ok(modules.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect())
+    };
+    let names = |output: &str| -> HashSet<String> {
+        let stack = output.lines().filter(|line| line.starts_with("=> "));
+        let modules = stack.filter_map(|line| line.rsplit_once(" [")?.1.strip_suffix(']'));
+        modules.filter(|name| *name != "bpf").map(str::to_owned).collect()
+    };
+    let read =
+        format!("echo 3 >/proc/sys/vm/drop_caches; dd if={device} of=/dev/null bs=64k count=4");
+    let who = [("stage06", vec![]), ("slow_io", vec!["--who", "stack", "--min", "100s"])];
+    // As long as it is there, it has a name.
+    let running = Running::stages(who.clone())?;
+    shell(&read)?;
+    let outputs = Running::interrupt_all(running)?;
+    ensure!(names(&outputs[1]).contains("loop"), "the test does not test: {outputs:?}");
+    ensure!(!outputs.concat().contains("no name"), "{outputs:?}");
+
+    let running = Running::stages(who)?;
+    shell(&read)?;
+    let before = loaded()?;
+    shell(&format!("losetup --detach {device}"))?;
+    wait_until("the end of the module", || Ok(shell("rmmod loop 2>/dev/null").is_ok()))?;
+    let new: Vec<&str> = ["btrfs", "f2fs", "xfs", "udf"]
+        .into_iter()
+        .filter(|name| !before.contains(*name))
+        .collect();
+    shell(&format!("modprobe -a {}", new.join(" ")))?;
+    let came: HashSet<String> = loaded()?.difference(&before).cloned().collect();
+    ensure!(!came.is_empty(), "no module was loaded: the test does not test");
+    let outputs = Running::interrupt_all(running);
+    shell(&format!("modprobe -r -a {}", new.join(" ")))?;
+    let outputs = outputs?;
+    ensure!(outputs[1].contains(" (no name; unloaded meanwhile: loop)"), "{outputs:?}");
+    for output in outputs {
+        let wrong: Vec<String> = names(&output).difference(&before).cloned().collect();
+        ensure!(wrong.is_empty() && !names(&output).contains("loop"), "{wrong:?}: {output}");
     }
     Ok(())
 }
