@@ -578,9 +578,9 @@ fn slow_io_names_errors() -> Result<()> {
     let (_, lines) = traced(&[], || {
         shell(&loads)?;
         let offline = format!("/sys/block/{}/device/state", debug.name);
-        fs::write(&offline, "offline")?;
+        fs::write(&offline, "offline\n")?;
         let read = open.read(8192, 0);
-        fs::write(&offline, "running")?;
+        fs::write(&offline, "running\n")?;
         let number = read.err().and_then(|error| error.downcast::<std::io::Error>().ok());
         let number = number.and_then(|error| error.raw_os_error());
         ensure!(number == Some(libc::ENODEV), "a disk that is offline: {number:?}");

@@ -43,10 +43,11 @@ impl TracePipe {
         check_lock(&instances)?;
         let comers = comers(&instances).ok();
         let neighbours = remove_left_overs(&instances);
-        let path = instances.join(format!("{PREFIX}hand-{}", process::id()));
-        fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        let directory = File::open(&path).context("the new tracefs instance")?;
-        lock(&directory).context("the lock of the new tracefs instance")?;
+        // Another start may take a new instance for a left-over before it is locked: try again.
+        let name = |attempt| format!("{PREFIX}hand-{}-{attempt}", process::id());
+        let (path, directory) = (0..10)
+            .find_map(|attempt| create(instances.join(name(attempt))).ok())
+            .map_or_else(|| create(instances.join(name(10))), Ok)?;
         let (pipe, rest) = (None, Vec::new());
         let mut pipe = TracePipe { path, _lock: directory, pipe, rest, neighbours, comers };
         let file = pipe.path.join("trace_pipe");
@@ -82,12 +83,14 @@ impl TracePipe {
         let mut events = vec![0; 64 * 1024];
         let read = self.comers.as_mut().and_then(|comers| comers.read(&mut events).ok());
         self.neighbours.extend(names(&events[..read.unwrap_or(0)]));
-        let own = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let is_other = |name: &String| name.starts_with(&format!("{PREFIX}hand-")) && *name != own;
-        self.neighbours.retain(is_other);
-        self.neighbours.sort();
-        self.neighbours.dedup();
-        self.neighbours.len()
+        // bpf-workshop-hand-PROCESS-ATTEMPT
+        let prefix = format!("{PREFIX}hand-");
+        let process = |name: &String| name.strip_prefix(&prefix)?.split('-').next()?.parse().ok();
+        let mut processes: Vec<u32> = self.neighbours.iter().filter_map(process).collect();
+        processes.retain(|process| *process != process::id());
+        processes.sort();
+        processes.dedup();
+        processes.len()
     }
 }
 
@@ -111,6 +114,14 @@ fn check_lock(instances: &Path) -> Result<()> {
         .into()),
         _ => Ok(()),
     }
+}
+
+/// Makes and locks an instance.
+fn create(path: PathBuf) -> Result<(PathBuf, File)> {
+    fs::create_dir(&path).with_context(|| path.display().to_string())?;
+    let directory = File::open(&path).context("the new tracefs instance")?;
+    lock(&directory).context("the lock of the new tracefs instance")?;
+    Ok((path, directory))
 }
 
 /// Removes the instances that killed runs have left. Returns the names of the others.
