@@ -188,6 +188,8 @@ pub struct Running {
     stdout: Receiver<String>,
     stderr: Receiver<String>,
     said: String,
+    /// What was read of its stdout so far.
+    printed: String,
     /// Whether it has printed more than it may.
     too_much: Arc<AtomicBool>,
 }
@@ -234,13 +236,43 @@ impl Running {
         let too_much = Arc::new(AtomicBool::new(false));
         let stdout = lines(child.stdout.take().context("no stdout")?, most, &too_much);
         let stderr = lines(child.stderr.take().context("no stderr")?, most, &too_much);
-        let (spawned, signalled, said) = (Instant::now(), Cell::new(None), String::new());
-        Ok(Running { name, is_attempt, spawned, signalled, child, stdout, stderr, said, too_much })
+        let (spawned, signalled) = (Instant::now(), Cell::new(None));
+        let [said, printed] = [const { String::new() }; 2];
+        Ok(Running {
+            name,
+            is_attempt,
+            spawned,
+            signalled,
+            child,
+            stdout,
+            stderr,
+            said,
+            printed,
+            too_much,
+        })
     }
 
     /// Starts a script of the shell.
     pub fn bash(script: &str) -> Result<Running> {
         Running::spawn(Command::new("bash").args(["-c", script]))
+    }
+
+    /// Waits for a line on stdout that contains `text`.
+    pub fn prints(&mut self, text: &str) -> Result<()> {
+        let came = poll_until(&format!("{text:?}"), LIMIT, self.is_attempt, || {
+            match self.stdout.recv_timeout(MOMENT) {
+                Ok(line) => self.printed.push_str(&line),
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Some(false)),
+            }
+            let line = self.printed.lines().next_back().unwrap_or_default();
+            Ok(line.contains(text).then_some(true))
+        });
+        if let Ok(true) = came {
+            return Ok(());
+        }
+        kill(&self.child);
+        bail!("it does not print {text:?} while it runs, but:\n{}", last_of(&self.printed))
     }
 
     /// Waits for a line on stderr that contains `text`.
@@ -308,7 +340,7 @@ impl Running {
     /// Waits for the end within this time; a time-out is a failure.
     pub fn end_within(mut self, limit: Duration) -> Result<Ended> {
         let status = self.status(limit)?;
-        let stdout = self.rest(&self.stdout)?;
+        let stdout = std::mem::take(&mut self.printed) + &self.rest(&self.stdout)?;
         let stderr = std::mem::take(&mut self.said) + &self.rest(&self.stderr)?;
         if let Some(since) = self.signalled.get() {
             cost::ended(since);

@@ -58,7 +58,7 @@ fn stage13_prints_slow_bios() -> Result<()> {
     let first = Running::bash(&reads(&path, 1))?;
     disks::read(&quicker.name, 10)?;
     shell(&format!("blkdiscard --force --offset 8MiB --length 1MiB /dev/{}", slow.name))?;
-    running.wait_for(&format!(" of {} (", slow.name)).context("a line as soon as a bio is slow")?;
+    running.prints(&format!(" of {} (", slow.name)).context("a line as soon as a bio is slow")?;
     let options = "--rw=randrw --bsrange=4k-64k --offset=2500G --size=16M";
     fio_direct(&slow.name, &format!("{options} --iodepth=4 --number_ios=40"))?;
     first.end_well()?;
@@ -220,15 +220,16 @@ fn stage14_divides_a_bios_time() -> Result<()> {
     const FLUSH: f64 = 20.0; // ms
     let (all, quick) = (to_divide()?, NullBlk::new("quick", "")?);
     let (cached, has_flush_after) = cached(20_000_000)?;
+    fs::write(all[2].queue("max_sectors_kb"), "64")?;
     let load = || {
         read_to_divide(&all)?;
         commit_to(&cached)?;
-        shell(&format!("dd if=/dev/{} of=/dev/null bs=2M count=1 iflag=direct", all[2].name))?;
+        shell(&format!("dd if=/dev/{} of=/dev/null bs=128k count=1 iflag=direct", all[2].name))?;
         disks::read(&quick.name, 36)
     };
     let (_, output) = beside("stage14", &[], load)?;
     divides(&all, &quick, &output)?;
-    let split = bios_lines(&output).into_iter().find(|line| line.contains(" 2048 KiB  "));
+    let split = bios_lines(&output).into_iter().find(|line| line.contains(" 128 KiB  "));
     let split = split.context("no line of the bio that was split")?;
     ensure!(columns(split)?[1] >= 20.0, "its last part has waited for the one before: {split}");
     // Of the journal's blocks, the last one commits.
