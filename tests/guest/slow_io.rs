@@ -229,7 +229,8 @@ fn stage14_divides_a_bios_time() -> Result<()> {
     };
     let (_, output) = beside("stage14", &[], load)?;
     divides(&all, &quick, &output)?;
-    let split = bios_lines(&output).into_iter().find(|line| line.contains(" 128 KiB  "));
+    let is_split = |line: &&str| line.contains(" 128 KiB  ") && line.contains(&all[2].name);
+    let split = bios_lines(&output).into_iter().find(is_split);
     let split = split.context("no line of the bio that was split")?;
     ensure!(columns(split)?[1] >= 20.0, "its last part has waited for the one before: {split}");
     // Of the journal's blocks, the last one commits.
