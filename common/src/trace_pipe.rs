@@ -286,8 +286,7 @@ fn comers(instances: &Path) -> io::Result<OwnedFd> {
 /// anything, and the end of a line with it.
 ///
 /// `bpf_printk()` keeps its format in a constant named `____fmt`, or `___fmt` where it has more than three
-/// arguments. None, where there is no such constant, or one
-/// begins with `%`.
+/// arguments. None, where there is no such constant, or one begins with `%`.
 pub(crate) fn formats(object: &OpenObject) -> Vec<Vec<u8>> {
     // SAFETY: the object is open as long as it is borrowed.
     let raw = unsafe { object.as_libbpf_object().as_ref() };

@@ -150,7 +150,8 @@ impl Check {
             class::report(state, Some(exercise), outcome);
             return Ok(true);
         }
-        self.refuse(state, exercise, &asked, &said)
+        self.refuse(state, exercise, &asked, &said);
+        Ok(false)
     }
 
     /// Says what to do where not all judges agree.
@@ -160,13 +161,13 @@ impl Check {
         exercise: &Exercise,
         asked: &[&Judge],
         said: &BTreeMap<String, Verdict>,
-    ) -> Result<bool> {
+    ) {
         if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_) | Verdict::NotRun)) {
             workshop::outln!(
                 "\nNo judge refuses your program, but not every judge works on this kernel. \
                  `cargo lesson check --kernel LINE` checks on another one."
             );
-            return Ok(false);
+            return;
         }
         let no = asked.iter().find_map(|judge| match said.get(&judge.test)? {
             Verdict::Failed(_) => Some(judge.test.clone()),
@@ -178,7 +179,6 @@ impl Check {
         workshop::outln!("\nAll that the judge said: {STATE}/log");
         let read = &exercise.steps[state.open_step(exercise)].read;
         workshop::outln!("Read: {read}   Stuck? cargo lesson hint");
-        Ok(false)
     }
 }
 

@@ -371,6 +371,18 @@ fn lines_are_those_of_their_program() -> Result<()> {
     }
     let (_, alone) = beside("stage02", &[], || shell(&read))?;
     ensure!(!alone.contains(TOO) && !alone.contains(OTHERS), "alone: {alone}");
+    // Of two, one inside of the other, the outer one counts what ftrace sees.
+    let printed = Ftrace::new(&[Hook::PRINTED])?;
+    let (outer, inner) = (Running::stage("stage08", &[])?, Running::stage("stage01", &[])?);
+    shell(&format!("{read}; cat /etc/passwd"))?;
+    inner.interrupt()?;
+    let output = outer.interrupt()?;
+    let events = printed.events()?.into_iter();
+    let (own, others): (Vec<Event>, Vec<Event>) =
+        events.partition(|event| event.text.trim_start().starts_with("read(inode="));
+    let theirs = [own.len() as u64, others.len() as u64];
+    let ours = [count(&output, "trace lines, ")?, count(&output, OTHERS)?];
+    ensure!(ours == theirs && others.len() >= 20, "ftrace: {theirs:?}, stage08: {output}");
     let hellos = Running::stages([("hello_open", vec![]), ("hello_open", vec![])])?;
     for output in Running::interrupt_all(hellos)? {
         ensure!(count(&output, "other hello_open")? == 1, "{output}");

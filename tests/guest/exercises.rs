@@ -100,8 +100,6 @@ fn exercise_leaves_nothing() -> Result<()> {
 /// How many bios a program must be able to have in flight.
 const ROOM: u64 = 16_384;
 
-const PRINTED: Hook = Hook::Tracepoint("bpf_trace/bpf_trace_printk", "");
-
 /// Fills a map of bios in flight, which has some entries.
 fn fill(starts: &MapHandle, entries: u64) -> Result<()> {
     let no_room = || format!("your map `starts` has no room for {ROOM} bios");
@@ -177,7 +175,7 @@ fn exercise_accounts() -> Result<()> {
     let slow = [NullBlk::timer("slow0", 500, "")?, NullBlk::timer("slow1", 700, "")?];
     let maps = Maps::new();
     let running = Running::stage(&subject, &[])?;
-    let (ftrace, printed) = (exercise_loads::bios()?, Ftrace::new(&[PRINTED])?);
+    let (ftrace, printed) = (exercise_loads::bios()?, Ftrace::new(&[Hook::PRINTED])?);
     let long_write = long.write()?;
     ftrace.events()?;
     // Each is the slowest one that has ended so far, unless a CPU stood still.

@@ -24,6 +24,11 @@ pub enum Hook {
     Tracepoint(&'static str, &'static str),
 }
 
+impl Hook {
+    /// The lines of bpf_printk().
+    pub const PRINTED: Hook = Hook::Tracepoint("bpf_trace/bpf_trace_printk", "");
+}
+
 /// An event that ftrace saw.
 #[derive(Debug)]
 pub struct Event {

@@ -194,6 +194,24 @@ pub struct Running {
     too_much: Arc<AtomicBool>,
 }
 
+/// Adds lines to `read` until one has `text`. Whether one came before their end.
+fn line_with(
+    text: &str,
+    lines: &Receiver<String>,
+    read: &mut String,
+    is_attempt: bool,
+) -> Result<bool> {
+    poll_until(&format!("{text:?}"), LIMIT, is_attempt, || {
+        match lines.recv_timeout(MOMENT) {
+            Ok(line) => read.push_str(&line),
+            Err(RecvTimeoutError::Timeout) => return Ok(None),
+            Err(RecvTimeoutError::Disconnected) => return Ok(Some(false)),
+        }
+        let line = read.lines().next_back().unwrap_or_default();
+        Ok(line.contains(text).then_some(true))
+    })
+}
+
 /// A program that has ended.
 #[derive(Debug)]
 pub struct Ended {
@@ -259,16 +277,7 @@ impl Running {
 
     /// Waits for a line on stdout that contains `text`.
     pub fn prints(&mut self, text: &str) -> Result<()> {
-        let came = poll_until(&format!("{text:?}"), LIMIT, self.is_attempt, || {
-            match self.stdout.recv_timeout(MOMENT) {
-                Ok(line) => self.printed.push_str(&line),
-                Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(RecvTimeoutError::Disconnected) => return Ok(Some(false)),
-            }
-            let line = self.printed.lines().next_back().unwrap_or_default();
-            Ok(line.contains(text).then_some(true))
-        });
-        if let Ok(true) = came {
+        if let Ok(true) = line_with(text, &self.stdout, &mut self.printed, self.is_attempt) {
             return Ok(());
         }
         kill(&self.child);
@@ -277,16 +286,7 @@ impl Running {
 
     /// Waits for a line on stderr that contains `text`.
     pub fn wait_for(&mut self, text: &str) -> Result<()> {
-        let came = poll_until(&format!("{text:?}"), LIMIT, self.is_attempt, || {
-            match self.stderr.recv_timeout(MOMENT) {
-                Ok(line) => self.said.push_str(&line),
-                Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(RecvTimeoutError::Disconnected) => return Ok(Some(false)),
-            }
-            let line = self.said.lines().next_back().unwrap_or_default();
-            Ok(line.contains(text).then_some(true))
-        });
-        if let Ok(true) = came {
+        if let Ok(true) = line_with(text, &self.stderr, &mut self.said, self.is_attempt) {
             // Else it is a load that has begun.
             if text.contains("tracing") {
                 cost::started(self.spawned);
