@@ -16,10 +16,10 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli, session: &mut Session) -> Result<()> {
+    common::pages_have(4096)?;
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let constants = common::constants(&mut open.maps.rodata_data)?;
-    constants.page_shift = common::page_shift();
     constants.pid = cli.own.pid.unwrap_or_default();
     constants.pid_namespace = common::pid_namespace()?;
     let skel = session.load(open)?;

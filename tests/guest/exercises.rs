@@ -23,6 +23,7 @@ tests![
     exercise_disk,
     exercise_disk_refuses,
     exercise_inode => pagecache::exercise_inode,
+    exercise_hits_and_misses => pagecache::exercise_hits_and_misses,
     exercise_io_uring => pagecache::exercise_io_uring,
     exercise_may_ask_again => pagecache::exercise_may_ask_again,
     exercise_histogram,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use io_uring::{IoUring, opcode, squeue, types};
-use memmap2::{Mmap, MmapOptions};
+use memmap2::{Mmap, MmapMut, MmapOptions};
 use regex_lite::Regex;
 use rustix::{
     fs::{fadvise, major, minor},
@@ -20,7 +20,7 @@ use crate::{cachetop::CachetopReport, prelude::*};
 tests![
     stage08_agrees_with_mincore,
     stage08_judges_no_asynchronous_read,
-    stage08_the_rest_of_a_direct_read,
+    stage08_judges_no_rest_of_a_direct_read,
     stage08_knows_the_end_of_a_file,
     others_know_the_end_of_a_file,
     stage09_threads,
@@ -142,8 +142,12 @@ impl Watched {
     }
 
     pub fn read_now(&self, offset: u64, bytes: u64, hit: u64) -> Result<Read> {
-        let mut buffer = vec![0; bytes as usize];
-        let got = self.file.read_at(&mut buffer, offset)? as i64;
+        self.read_into(&mut vec![0; bytes as usize], offset, hit)
+    }
+
+    /// Reads into this memory, and says what mincore() said before.
+    fn read_into(&self, buffer: &mut [u8], offset: u64, hit: u64) -> Result<Read> {
+        let (bytes, got) = (buffer.len() as u64, self.file.read_at(buffer, offset)? as i64);
         Ok(Read { offset, bytes, hit, miss: pages(offset, bytes, self.size) - hit, got })
     }
 
@@ -205,18 +209,23 @@ impl Printed {
 
 /// The event lines.
 fn events(output: &str) -> Result<Vec<Printed>> {
+    events_of(output, ".*readahead (\\d+)")
+}
+
+/// The event lines, which end so. Without a number, they say nothing of readahead.
+fn events_of(output: &str, end: &str) -> Result<Vec<Printed>> {
     let complete = ["trace lines, 0 lost", "No event was seen"];
     ensure!(complete.iter().any(|end| output.contains(end)), "lines were lost: {output}");
-    let line = Regex::new(
-        r"inode=(\d+).*offset=(\d+).*bytes=(\d+).*\) = (-?\d+):.*hit (\d+).*miss (\d+).*readahead (\d+)",
-    )?;
+    let pages = r"inode=(\d+).*offset=(\d+).*bytes=(\d+).*\) = (-?\d+):.*hit (\d+).*miss (\d+)";
+    let line = Regex::new(&format!("{pages}{end}"))?;
     let events = output.lines().filter_map(|line| line.split_once("bpf_trace_printk: "));
     let event = |(_, text): (&str, &str)| {
         let groups = line.captures(text).with_context(|| format!("odd: {text}"))?;
         let number = |group: usize| groups[group].parse::<u64>().with_context(|| text.to_owned());
         let (offset, bytes, got) = (number(2)?, number(3)?, groups[4].parse()?);
         let read = Read { offset, bytes, got, hit: number(5)?, miss: number(6)? };
-        Ok(Printed { inode: number(1)?, read, readahead: number(7)? })
+        let readahead = if groups.len() > 7 { number(7)? } else { 0 };
+        Ok(Printed { inode: number(1)?, read, readahead })
     };
     events.map(event).collect()
 }
@@ -304,6 +313,95 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     ensure!(count(&output, "in flight")? == 1, "one read has not returned:\n{output}");
     sums(&output, events(&output)?.len())?;
     ensure_none(&output, &["dropped"])
+}
+
+/// Files that come in while another one is read, because the memory that this read fills is a mapping of theirs.
+struct MappedFiles {
+    files: Vec<(Watched, MmapMut)>,
+    _mounted: Mounted,
+}
+
+impl MappedFiles {
+    const PAGES: u64 = 8;
+
+    /// One on the file system of `file`, and one with its inode number on another file system.
+    fn beside(file: &Watched, mounted: &Mounted) -> Result<MappedFiles> {
+        let near = format!("{}/pagecache-mapped", mounted.path);
+        let (disk, elsewhere) =
+            (disks::virtio()?, Mounted::made("ext4", &disks::virtio()?, "noatime")?);
+        let far = twin(file.inode)?;
+        let files = [(near, &mounted.disk), (far, &disk)].map(|(path, disk)| {
+            fs::write(&path, vec![1; (Self::PAGES * page_size()) as usize])?;
+            let watched = Watched::cold(&path, disk)?;
+            let file = OpenOptions::new().read(true).write(true).open(&path)?;
+            // SAFETY: nobody else uses these files.
+            Ok((watched, unsafe { MmapMut::map_mut(&file)? }))
+        });
+        let files = files.into_iter().collect::<Result<_>>()?;
+        Ok(MappedFiles { files, _mounted: elsewhere })
+    }
+
+    /// Reads into each mapping what is in memory by then: all hits, while as many pages of other files come in.
+    fn read(&mut self, from: &Watched) -> Result<Vec<Read>> {
+        let mut reads = vec![from.read(0, Self::PAGES * page_size())?];
+        for (file, map) in &mut self.files {
+            ensure!(file.resident(0, file.size)? == 0, "{} is in memory", file.path);
+            reads.push(from.read_into(map, 0, from.settled(0, file.size)?)?);
+            ensure!(file.resident(0, file.size)? > 0, "{} did not come in", file.path);
+        }
+        Ok(reads)
+    }
+}
+
+/// The first step of 08: nothing is read ahead, so each page of the file that a read adds is one that it asks for.
+/// Several threads read at once, and pages of other files come in.
+pub fn exercise_hits_and_misses() -> Result<()> {
+    let mounted = Mounted::new()?;
+    let new = |name, size| new_file(&mounted, name, size);
+    let _spare = ["spare1", "spare2", "spare3"].map(|name| new(name, page_size()));
+    let (random, odd, shared) =
+        (new("random", 64 * MIB)?, new("odd", MIB + 100)?, new("shared", 16 * MIB)?);
+    [&odd, &shared].into_iter().try_for_each(|file| file.advise(Advice::Random, 0, 0))?;
+    let mut mapped = MappedFiles::beside(&odd, &mounted)?;
+    let running = Running::stage("stage08", &[])?;
+    let mut judged = vec![("at random", &random, at_random(&random, 300, (0, 1))?)];
+    let beside_others = mapped.read(&odd)?;
+    judged.push(("odd ranges", &odd, [beside_others, odd_ranges(&odd)?].concat()));
+    let threads = in_threads(0..2, |n| {
+        stay_on(n as usize)?;
+        at_random(&shared, 200, (n, 2))
+    })?;
+    let output = running.interrupt()?;
+    let events = events_of(&output, "")?;
+    let of = |file: &Watched| -> Vec<Read> {
+        events.iter().filter(|it| it.inode == file.inode).map(|it| it.read).collect()
+    };
+    // On a kernel that preempts, programs may be skipped while threads read at once.
+    let is_skipped = skipped_some(&output)?;
+    for (n, judged) in threads.iter().enumerate() {
+        let is_here = |read: &Read| (read.offset >= shared.size / 2) == (n == 1);
+        let printed: Vec<Read> = of(&shared).into_iter().filter(is_here).collect();
+        let odd = printed.iter().find(|read| !judged.contains(read));
+        ensure!(odd.is_none(), "thread {n}: mincore says nothing like {odd:?}");
+        ensure!(
+            is_skipped || printed == *judged,
+            "thread {n}: {} reads, {printed:?}",
+            judged.len()
+        );
+    }
+    for (what, file, judged) in &judged {
+        if !is_skipped || of(file).len() == judged.len() {
+            same(what, judged, &of(file))?;
+        }
+    }
+    let (hit, miss) = events
+        .iter()
+        .fold((0, 0), |(hit, miss), event| (hit + event.read.hit, miss + event.read.miss));
+    let total = format!("[Total {} Hit {hit} miss {miss}]", hit + miss);
+    ensure!(output.contains(&total), "the sums of your lines are {total}: {output}");
+    let reads = judged.iter().map(|(_, _, reads)| reads.len()).sum::<usize>() + 400;
+    compared(&format!("mincore agrees with your {reads} reads"));
+    ensure_none(&output, if is_skipped { &["dropped"] } else { &["dropped", "in flight"] })
 }
 
 /// A disk whose page 12 and some behind it cannot be read.
@@ -668,9 +766,9 @@ pub fn exercise_may_ask_again() -> Result<()> {
     totals(&output)
 }
 
-/// btrfs reads past the page cache only what it has not compressed; the rest of a read comes through
-/// it. What is counted is that rest: `offset` and `bytes` are its own, and `=` is what read() returns.
-fn stage08_the_rest_of_a_direct_read() -> Result<()> {
+/// btrfs reads past the page cache only what it has not compressed; the rest of a read comes through it. A stage that
+/// takes the result for the bytes of that rest would print a wrong line: it has none.
+fn stage08_judges_no_rest_of_a_direct_read() -> Result<()> {
     let (part, disk) = (16 * page_size(), disks::virtio()?);
     let _mounted = Mounted::made("btrfs", &disk, "noatime")?;
     shell(&format!(
@@ -681,18 +779,15 @@ fn stage08_the_rest_of_a_direct_read() -> Result<()> {
     let file = Watched::cold("/run/btrfs/file", &disk)?;
     let mut direct = Direct::open(&file.path)?;
     let running = Running::stage("stage08", &[])?;
-    let mut judged = Vec::new();
     for _ in 0..2 {
-        let hit = file.settled(part, part)?;
         direct.read(2 * part as usize, 0)?;
-        let (miss, got) = (part / page_size() - hit, 2 * part as i64);
-        judged.push(Read { offset: part, bytes: part, hit, miss, got });
     }
+    ensure!(file.settled(part, part)? > 0, "the rest did not come through the page cache");
     let output = running.interrupt()?;
-    let events = events(&output)?.into_iter().filter(|event| event.inode == file.inode);
-    let printed: Vec<Read> = events.map(|event| event.read).collect();
-    ensure!(judged[0].hit == 0 && judged[1].miss == 0, "the test does not test: {judged:?}");
-    same("rest", &judged, &printed)?;
+    let (reads, readahead) = printed(&output, &file)?;
+    ensure!(reads.is_empty() && readahead == 0, "{reads:?}");
+    let not_judged = count(&output, "not judged")?;
+    ensure!(not_judged == 2, "{not_judged} of 2 direct reads with a rest are not judged: {output}");
     totals(&output)
 }
 

@@ -7,8 +7,7 @@ u64 completed, returned, not_judged, dropped, unmatched;
 
 struct read {
 	u64 inode, dev; /* the file */
-	u64 offset, bytes; /* what is asked for */
-	u64 end; /* where that ends, or the file before that */
+	u64 offset, bytes, end; /* what is asked for: `end` is where it ends, or the file before that */
 };
 
 struct {
@@ -18,6 +17,14 @@ struct {
 	__type(value, struct read);
 } reads SEC(".maps");
 
+/* README: "Reads that are not judged". */
+static bool can_judge(struct read *read, struct kiocb *iocb, ssize_t already, u64 bytes)
+{
+	bool has_all = !bytes || iocb->ki_pos == read->end;
+
+	return !iocb->ki_complete && !already && iocb->ki_pos - bytes == read->offset && has_all;
+}
+
 SEC("fentry/filemap_read")
 int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 {
@@ -26,8 +33,6 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 	struct read read = { inode->i_ino, inode->i_sb->s_dev, iocb->ki_pos, iter->count };
 
 	read.end = read.offset + read.bytes < inode->i_size ? read.offset + read.bytes : inode->i_size;
-	if (iocb->ki_complete)
-		return 0; /* not stored: read_ends() asks the same */
 	if (bpf_map_update_elem(&reads, &thread, &read, BPF_ANY))
 		__sync_fetch_and_add(&dropped, 1);
 	return 0;
@@ -36,19 +41,14 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 SEC("fexit/filemap_read")
 int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
 {
-	u64 thread = bpf_get_current_pid_tgid();
-	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what it read */
+	u64 thread = bpf_get_current_pid_tgid(), bytes = ret > 0 ? ret : 0;
 	struct read *read = bpf_map_lookup_elem(&reads, &thread);
 
-	if (iocb->ki_complete) { /* it may be called again for what this call has brought in */
-		__sync_fetch_and_add(&not_judged, 1);
-		return 0;
-	}
-	if (!read || read->offset != offset) {
+	if (!read) {
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	if (bytes && iocb->ki_pos != read->end) { /* ended early, or the size of the file has changed */
+	if (!can_judge(read, iocb, already, bytes)) {
 		__sync_fetch_and_add(&not_judged, 1);
 		bpf_map_delete_elem(&reads, &thread);
 		return 0;
@@ -56,7 +56,7 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 	__sync_fetch_and_add(&completed, 1);
 	__sync_fetch_and_add(&returned, bytes);
 	bpf_printk("read(inode=%llu dev=%llu:%llu offset=%llu bytes=%llu) = %ld", read->inode,
-		   read->dev >> 20, read->dev & 0xfffff, offset, read->bytes, ret);
+		   read->dev >> 20, read->dev & 0xfffff, read->offset, read->bytes, ret);
 	bpf_map_delete_elem(&reads, &thread);
 	return 0;
 }

@@ -25,13 +25,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli, session: &mut Session) -> Result<()> {
+    common::pages_have(4096)?;
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let constants = common::constants(&mut open.maps.rodata_data)?;
     let file = fs::metadata(&cli.own.file).with_context(|| cli.own.file.display().to_string())?;
     constants.file_inode = file.ino();
     constants.file_dev = u64::from(major(file.dev()) << 20 | minor(file.dev()));
-    constants.page_shift = common::page_shift();
     let skel = session.load(open)?;
     let mut pipe = TracePipe::open()?;
     session.attach([&skel.progs.page_added, &skel.progs.read_ends, &skel.progs.read_begins])?;

@@ -3,14 +3,13 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-const volatile u32 page_shift; /* 12: a page has 4 KiB */
+static const u32 page_shift = 12; /* a page has 4 KiB */
 const volatile u64 file_inode, file_dev; /* set by main.rs before loading */
 u64 completed, total, hit, readahead, not_judged, dropped, unmatched;
 
 struct read {
 	u64 inode, dev; /* the file */
-	u64 offset, bytes; /* what is asked for */
-	u64 end; /* where that ends, or the file before that */
+	u64 offset, bytes, end; /* what is asked for: `end` is where it ends, or the file before that */
 	u64 added, readahead; /* pages that this read added to the page cache: those asked for, and others */
 };
 
@@ -20,6 +19,14 @@ struct {
 	__type(key, u64); /* the thread that reads */
 	__type(value, struct read);
 } reads SEC(".maps");
+
+/* README: "Reads that are not judged". */
+static bool can_judge(struct read *read, struct kiocb *iocb, ssize_t already, u64 bytes)
+{
+	bool has_all = !bytes || iocb->ki_pos == read->end;
+
+	return !iocb->ki_complete && !already && iocb->ki_pos - bytes == read->offset && has_all;
+}
 
 static __always_inline bool filtered_out(struct inode *inode)
 {
@@ -34,8 +41,8 @@ int BPF_PROG(read_begins, struct kiocb *iocb, struct iov_iter *iter)
 	struct read read = { inode->i_ino, inode->i_sb->s_dev, iocb->ki_pos, iter->count };
 
 	read.end = read.offset + read.bytes < inode->i_size ? read.offset + read.bytes : inode->i_size;
-	if (iocb->ki_complete || filtered_out(inode))
-		return 0; /* not stored: read_ends() asks the same */
+	if (filtered_out(inode))
+		return 0;
 	if (bpf_map_update_elem(&reads, &thread, &read, BPF_ANY))
 		__sync_fetch_and_add(&dropped, 1);
 	return 0;
@@ -62,35 +69,30 @@ int page_added(struct trace_event_raw_mm_filemap_op_page_cache *record)
 SEC("fexit/filemap_read")
 int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t already, ssize_t ret)
 {
-	u64 thread = bpf_get_current_pid_tgid();
-	u64 bytes = ret > already ? ret - already : 0, offset = iocb->ki_pos - bytes; /* what it read */
+	u64 thread = bpf_get_current_pid_tgid(), bytes = ret > 0 ? ret : 0;
 	struct read *read = bpf_map_lookup_elem(&reads, &thread);
 
 	if (filtered_out(iocb->ki_filp->f_mapping->host))
 		return 0;
-	if (iocb->ki_complete) { /* it may be called again for what this call has brought in */
-		__sync_fetch_and_add(&not_judged, 1);
-		return 0;
-	}
-	if (!read || read->offset != offset) {
+	if (!read) {
 		__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
-	if (bytes && iocb->ki_pos != read->end) { /* ended early, or the size of the file has changed */
+	if (!can_judge(read, iocb, already, bytes)) {
 		__sync_fetch_and_add(&not_judged, 1);
 		bpf_map_delete_elem(&reads, &thread);
 		return 0;
 	}
-	u64 pages = bytes ? ((iocb->ki_pos - 1) >> page_shift) - (offset >> page_shift) + 1 : 0;
+	u64 last = (iocb->ki_pos - 1) >> page_shift; /* the page of the last byte that was read */
+	u64 pages = bytes ? last - (read->offset >> page_shift) + 1 : 0;
 	u64 missed = read->added < pages ? read->added : pages;
 	__sync_fetch_and_add(&completed, 1);
 	__sync_fetch_and_add(&total, pages);
 	__sync_fetch_and_add(&hit, pages - missed);
 	__sync_fetch_and_add(&readahead, read->readahead + read->added - missed);
-	bpf_printk("read(inode=%llu dev=%llu:%llu offset=%llu bytes=%llu) = %ld: "
-		   "hit %llu miss %llu readahead %llu",
-		   read->inode, read->dev >> 20, read->dev & 0xfffff, offset, read->bytes, ret,
-		   pages - missed, missed, read->readahead + read->added - missed);
+	bpf_printk("read(inode=%llu dev=%llu:%llu offset=%llu bytes=%llu) = %ld: hit %llu miss %llu readahead %llu",
+		   read->inode, read->dev >> 20, read->dev & 0xfffff, read->offset, read->bytes,
+		   ret, pages - missed, missed, read->readahead + read->added - missed);
 	bpf_map_delete_elem(&reads, &thread);
 	return 0;
 }
