@@ -143,6 +143,9 @@ fn readmes_show_real_output() -> Result<()> {
             wrong.extend(agrees.err().map(|error| format!("{page}: {error:#}")));
         }
     }
+    if is_default_kernel()? && !bless {
+        wrong.extend(bpftrace_page(disk).err().map(|error| format!("docs/bpftrace.md: {error:#}")));
+    }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
 }
@@ -152,13 +155,45 @@ fn bpftrace(readme: &str) -> Result<()> {
     let title = "## The same with bpftrace";
     let Some((_, rest)) = readme.split_once(&format!("\n{title}\n\n")) else { return Ok(()) };
     let section = rest.split("\n## ").next().unwrap_or(rest).trim_end();
-    // The heading and the line below it, too.
-    let lines = 2 + section.lines().count();
-    ensure!(lines <= 14, "{title}: {lines} lines");
-    let block = section.split("```\n").nth(1).context("no block")?;
-    let (program, shown) = block.split_once("}'\n").context("no program ends with }'")?;
+    let said = section.lines().filter(|line| !line.is_empty() && !line.starts_with("```"));
+    ensure!(said.clone().count() <= 9, "{title}: {} lines", said.count());
+    for (program, shown) in bpftrace_programs(section)? {
+        bpftrace_counts(&program, shown)?;
+    }
+    Ok(())
+}
+
+/// What docs/bpftrace.md shows is true, too.
+fn bpftrace_page(disk: &str) -> Result<()> {
+    let page = fs::read_to_string(run::workspace().join("docs/bpftrace.md"))?;
+    let programs = bpftrace_programs(&page)?;
+    ensure!(programs.len() >= 3, "docs/bpftrace.md shows only {} programs", programs.len());
+    let agrees = |(program, shown): &(String, &str)| {
+        without_workload(disk, || bpftrace_counts(program, shown)).with_context(|| program.clone())
+    };
+    programs.iter().try_for_each(agrees)
+}
+
+/// The programs of bpftrace in a text, as the guest runs them, each with the block below it: what it prints.
+/// A reader starts them by `cargo vm run`, or in `cargo vm shell`.
+fn bpftrace_programs(text: &str) -> Result<Vec<(String, &str)>> {
+    let blocks: Vec<&str> = text.split("```").skip(1).step_by(2).collect();
+    let mut programs = Vec::new();
+    for (block, shown) in blocks.iter().zip(blocks.iter().skip(1)) {
+        if !block.contains("bpftrace -c") {
+            continue;
+        }
+        ensure!(block.ends_with("}'\n"), "this block has more than commands: {block}");
+        programs.push((block.trim_start().replace("cargo vm run bpftrace", "bpftrace"), *shown));
+    }
+    ensure!(!programs.is_empty(), "no block has a program of bpftrace, with its output below");
+    Ok(programs)
+}
+
+/// Runs it: it counts what is shown.
+fn bpftrace_counts(program: &str, shown: &str) -> Result<()> {
     shell("sync")?;
-    let ended = Running::bash(&format!("{program}}}'"))?.end_well()?;
+    let ended = Running::bash(program)?.end_well()?;
     // A count stands there as it is; a time, and a row of a histogram, have other figures.
     let is_count = |line: &&str| {
         let is_whole = !line.trim_end().ends_with(['[', ':']);

@@ -227,6 +227,33 @@ fn readmes_have_one_form() {
     assert!(readmes.len() >= 14, "only {} were found", readmes.len());
 }
 
+/// A program of bpftrace can be pasted: its block has the command and nothing else, the next one its output.
+#[test]
+fn bpftrace_can_be_pasted() {
+    let mut said = String::new();
+    let pages = lessons_readmes().into_iter().map(|(stage, text)| (format!("{stage}/README.md"), text));
+    let others = ["tools/slow_io/README.md", "docs/bpftrace.md"];
+    let others = others.map(|page| (page.to_owned(), read(&workspace().join(page))));
+    for (page, text) in pages.chain(others) {
+        let mut blocks = text.split("```").skip(1).step_by(2).peekable();
+        while let Some(block) = blocks.next() {
+            if !block.contains("bpftrace -") {
+                continue;
+            }
+            // By the launcher, which installs it, or in the shell, which says how to.
+            let is_run = block.contains("\ncargo vm run bpftrace ")
+                || block.contains("\nbpftrace ") && text.contains("`cargo vm shell`");
+            if !is_run || !block.ends_with("'\n") || block.contains("\n@") {
+                said += &format!("{page}: not one command, or nowhere to type it:{block}");
+            }
+            if blocks.peek().is_none_or(|shown| !shown.contains('@')) {
+                said += &format!("{page}: no block with the output below:{block}");
+            }
+        }
+    }
+    assert!(said.is_empty(), "{said}");
+}
+
 /// The lines that a diff adds and removes. What every stage has of its own is left out: the first line of
 /// main.rs, which says what the stage is.
 fn changes<'a>(diff: impl Iterator<Item = &'a str>) -> Vec<&'a str> {

@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use workshop::cargo::Cargo;
 use workshop::fail::{USAGE, fail};
+use workshop::say;
 
 use crate::arch::{Accel, Arch};
 use crate::cargo::programs::{self, WorkshopProgram};
@@ -80,6 +81,19 @@ impl Run {
     /// Installs the packages that are missing, saying so first.
     pub fn need_packages(&self, purpose: For) -> Result<()> {
         packages::need(self.arch, &self.source, &self.cache, purpose)
+    }
+
+    /// Installs the packages of the commands that these texts name, where a page has a reader type them.
+    pub fn need_typed(&self, texts: &[String]) -> Result<()> {
+        packages::need_typed(self.arch, &self.cache, texts)
+    }
+
+    /// Says which commands some pages type in a guest's shell that are not here, and what brings them.
+    pub fn say_missing_to_type(&self) -> Result<()> {
+        if let Some(missing) = packages::missing_to_type(self.arch, &self.cache)? {
+            say!("{missing}");
+        }
+        Ok(())
     }
 
     /// The root file system of guests, where they have another architecture than this machine.

@@ -1,6 +1,5 @@
 //! The programs of the workshop, and the learner's attempts at exercises.
 
-use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -95,7 +94,7 @@ pub fn named_in<'p>(
     args: &[OsString],
 ) -> Vec<&'p WorkshopProgram> {
     let mut named: Vec<&WorkshopProgram> = Vec::new();
-    for text in args.iter().map(|arg| arg.to_string_lossy()).chain(script(args).map(Cow::Owned)) {
+    for text in texts(args) {
         let in_a_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
         for word in text.split(|c| !in_a_name(c)) {
             let program = programs.iter().find(|program| program.is_called(word));
@@ -103,6 +102,12 @@ pub fn named_in<'p>(
         }
     }
     named
+}
+
+/// What a command consists of: its words, and the text of the script that it runs.
+pub fn texts(args: &[OsString]) -> Vec<String> {
+    let words = args.iter().map(|arg| arg.to_string_lossy().into_owned());
+    words.chain(script(args)).collect()
 }
 
 /// The script that a command runs: a shell's first argument, or the command itself.

@@ -11,7 +11,7 @@ use workshop::fail::{USAGE, fail};
 use workshop::judging::Judging;
 use workshop::say;
 
-use crate::cargo::programs::{self, named_in};
+use crate::cargo::programs::{self, named_in, texts};
 use crate::cargo::{build_all, build_guest_tests, is_built};
 use crate::commands::launch::{self, GuestProgram};
 use crate::commands::test::DISKS;
@@ -83,6 +83,9 @@ pub fn main(run: &Run, options: &Options) -> Result<i32> {
 /// Runs a command of the guest, beside which the workload runs only where that is asked for.
 fn other(run: &Run, options: &Options, named: &[&programs::WorkshopProgram]) -> Result<i32> {
     run.need_packages(For::Run)?;
+    if options.guest.rootfs.is_none() {
+        run.need_typed(&texts(&options.program))?;
+    }
     let guest = options.guest(run)?;
     // Or the guest would run what was built before the last edit.
     for program in named {

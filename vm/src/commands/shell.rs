@@ -37,6 +37,9 @@ pub fn is_running(run: &Run, kernel: Option<&str>) -> Result<bool> {
 /// Boots a guest that others can join, and runs a program there. Returns its status.
 pub fn begin(run: &Run, options: &GuestOptions, program: &GuestProgram) -> Result<i32> {
     run.need_packages(For::Run)?;
+    if options.rootfs.is_none() {
+        run.say_missing_to_type()?;
+    }
     let guest = Guest { joined_by: Some(rundir::SHELL.to_owned()), ..run.guest(options)? };
     Ok(launch::run(run, &guest, program)?.status)
 }

@@ -72,6 +72,9 @@ struct Package {
     /// Whether it is needed only for a guest of another architecture than this machine.
     #[serde(default)]
     cross: bool,
+    /// Its commands that pages have a reader type in the guest.
+    #[serde(default)]
+    typed: Vec<String>,
     /// Whether apt must not install it, because that would start a service on this machine.
     #[serde(default)]
     unpack: bool,
@@ -191,6 +194,39 @@ fn needed(arch: Arch, fetches: bool, purpose: For) -> Result<Vec<Package>> {
     Ok(packages)
 }
 
+/// Those whose commands a reader types: in these texts, or in any.
+fn typed(arch: Arch, texts: Option<&[String]>) -> Result<Vec<Package>> {
+    let mut packages = all()?;
+    // A guest of another architecture has a root of its own.
+    packages.retain(|package| !arch.is_foreign() && !package.typed.is_empty());
+    if let Some(texts) = texts {
+        let in_a_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
+        let words: Vec<&str> = texts.iter().flat_map(|it| it.split(|c| !in_a_name(c))).collect();
+        packages.retain(|package| package.typed.iter().any(|it| words.contains(&it.as_str())));
+    }
+    Ok(packages)
+}
+
+/// What to do about commands that some pages type in the guest, and that are not here: one line.
+pub fn missing_to_type(arch: Arch, cache: &Cache) -> Result<Option<String>> {
+    let mut packages = typed(arch, None)?;
+    packages.retain(|package| !package.is_here(arch, cache));
+    let commands: Vec<&str> =
+        packages.iter().flat_map(|package| &package.typed).map(String::as_str).collect();
+    Ok((!packages.is_empty()).then(|| {
+        let (commands, names) = (commands.join(", "), names(&packages).join(" "));
+        let manager = MANAGERS.iter().find(|(tool, _)| find_tool(tool).is_some());
+        let install = match manager {
+            _ if find_tool("apt-get").is_some() => "apt-get install --no-install-recommends",
+            Some((_, install)) => install,
+            None => "the package manager here, with",
+        };
+        format!(
+            "not installed here, and some pages type it in this shell: {commands}; outside of the guest,              sudo {install} {names} brings it, for the next shell"
+        )
+    }))
+}
+
 /// The Debian names of what this purpose needs, here or not.
 #[cfg(test)]
 pub fn named_for(arch: Arch, purpose: For) -> Result<Vec<String>> {
@@ -212,6 +248,15 @@ fn named_by(manager: Option<usize>, packages: &[Package]) -> Vec<String> {
     packages.iter().map(name).collect()
 }
 
+/// Installs what is missing for a command with these texts, see [`need`].
+pub fn need_typed(arch: Arch, cache: &Cache, texts: &[String]) -> Result<()> {
+    bring(cache, || {
+        let mut packages = typed(arch, Some(texts))?;
+        packages.retain(|package| !package.is_here(arch, cache));
+        Ok(packages)
+    })
+}
+
 /// Installs what is missing, or unpacks it into the cache, saying so first: nothing where VM_SKIP_PACKAGES says
 /// that all is here.
 pub fn need(arch: Arch, source: &Source, cache: &Cache, purpose: For) -> Result<()> {
@@ -228,7 +273,13 @@ pub fn need(arch: Arch, source: &Source, cache: &Cache, purpose: For) -> Result<
         }
         say!("{advice}");
     }
-    let missing = missing_packages(arch, source, cache, purpose)?;
+    bring(cache, || missing_packages(arch, source, cache, purpose))
+}
+
+/// Installs the packages that are found missing, which they are not afterwards.
+fn bring(cache: &Cache, look: impl Fn() -> Result<Vec<Package>>) -> Result<()> {
+    let skips = std::env::var_os(SKIP).is_some_and(|value| !value.is_empty());
+    let missing = if skips { Vec::new() } else { look()? };
     if missing.is_empty() {
         return Ok(());
     }
@@ -251,7 +302,7 @@ pub fn need(arch: Arch, source: &Source, cache: &Cache, purpose: For) -> Result<
         apt::install(&named_by(None, &to_install).join(" "))?;
     }
     to_unpack.iter().try_for_each(|package| package.unpack(cache))?;
-    match self::missing(arch, source, cache, purpose)?.as_slice() {
+    match self::names(&look()?).as_slice() {
         [] => Ok(()),
         still => bail!("installed, but still not found: {}. {SKIP_ADVICE}", still.join(" ")),
     }
@@ -351,6 +402,22 @@ mod tests {
         // A damaged one is none.
         fs::write(bin.join("prometheus"), "pro").unwrap();
         assert!(!prometheus.is_unpacked(&cache) && unpacked(&cache).unwrap().is_empty());
+    }
+
+    /// A command line brings what it names, also in a script; a word that only contains a name brings nothing.
+    #[test]
+    fn a_command_brings_what_it_names() {
+        let brings = |texts: &[&str]| {
+            let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();
+            named_by(None, &typed(Arch::of_guest(None).unwrap(), Some(&texts)).unwrap())
+        };
+        assert_eq!(brings(&["bpftrace", "-e", "kprobe:f { @ = count(); }"]), ["bpftrace"]);
+        assert_eq!(
+            brings(&["bash", "-c", "umount /mnt/data\ndmsetup create x; fio --name=t"]),
+            ["fio", "dmsetup"]
+        );
+        assert_eq!(brings(&["timeout", "-s", "INT", "20", "top", "-b"]), ["procps"]);
+        assert_eq!(brings(&["grep", "-v", "fiord my_dmsetup stop"]), [""; 0]);
     }
 
     #[test]
