@@ -123,7 +123,7 @@ fn stage12_counts_every_call() -> Result<()> {
 fn stage12_counts_the_run_only() -> Result<()> {
     ends_in_time()?;
     let disk = NullBlk::timer("busy", 1, "")?;
-    let forever = format!("while {}; do :; done", reads(&disk, 1000));
+    let forever = format!("while {}; do :; done", reads(&disk.name, 1000));
     let reading = Running::bash(&forever)?;
     let output = stage("stage12", &["--duration", "3s"])?.stdout;
     drop(reading);

@@ -90,7 +90,7 @@ impl Run {
 
     /// Says which commands some pages type in a guest's shell that are not here, and what brings them.
     pub fn say_missing_to_type(&self) -> Result<()> {
-        if let Some(missing) = packages::missing_to_type(self.arch, &self.cache)? {
+        if let Some(missing) = packages::missing_to_type(self.arch)? {
             say!("{missing}");
         }
         Ok(())

@@ -194,6 +194,13 @@ fn needed(arch: Arch, fetches: bool, purpose: For) -> Result<Vec<Package>> {
     Ok(packages)
 }
 
+/// Those whose commands a reader types, in these texts or in any, and that are not here.
+fn missing_typed(arch: Arch, texts: Option<&[String]>) -> Result<Vec<Package>> {
+    let mut packages = typed(arch, texts)?;
+    packages.retain(|it| it.typed.iter().any(|command| find_tool(command).is_none()));
+    Ok(packages)
+}
+
 /// Those whose commands a reader types: in these texts, or in any.
 fn typed(arch: Arch, texts: Option<&[String]>) -> Result<Vec<Package>> {
     let mut packages = all()?;
@@ -208,9 +215,8 @@ fn typed(arch: Arch, texts: Option<&[String]>) -> Result<Vec<Package>> {
 }
 
 /// What to do about commands that some pages type in the guest, and that are not here: one line.
-pub fn missing_to_type(arch: Arch, cache: &Cache) -> Result<Option<String>> {
-    let mut packages = typed(arch, None)?;
-    packages.retain(|package| !package.is_here(arch, cache));
+pub fn missing_to_type(arch: Arch) -> Result<Option<String>> {
+    let packages = missing_typed(arch, None)?;
     let commands: Vec<&str> =
         packages.iter().flat_map(|package| &package.typed).map(String::as_str).collect();
     Ok((!packages.is_empty()).then(|| {
@@ -250,11 +256,7 @@ fn named_by(manager: Option<usize>, packages: &[Package]) -> Vec<String> {
 
 /// Installs what is missing for a command with these texts, see [`need`].
 pub fn need_typed(arch: Arch, cache: &Cache, texts: &[String]) -> Result<()> {
-    bring(cache, || {
-        let mut packages = typed(arch, Some(texts))?;
-        packages.retain(|package| !package.is_here(arch, cache));
-        Ok(packages)
-    })
+    bring(cache, || missing_typed(arch, Some(texts)))
 }
 
 /// Installs what is missing, or unpacks it into the cache, saying so first: nothing where VM_SKIP_PACKAGES says
