@@ -241,7 +241,7 @@ fn bpftrace_can_be_pasted() {
                 continue;
             }
             // By the launcher, which installs it, or in the shell, which says how to.
-            let is_run = block.contains("\ncargo vm run bpftrace ")
+            let is_run = block.contains("\ncargo vm run") && block.contains(" bpftrace ")
                 || block.contains("\nbpftrace ") && text.contains("`cargo vm shell`");
             if !is_run || !block.ends_with("'\n") || block.contains("\n@") {
                 said += &format!("{page}: not one command, or nowhere to type it:{block}");
