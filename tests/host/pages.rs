@@ -113,7 +113,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("kmod", "lsmod modprobe rmmod"),
     ("llvm", "llvm-objdump"),
     ("mount", "losetup mount umount"),
-    ("procps", "pgrep pkill top"),
+    ("procps", "top"),
     ("rust", "cargo"),
     ("sed", "sed"),
     ("tar", "tar"),
@@ -185,7 +185,7 @@ fn is_before(word: &str) -> bool {
 fn started(words: &[String], in_guest: bool, found: &mut Vec<(String, bool)>) {
     let skipped = words.iter().position(|word| !is_before(word));
     let Some(words) = skipped.map(|skipped| &words[skipped..]) else { return };
-    // After `$(...)`, the words of a command go on with its options.
+    // After `$(...)`, the words of a command continue with its options.
     if ["for", "case"].contains(&words[0].as_str()) || words[0].starts_with('-') {
         return;
     }
