@@ -92,6 +92,53 @@ fn name_of_item(item: &str) -> &str {
     item[..end.unwrap_or(item.len())].trim_end_matches(':')
 }
 
+/// Whether a stage is one of `00, 03 to 11, 13`, as a table of the glossary has them.
+fn is_listed(stages: &str, stage: u32) -> bool {
+    stages.split(", ").any(|item| {
+        let (first, last) = item.split_once(" to ").unwrap_or((item, item));
+        let [first, last] = [first, last].map(|it| it.trim().parse::<u32>());
+        first.is_ok_and(|first| first <= stage) && last.is_ok_and(|last| stage <= last)
+    })
+}
+
+/// The glossary says which stages use a kind of hook or map.
+#[test]
+fn the_glossary_knows_who_uses_what() {
+    // A row, and what stands in the C of a stage that uses it. 12's kprobe program is that of kprobe.multi, too.
+    let rows = [
+        ("kprobe", "SEC(\"kprobe"),
+        ("fentry", "SEC(\"fentry/"),
+        ("fexit", "SEC(\"fexit/"),
+        ("kprobe.session", "SEC(\"kprobe.session"),
+        ("tracepoint (`tp`)", "SEC(\"tp/"),
+        ("`tp_btf`", "SEC(\"tp_btf/"),
+        ("hash", "BPF_MAP_TYPE_HASH"),
+        ("per-CPU hash", "BPF_MAP_TYPE_PERCPU_HASH"),
+        ("LRU hash", "BPF_MAP_TYPE_LRU_HASH"),
+        ("per-CPU array", "BPF_MAP_TYPE_PERCPU_ARRAY"),
+        ("stack trace", "BPF_MAP_TYPE_STACK_TRACE"),
+        ("ring buffer", "BPF_MAP_TYPE_RINGBUF"),
+    ];
+    let (page, mut said) = (read("docs/glossary.md"), String::new());
+    let mut stages = directories(".");
+    stages.retain(|stage| stage.starts_with("./stage"));
+    for (title, sign) in rows {
+        let row = page.lines().find(|line| line.starts_with(&format!("| {title} | ")));
+        let row = row.unwrap_or_else(|| panic!("docs/glossary.md has no row {title}"));
+        let used_in = row.trim_end_matches(" |").rsplit(" | ").next().unwrap_or_default();
+        for stage in &stages {
+            let number = stage["./stage".len()..][..2].parse().unwrap();
+            let uses = read(&format!("{stage}/src/trace.bpf.c")).contains(sign);
+            if uses != is_listed(used_in, number) {
+                let not = if uses { "" } else { "not " };
+                said += &format!("{title}: {used_in}: stage {number:02} does {not}use it\n");
+            }
+        }
+    }
+    assert!(said.is_empty(), "docs/glossary.md:\n{said}");
+    assert!(is_listed("00, 03 to 11, `slow_io`", 11) && !is_listed("00, 03 to 11, `slow_io`", 12));
+}
+
 /// The commands that pages type, by Debian's name of the package that has them. Those of other packages than
 /// [`EVERYWHERE`] stand in vm/packages.toml, with what brings them.
 const COMMANDS: &[(&str, &str)] = &[
