@@ -231,7 +231,8 @@ fn readmes_have_one_form() {
 #[test]
 fn bpftrace_can_be_pasted() {
     let mut said = String::new();
-    let pages = lessons_readmes().into_iter().map(|(stage, text)| (format!("{stage}/README.md"), text));
+    let pages =
+        lessons_readmes().into_iter().map(|(stage, text)| (format!("{stage}/README.md"), text));
     let others = ["tools/slow_io/README.md", "docs/bpftrace.md"];
     let others = others.map(|page| (page.to_owned(), read(&workspace().join(page))));
     for (page, text) in pages.chain(others) {
@@ -399,7 +400,8 @@ fn with_minutes(page: &str, measured: &BTreeMap<String, [u32; 2]>) -> String {
             let said = hour.parse::<u32>().unwrap() * 60 + minute.parse::<u32>().unwrap();
             let begins = clock.unwrap_or(said);
             cells[1] = format!("{:02}:{:02}", begins / 60, begins % 60);
-            if let Some([_, with]) = cells[3].strip_prefix("stage ").and_then(|it| measured.get(it)) {
+            if let Some([_, with]) = cells[3].strip_prefix("stage ").and_then(|it| measured.get(it))
+            {
                 cells[2] = with.to_string();
             }
             clock = cells[2].parse::<u32>().ok().map(|minutes| begins + minutes);
@@ -418,8 +420,10 @@ fn with_minutes(page: &str, measured: &BTreeMap<String, [u32; 2]>) -> String {
 /// it there: `BLESS=1 cargo test -p guest_tests --test lessons minutes`.
 #[test]
 fn minutes_are_those_of_the_words() {
-    let measured: BTreeMap<String, [u32; 2]> =
-        lessons_readmes().iter().map(|(stage, text)| (stage[5..7].to_owned(), measured(text))).collect();
+    let measured: BTreeMap<String, [u32; 2]> = lessons_readmes()
+        .iter()
+        .map(|(stage, text)| (stage[5..7].to_owned(), measured(text)))
+        .collect();
     let bless = std::env::var_os("BLESS").is_some_and(|bless| bless == "1");
     let mut said = String::new();
     for name in ["README.md", "docs/class.md"] {

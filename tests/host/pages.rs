@@ -146,8 +146,11 @@ const COMMANDS: &[(&str, &str)] = &[
     ("bpftool", "bpftool"),
     ("bpftrace", "bpftrace"),
     ("clang", "clang"),
-    ("coreutils", "cat cp cut date dd echo env head ls mkdir mv nproc rm seq sha256sum sleep sort \
-                   stat sync tail taskset tee timeout touch tr true uniq wc"),
+    (
+        "coreutils",
+        "cat cp cut date dd echo env head ls mkdir mv nproc rm seq sha256sum sleep sort \
+                   stat sync tail taskset tee timeout touch tr true uniq wc",
+    ),
     ("curl", "curl"),
     ("diffutils", "cmp diff"),
     ("dmsetup", "dmsetup"),
@@ -169,7 +172,16 @@ const COMMANDS: &[(&str, &str)] = &[
 
 /// What every Debian has (essential, or part of a base system), and what there is no clone without.
 const EVERYWHERE: &[&str] = &[
-    "bash", "coreutils", "diffutils", "findutils", "git", "grep", "mount", "rust", "sed", "tar",
+    "bash",
+    "coreutils",
+    "diffutils",
+    "findutils",
+    "git",
+    "grep",
+    "mount",
+    "rust",
+    "sed",
+    "tar",
     "util-linux",
 ];
 
@@ -197,9 +209,7 @@ fn commands(script: &str) -> Vec<Words> {
                 let text: String = chars.by_ref().take_while(|&next| next != c).collect();
                 word.get_or_insert_default().push_str(&text);
             }
-            '#' if word.is_none() => {
-                while chars.next_if(|&c| c != '\n').is_some() {}
-            }
+            '#' if word.is_none() => while chars.next_if(|&c| c != '\n').is_some() {},
             // `2>&1`, `>/dev/null`: to the end of the word, nothing of a command.
             '&' if word.as_deref().is_some_and(|word| word.ends_with(['>', '<'])) => {
                 word.get_or_insert_default().push('&');
@@ -223,7 +233,8 @@ fn commands(script: &str) -> Vec<Words> {
 fn is_before(word: &str) -> bool {
     let is_name = |text: &str| text.chars().all(|c| c.is_alphanumeric() || c == '_');
     let assigns = word.split_once('=').is_some_and(|(name, _)| is_name(name));
-    let keywords = ["!", "do", "done", "else", "fi", "if", "then", "time", "until", "while", "{", "}"];
+    let keywords =
+        ["!", "do", "done", "else", "fi", "if", "then", "time", "until", "while", "{", "}"];
     assigns || keywords.contains(&word) || word.contains(['<', '>']) || word == "$"
 }
 
@@ -242,12 +253,15 @@ fn started(words: &[String], in_guest: bool, found: &mut Vec<(String, bool)>) {
     let after_options = |mut rest: &[String]| -> usize {
         let all = rest.len();
         while let Some(word) = rest.first().filter(|word| word.starts_with('-')) {
-            rest = &rest[1 + usize::from(with_values.contains(&word.as_str())).min(rest.len() - 1)..];
+            rest =
+                &rest[1 + usize::from(with_values.contains(&word.as_str())).min(rest.len() - 1)..];
         }
         all - rest.len()
     };
     let next = match words[0].as_str() {
-        "cargo" if words.len() > 3 && words[1..3] == ["vm", "run"] => 3 + after_options(&words[3..]),
+        "cargo" if words.len() > 3 && words[1..3] == ["vm", "run"] => {
+            3 + after_options(&words[3..])
+        }
         "sudo" | "exec" | "env" | "unshare" | "nohup" => 1 + after_options(&words[1..]),
         "timeout" => 2 + after_options(&words[1..]),
         "bash" | "sh" => {
@@ -290,14 +304,16 @@ fn is_typed(block: &str, known: impl Fn(&str) -> bool) -> bool {
 
 /// The pages, relative to the workspace.
 fn pages() -> Vec<String> {
-    let mut pages: Vec<String> = ["README.md", "CONTRIBUTING.md", "vm/README.md"].map(str::to_owned).into();
+    let mut pages: Vec<String> =
+        ["README.md", "CONTRIBUTING.md", "vm/README.md"].map(str::to_owned).into();
     for place in ["docs", "appendix", "tools"] {
         let entries = workspace().join(place).read_dir().unwrap().map(Result::unwrap);
         let names = entries.map(|entry| format!("{place}/{}", entry.file_name().display()));
         pages.extend(names.filter(|name| name.ends_with(".md")));
     }
     let readmes = [".", "appendix", "tools"].into_iter().flat_map(directories);
-    let readmes = readmes.map(|directory| format!("{}/README.md", directory.trim_start_matches("./")));
+    let readmes =
+        readmes.map(|directory| format!("{}/README.md", directory.trim_start_matches("./")));
     let is_page = |page: &String| {
         let place = page.split('/').next().unwrap_or_default();
         let is_one = place.starts_with("stage") || ["appendix", "tools"].contains(&place);
@@ -331,7 +347,9 @@ fn packages() -> BTreeMap<String, Brought> {
 fn not_there(command: &str, page: &str, packages: &BTreeMap<String, Brought>) -> Option<String> {
     let has = |(_, commands): &&(&str, &str)| commands.split(' ').any(|it| it == command);
     let Some((package, _)) = COMMANDS.iter().find(has) else {
-        return Some("of no package that is known here: see COMMANDS in tests/host/pages.rs".into());
+        return Some(
+            "of no package that is known here: see COMMANDS in tests/host/pages.rs".into(),
+        );
     };
     if EVERYWHERE.contains(package) || page.contains(&format!("package `{package}`")) {
         return None;
@@ -401,9 +419,14 @@ fn commands_are_found_as_the_shell_finds_them() {
     let run = "cargo vm run --idle --disk virtio bash -c '\n  umount /mnt/data; modprobe -a dm_crypt\n  \
                stage11 >/tmp/out 2>&1 & until grep -q x /f; do sleep 1; done\n  kill $!; wait'";
     assert_eq!(found(run), "cargo bash* umount* modprobe* stage11* grep* sleep* kill* wait*");
-    assert_eq!(found("sudo timeout -s INT 20 bpftrace -e 'a { b; c }' # d"), "sudo timeout bpftrace");
+    assert_eq!(
+        found("sudo timeout -s INT 20 bpftrace -e 'a { b; c }' # d"),
+        "sudo timeout bpftrace"
+    );
     assert_eq!(found("for i in 1 2; do X=1 fio --a=b \\\n  --c >/dev/null & done"), "fio");
     let packages = packages();
-    assert!(not_there("stress-ng", "", &packages).is_some() && not_there("dd", "", &packages).is_none());
+    assert!(
+        not_there("stress-ng", "", &packages).is_some() && not_there("dd", "", &packages).is_none()
+    );
     assert!(is_typed("stress-ng --cpu 4", |_| false) && !is_typed("the answer: 4 - 2", |_| false));
 }

@@ -216,21 +216,27 @@ fn typed(arch: Arch, texts: Option<&[String]>) -> Result<Vec<Package>> {
 
 /// What to do about commands that some pages type in the guest, and that are not here: one line.
 pub fn missing_to_type(arch: Arch) -> Result<Option<String>> {
-    let packages = missing_typed(arch, None)?;
+    Ok(not_here(&missing_typed(arch, None)?))
+}
+
+/// How to bring the commands of these packages.
+fn not_here(packages: &[Package]) -> Option<String> {
     let commands: Vec<&str> =
-        packages.iter().flat_map(|package| &package.typed).map(String::as_str).collect();
-    Ok((!packages.is_empty()).then(|| {
-        let (commands, names) = (commands.join(", "), names(&packages).join(" "));
-        let manager = MANAGERS.iter().find(|(tool, _)| find_tool(tool).is_some());
-        let install = match manager {
-            _ if find_tool("apt-get").is_some() => "apt-get install --no-install-recommends",
-            Some((_, install)) => install,
-            None => "the package manager here, with",
-        };
+        packages.iter().flat_map(|it| &it.typed).map(String::as_str).collect();
+    let manager = MANAGERS.iter().find(|(tool, _)| find_tool(tool).is_some());
+    let install = match manager {
+        _ if find_tool("apt-get").is_some() => "apt-get install --no-install-recommends",
+        Some((_, install)) => install,
+        None => "<the package manager>",
+    };
+    (!packages.is_empty()).then(|| {
         format!(
-            "not installed here, and some pages type it in this shell: {commands}; outside of the guest,              sudo {install} {names} brings it, for the next shell"
+            "not installed here, and typed on some pages: {}. Outside of the guest, this brings it, for the \
+             next shell: sudo {install} {}",
+            commands.join(", "),
+            names(packages).join(" ")
         )
-    }))
+    })
 }
 
 /// The Debian names of what this purpose needs, here or not.
@@ -420,6 +426,16 @@ mod tests {
         );
         assert_eq!(brings(&["timeout", "-s", "INT", "20", "top", "-b"]), ["procps"]);
         assert_eq!(brings(&["grep", "-v", "fiord my_dmsetup stop"]), [""; 0]);
+    }
+
+    #[test]
+    fn a_shell_says_what_brings_the_commands_of_the_pages() {
+        let all = typed(Arch::of_guest(None).unwrap(), None).unwrap();
+        let said = not_here(&all).unwrap();
+        for word in ["bpftrace", "fio", "dmsetup", "top", "install"] {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+        assert_eq!(not_here(&[]), None);
     }
 
     #[test]
