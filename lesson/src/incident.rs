@@ -11,7 +11,7 @@ use incidents::{
 use vm::{
     cargo::build_all,
     commands::{launch::GuestProgram, shell, test::DISKS},
-    run::{GuestOptions, Run},
+    run::{For, GuestOptions, Run},
 };
 use workshop::{
     cargo::executable,
@@ -79,6 +79,8 @@ pub fn begin(lesson: &mut Lesson, options: &IncidentOptions) -> Result<ExitCode>
     if shell::is_running(run, None)? {
         return Err(fail(USAGE, "another guest runs: leave its shell first (`exit`)"));
     }
+    // The machine is made with dmsetup, and looked at with top.
+    run.need_packages(For::Judge)?;
     let seed = options.seed.unwrap_or_else(|| now() % 100_000);
     let made = RunningIncident { seed, level: options.level, answers: 0, solved: false };
     build_all(run.guests()?)?;
