@@ -28,6 +28,9 @@ pub struct Exercise {
     /// before it.
     #[serde(default)]
     pub after: Vec<String>,
+    /// Whether it is offered before the others beside the stages: what it builds is needed most often.
+    #[serde(default)]
+    pub first: bool,
     /// The kernel line that its judges need, where it is not the default one.
     pub kernel: Option<String>,
     /// What to do, one after the other.
@@ -75,7 +78,10 @@ impl Exercise {
                 exercises.push(Exercise::read(&path)?);
             }
         }
-        exercises.sort_by_key(|exercise| (exercise.is_own(), exercise.id.clone()));
+        exercises.sort_by_key(|exercise| {
+            let beside = !exercise.has_number();
+            (exercise.is_own(), beside, !exercise.first, exercise.id.clone())
+        });
         Ok(exercises)
     }
 
@@ -148,7 +154,7 @@ mod tests {
         let workspace = workspace();
         let exercises = Exercise::all(&workspace).unwrap();
         let ids: Vec<&str> = exercises.iter().map(|exercise| exercise.id.as_str()).collect();
-        let all = "01 02 03 04 05 06 07 08 09 10 11 12 13 14 bytes disk histogram inode io_uring queue \
+        let all = "01 02 03 04 05 06 07 08 09 10 11 12 13 14 histogram bytes disk inode io_uring queue \
                    returns without retransmit runqueue";
         assert_eq!(ids.join(" "), all);
         for exercise in exercises {

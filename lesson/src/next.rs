@@ -121,8 +121,14 @@ mod tests {
                 "Beside",
             ),
             ("03", &["01", "02"], "start 04", "Beside"),
-            ("05", &begun, "Beside the stages: `cargo lesson start bytes`, ", "io_uring"),
-            ("05", &begun, "start histogram", "io_uring"),
+            // The commonest pattern comes first.
+            (
+                "05",
+                &begun,
+                "Beside the stages: `cargo lesson start histogram`, a histogram for each disk.\n\
+                 Beside the stages: `cargo lesson start bytes`, ",
+                "io_uring",
+            ),
             ("07", &["06"], "Beside the stages: `cargo lesson start queue`, ", "start 09"),
             (
                 "12",

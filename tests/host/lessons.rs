@@ -48,6 +48,7 @@ const LESSONS: &[Lesson] = &[
 /// What a learner has before a stage that starts afresh, where its README shows what is added to that.
 const STARTS: &[(&str, &str)] = &[
     ("stage03_latency_map", "lesson/exercises/03_latency_map/start"),
+    ("stage04_max_latency", "lesson/exercises/04_max_latency/start"),
     ("stage07_rq_latency", "lesson/exercises/07_rq_latency/start"),
     ("stage08_pagecache", "lesson/exercises/08_pagecache/start"),
     ("stage12_functions", "lesson/exercises/12_functions/start"),
@@ -301,6 +302,40 @@ fn readmes_show_every_line_that_changed() {
             "{stage}/README.md does not show:\n{}\nand shows what does not change:\n{}",
             missing.join("\n"),
             invented.join("\n")
+        );
+    }
+}
+
+/// The stages whose README ends its answer with the whole of `src/trace.bpf.c`: where a chain of differences has
+/// become a program that a learner wants to see in one piece.
+const WHOLE: &[&str] = &["stage04_max_latency", "stage06_stacktrace"];
+
+/// A whole program in a README is the stage's, line by line, and folded. With `BLESS=1` in the environment, it is
+/// written there.
+#[test]
+fn readmes_show_whole_programs() {
+    const BEGINS: &str =
+        "<details>\n<summary>All of <code>src/trace.bpf.c</code></summary>\n\n```c\n";
+    const ENDS: &str = "```\n\n</details>\n\n## Break it\n";
+    let bless = std::env::var_os("BLESS").is_some_and(|bless| bless == "1");
+    for (stage, text) in lessons_readmes() {
+        let source = read(&workspace().join(&stage).join("src/trace.bpf.c"));
+        let place = text.split_once(BEGINS);
+        let place = place.and_then(|(before, rest)| Some((before, rest.split_once(ENDS)?)));
+        let is_to_have_one = WHOLE.contains(&&*stage);
+        assert_eq!(place.is_some(), is_to_have_one, "{stage}/README.md: all of trace.bpf.c?");
+        let Some((before, (shown, after))) = place else { continue };
+        if bless {
+            let text = [before, BEGINS, &source, ENDS, after].concat();
+            fs::write(workspace().join(&stage).join("README.md"), text).unwrap();
+            continue;
+        }
+        let differs = || shown.lines().zip(source.lines()).find(|(shown, line)| shown != line);
+        assert!(
+            shown == source,
+            "{stage}/README.md shows another trace.bpf.c than the stage has: {:?}; \
+             BLESS=1 cargo test -p guest_tests --test lessons writes it",
+            differs()
         );
     }
 }

@@ -21,6 +21,9 @@ pub struct Exercise {
     #[serde(default)]
     pub id: String,
     pub title: String,
+    /// Whether it comes before the others beside the stages.
+    #[serde(default)]
+    first: bool,
     /// The directory that an attempt starts from.
     pub start: PathBuf,
     /// The directory with the answer.
@@ -65,7 +68,7 @@ impl Exercise {
             exercise.place = place.to_owned();
             exercises.push(exercise);
         }
-        exercises.sort_by(|one, other| one.place.cmp(&other.place));
+        exercises.sort_by(|one, other| (!one.first, &one.place).cmp(&(!other.first, &other.place)));
         Ok(exercises)
     }
 
@@ -123,26 +126,86 @@ fn plain(text: &str) -> String {
     format!("<pre class=\"plain\">{}</pre>\n", escape(text.trim_matches('\n')))
 }
 
-/// Lines that wrap, as paragraphs; those that are indented keep their form.
-fn prose(text: &str) -> String {
-    let mut html = String::new();
-    let is_indented = |line: &str| line.starts_with([' ', '\t']);
-    let lines: Vec<&str> = text.trim_matches('\n').lines().collect();
-    for group in lines.chunk_by(|one, next| is_indented(one) == is_indented(next)) {
-        html += &if is_indented(group[0]) {
-            plain(&group.join("\n"))
-        } else {
-            let parts = escape(&group.join(" "));
-            let mut parts = parts.split('`');
-            let mut line = parts.next().unwrap_or_default().to_owned();
-            for (number, part) in parts.enumerate() {
-                line += if number % 2 == 0 { "<code>" } else { "</code>" };
-                line += part;
-            }
-            format!("<p>{line}</p>\n")
-        };
+/// What lines of a text are.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Paragraph,
+    /// Lines that keep their form.
+    Plain,
+    /// `- one`, or `1. one`: an item continues in indented lines.
+    List(&'static str),
+}
+
+/// What kind of text a line begins, where it continues none, and the line without its mark.
+fn begins(line: &str) -> (Kind, &str) {
+    let digits = line.trim_start_matches(|c: char| c.is_ascii_digit());
+    if let Some(item) = line.strip_prefix("- ") {
+        (Kind::List("ul"), item)
+    } else if let Some(item) = digits.strip_prefix(". ").filter(|_| digits.len() < line.len()) {
+        (Kind::List("ol"), item)
+    } else if line.starts_with([' ', '\t']) {
+        (Kind::Plain, line)
+    } else {
+        (Kind::Paragraph, line)
     }
-    html
+}
+
+/// Whether a line of a kind is part of the one before, which belongs to an open block.
+fn continues(open: Kind, kind: Kind) -> bool {
+    match open {
+        Kind::List(_) => kind == Kind::Plain,
+        Kind::Paragraph => kind == Kind::Paragraph,
+        Kind::Plain => false,
+    }
+}
+
+/// Lines that wrap, as paragraphs and lists; those that are indented below a paragraph keep their form.
+fn prose(text: &str) -> String {
+    let mut blocks: Vec<(Kind, Vec<String>)> = Vec::new();
+    let mut is_new = true;
+    for line in text.trim_matches('\n').lines() {
+        if line.is_empty() {
+            is_new = true;
+            continue;
+        }
+        let (kind, text) = begins(line);
+        match blocks.last_mut().filter(|_| !is_new) {
+            // It continues the line before.
+            Some((open, lines)) if continues(*open, kind) => {
+                if let Some(last) = lines.last_mut() {
+                    *last += " ";
+                    *last += text.trim_start();
+                }
+            }
+            Some((open, lines)) if *open == kind => lines.push(text.to_owned()),
+            _ => blocks.push((kind, vec![text.to_owned()])),
+        }
+        is_new = false;
+    }
+    blocks.into_iter().map(|(kind, lines)| block(kind, &lines)).collect()
+}
+
+fn block(kind: Kind, lines: &[String]) -> String {
+    match kind {
+        Kind::Plain => plain(&lines.join("\n")),
+        Kind::Paragraph => format!("<p>{}</p>\n", inline(&lines.join(" "))),
+        Kind::List(tag) => {
+            let items = lines.iter().map(|item| format!("<li>{}</li>\n", inline(item)));
+            format!("<{tag}>\n{}</{tag}>\n", items.collect::<String>())
+        }
+    }
+}
+
+/// The text of a line: what stands between backticks is code.
+fn inline(text: &str) -> String {
+    let parts = escape(text);
+    let mut parts = parts.split('`');
+    let mut line = parts.next().unwrap_or_default().to_owned();
+    for (number, part) in parts.enumerate() {
+        line += if number % 2 == 0 { "<code>" } else { "</code>" };
+        line += part;
+    }
+    line
 }
 
 /// What to read, with links.
@@ -157,4 +220,19 @@ fn linked(text: &str) -> String {
 /// Something that is shown when the reader asks for it.
 pub fn folded(summary: &str, text: &str) -> String {
     format!("<details class=\"fold\"><summary>{summary}</summary>\n\n{text}\n\n</details>\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_lists_and_code_keeps_its_form() {
+        let text = "Two\nlines, `a<b`:\n- one\n  continues\n- two\nMore:\n  x = 1;\n    y\n\n1. first\n2. second\n";
+        let expected = "<p>Two lines, <code>a&lt;b</code>:</p>\n<ul>\n<li>one continues</li>\n<li>two</li>\n</ul>\n\
+                        <p>More:</p>\n<pre class=\"plain\">  x = 1;\n    y</pre>\n\
+                        <ol>\n<li>first</li>\n<li>second</li>\n</ol>\n";
+        assert_eq!(prose(text), expected);
+        assert_eq!(prose("a\n\nb\n16,384 - c"), "<p>a</p>\n<p>b 16,384 - c</p>\n");
+    }
 }
