@@ -150,8 +150,9 @@ impl<'a> VerifierRefusal<'a> {
             None => format!("the verifier rejects {}(): {}", self.program, self.reason),
         };
         if let Some((code, _)) = self.code.first() {
-            match self.place(package) {
-                Some(place) => text += &format!("\n  {place}: {code}"),
+            let at = |place: String| self.naming(&place).unwrap_or((place, (*code).to_owned()));
+            match self.place(package).map(at) {
+                Some((place, code)) => text += &format!("\n  {place}: {code}"),
                 None => text += &format!("\n  at: {code}"),
             }
         }
@@ -167,6 +168,19 @@ impl<'a> VerifierRefusal<'a> {
         let relocation = self.reason.strip_prefix("failed to resolve CO-RE relocation ")?;
         let (_, what) = relocation.split_once("] ")?;
         Some(what.split_once(" (").map_or(what, |(what, _)| what))
+    }
+
+    /// The line that names the member which is missing, and its place: the compiler may count the instruction to
+    /// the line before. The one nearest to `place`, in its file.
+    fn naming(&self, place: &str) -> Option<(String, String)> {
+        let member = self.missing()?.rsplit(['.', ' ']).next()?;
+        let (file, line) = place.rsplit_once(':')?;
+        let (source, line) = (fs::read_to_string(file).ok()?, line.parse::<usize>().ok()?);
+        let in_a_name = |c: char| c.is_alphanumeric() || c == '_';
+        let names_it = |text: &str| text.split(|c| !in_a_name(c)).any(|word| word == member);
+        let lines = (1..).zip(source.lines()).filter(|(_, text)| names_it(text));
+        let (line, text) = lines.min_by_key(|(number, _)| line.abs_diff(*number))?;
+        Some((format!("{file}:{line}"), text.trim().to_owned()))
     }
 
     /// Where the code stands, `stage03_latency_map/src/trace.bpf.c:52`: the kernel says so, or it is
@@ -270,6 +284,32 @@ mod tests {
             "x() needs struct bio.bi_sectr, which this kernel's BTF does not have\n  \
              trace.bpf.c:9: return bio->bi_sectr;"
         );
+    }
+
+    #[test]
+    fn a_missing_member_is_shown_where_the_source_names_it() {
+        let package = tempfile::tempdir().unwrap();
+        let file = package.path().join("src/trace.bpf.c");
+        fs::create_dir(package.path().join("src")).unwrap();
+        let source = "u64 bi_sectr_x;\n\n\tu64 io = 1;\n\tu64 sector = READ(bio, bi_sectr);\n";
+        fs::write(&file, source).unwrap();
+        let log = |code: &str| {
+            format!(
+                "libbpf: prog 'x': -- BEGIN PROG LOAD LOG --\n; {code}\n2: <invalid CO-RE relocation>\n\
+                 failed to resolve CO-RE relocation <byte_off> [3] struct bio.bi_iter.bi_sectr (0:5:0 @ offset 24)\n\
+                 -- END PROG LOAD LOG --\n"
+            )
+        };
+        for code in ["u64 io = 1;", "u64 io = 1; @ trace.bpf.c:3"] {
+            let log = log(code);
+            let said = VerifierRefusal::parse(&log).unwrap().describe(package.path());
+            let shown = format!("{}:4: u64 sector = READ(bio, bi_sectr);", file.display());
+            assert!(said.ends_with(&shown), "{code}: {said}");
+        }
+        fs::write(&file, "\tu64 io = 1;\n").unwrap();
+        let log = log("u64 io = 1;");
+        let said = VerifierRefusal::parse(&log).unwrap().describe(package.path());
+        assert!(said.ends_with(":1: u64 io = 1;"), "{said}");
     }
 
     #[test]

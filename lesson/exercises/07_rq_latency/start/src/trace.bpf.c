@@ -43,10 +43,10 @@ SEC("kprobe/submit_bio")
 int BPF_KPROBE(io_start, struct bio *bio)
 {
 	u64 io = (u64)bio;
-	struct bvec_iter iter = BPF_CORE_READ(bio, bi_iter);
+	u64 sector = BPF_CORE_READ(bio, bi_iter.bi_sector);
 	struct start start = {
 		.time = bpf_ktime_get_ns(),
-		.sector = iter.bi_size ? iter.bi_sector : -1, /* a flush carries no data */
+		.sector = sector || BPF_CORE_READ(bio, bi_iter.bi_size) ? sector : -1, /* a flush has none */
 		.dev = BPF_CORE_READ(bio, bi_bdev, bd_dev),
 		.stack_id = bpf_get_stackid(ctx, &stacks, 0),
 	};
