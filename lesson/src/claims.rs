@@ -52,8 +52,8 @@ pub enum Expected {
     Pass,
     /// Any of the judges says no.
     Fail,
-    /// The program does not start, and says these lines.
-    Refused(Vec<String>),
+    /// The program does not start, and says these lines; with `-v`, those of the verifier's log, too.
+    Refused { lines: Vec<String>, log: Vec<String> },
     /// The compiler says these lines.
     NotCompiled(Vec<String>),
 }
@@ -236,9 +236,9 @@ fn promised_error(experiment: &Experiment, stage: &str) -> Option<Expected> {
     };
     let mut refused = lines(&format!("{stage}: "));
     refused.retain(|line| !line.contains(": tracing"));
-    if !refused.is_empty() {
+    if !refused.is_empty() || !experiment.log.is_empty() {
         refused.extend(lines(".bpf.c:"));
-        return Some(Expected::Refused(refused));
+        return Some(Expected::Refused { lines: refused, log: experiment.log.clone() });
     }
     let compiler = lines(" error: ");
     (!compiler.is_empty()).then_some(Expected::NotCompiled(compiler))

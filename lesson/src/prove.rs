@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{Mutex, OnceLock, PoisonError},
     thread,
@@ -295,6 +295,14 @@ impl fmt::Display for Unjudged {
     }
 }
 
+/// Whether a program that is refused prints these lines of the verifier's log with `-v`.
+fn shows_log(guest: &BackgroundGuest<'_>, program: &Path, log: &[String]) -> Result<()> {
+    let program = program.to_string_lossy();
+    let language = ("LC_ALL", "C".to_owned());
+    let (_, said) = guest.run(&[&program, "-v", "--duration", "1s"], language, |_| {})?;
+    is_shown(&said, log)
+}
+
 /// Whether a claim holds; an error where not.
 fn check(
     judges: &Judges,
@@ -323,7 +331,10 @@ fn check(
             }
             Ok(())
         }
-        (Expected::Refused(lines), Some((_, why))) => is_shown(why, lines),
+        (Expected::Refused { lines, log }, Some((_, why))) => {
+            is_shown(why, lines)?;
+            if log.is_empty() { Ok(()) } else { shows_log(guest, program, log) }
+        }
         (_, None) if said.values().any(|verdict| matches!(verdict, Verdict::NotJudged(_))) => {
             Err(Unjudged(format!("no judge refuses it, and not all could judge it: {said:?}"))
                 .into())
