@@ -190,6 +190,29 @@ mod tests {
         }
     }
 
+    /// What a judge expects can be read at a glance: a load, then one thing in each item of a list. Of the exercises
+    /// of stages 01 to 07, and of those beside them.
+    #[test]
+    fn what_a_judge_expects_is_a_list() {
+        let mut long = 0;
+        for exercise in Exercise::all(&workspace()).unwrap() {
+            let last = exercise.after.last().map_or(&*exercise.id, String::as_str);
+            for judge in exercise.judges().into_iter().filter(|_| last <= "07") {
+                let text = judge.expected.trim();
+                let words = |text: &str| text.split_whitespace().count();
+                let mut items = text.split("\n- ");
+                let load = words(items.next().unwrap_or_default());
+                let items: Vec<usize> = items.map(words).collect();
+                let place = format!("exercise {}, {}: {load} words, {items:?}", exercise.id, judge.test);
+                assert!(words(text) <= 30 || !items.is_empty(), "{place}: no list");
+                assert!(load <= 110 && items.iter().all(|words| *words <= 35), "{place}: long");
+                assert!(text.lines().all(|line| line.chars().count() <= 100), "{place}: columns");
+                long += usize::from(!items.is_empty());
+            }
+        }
+        assert!(long >= 20, "only {long} lists");
+    }
+
     /// Every exercise is offered by the README of its own stage, or of the last one that it needs, where
     /// that README has the form of a lesson.
     #[test]
