@@ -53,7 +53,10 @@ pub enum Expected {
     /// Any of the judges says no.
     Fail,
     /// The program does not start, and says these lines; with `-v`, those of the verifier's log, too.
-    Refused { lines: Vec<String>, log: Vec<String> },
+    Refused {
+        lines: Vec<String>,
+        log: Vec<String>,
+    },
     /// The compiler says these lines.
     NotCompiled(Vec<String>),
 }

@@ -203,7 +203,8 @@ mod tests {
                 let mut items = text.split("\n- ");
                 let load = words(items.next().unwrap_or_default());
                 let items: Vec<usize> = items.map(words).collect();
-                let place = format!("exercise {}, {}: {load} words, {items:?}", exercise.id, judge.test);
+                let place =
+                    format!("exercise {}, {}: {load} words, {items:?}", exercise.id, judge.test);
                 assert!(words(text) <= 30 || !items.is_empty(), "{place}: no list");
                 assert!(load <= 110 && items.iter().all(|words| *words <= 35), "{place}: long");
                 assert!(text.lines().all(|line| line.chars().count() <= 100), "{place}: columns");

@@ -133,7 +133,8 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].promised, "x: the verifier rejects y()");
         assert_eq!(found[0].log, ["0: R1=ctx(off=0)", "12: (79) r1 = *(u64 *)(r0 +0)"]);
-        let shown = |line: &str| is_shown("4: (18) r1 = 0xff18 ; R1_w=map\nend", &[line.to_owned()]);
+        let shown =
+            |line: &str| is_shown("4: (18) r1 = 0xff18 ; R1_w=map\nend", &[line.to_owned()]);
         assert!(shown("4: (18) r2 = 0x… ; R2=map").is_ok() && shown("= 0x… ; R1_w=fp").is_err());
         assert!(shown("R1_w=map…end").is_err(), "of one line");
     }

@@ -12,7 +12,7 @@ mod pdf;
 mod serve;
 mod slides;
 
-use std::{net::SocketAddr, path::Path, process::ExitCode};
+use std::{net::SocketAddr, process::ExitCode};
 
 use anyhow::Result;
 use clap::Parser;
