@@ -36,12 +36,12 @@ SEC("kprobe/submit_bio")
 int BPF_KPROBE(io_start, struct bio *bio)
 {
 	u64 io = (u64)bio;
-	u64 sector = BPF_CORE_READ(bio, bi_iter.bi_sector);
+	struct bvec_iter iter = BPF_CORE_READ(bio, bi_iter);
 	struct start start = {
 		.time = bpf_ktime_get_ns(),
-		.sector = sector || BPF_CORE_READ(bio, bi_iter.bi_size) ? sector : -1, /* a flush has none */
+		.sector = iter.bi_size ? iter.bi_sector : -1, /* a flush carries no data */
 		.dev = BPF_CORE_READ(bio, bi_bdev, bd_dev),
-		.bytes = BPF_CORE_READ(bio, bi_iter.bi_size),
+		.bytes = iter.bi_size,
 	};
 
 	bpf_get_current_comm(start.comm, sizeof(start.comm));
