@@ -310,26 +310,24 @@ fn readmes_show_every_line_that_changed() {
 /// become a program that a learner wants to see in one piece.
 const WHOLE: &[&str] = &["stage04_max_latency", "stage06_stacktrace"];
 
-/// A whole program in a README is the stage's, line by line, and folded. With `BLESS=1` in the environment, it is
-/// written there.
+/// A whole program in a README is the stage's, line by line. With `BLESS=1` in the environment, it is written there.
 #[test]
 fn readmes_show_whole_programs() {
-    const BEGINS: &str =
-        "<details>\n<summary>All of <code>src/trace.bpf.c</code></summary>\n\n```c\n";
-    const ENDS: &str = "```\n\n</details>\n\n## Break it\n";
     let bless = std::env::var_os("BLESS").is_some_and(|bless| bless == "1");
     for (stage, text) in lessons_readmes() {
         let source = read(&workspace().join(&stage).join("src/trace.bpf.c"));
-        let place = text.split_once(BEGINS);
-        let place = place.and_then(|(before, rest)| Some((before, rest.split_once(ENDS)?)));
+        let first = source.lines().next().unwrap();
+        let place = text.split_once(&format!("```c\n{first}\n"));
         let is_to_have_one = WHOLE.contains(&&*stage);
         assert_eq!(place.is_some(), is_to_have_one, "{stage}/README.md: all of trace.bpf.c?");
-        let Some((before, (shown, after))) = place else { continue };
+        let Some((before, rest)) = place else { continue };
+        let (shown, after) = rest.split_once("```\n").unwrap();
         if bless {
-            let text = [before, BEGINS, &source, ENDS, after].concat();
+            let text = format!("{before}```c\n{source}```\n{after}");
             fs::write(workspace().join(&stage).join("README.md"), text).unwrap();
             continue;
         }
+        let shown = format!("{first}\n{shown}");
         let differs = || shown.lines().zip(source.lines()).find(|(shown, line)| shown != line);
         assert!(
             shown == source,
@@ -337,6 +335,8 @@ fn readmes_show_whole_programs() {
              BLESS=1 cargo test -p guest_tests --test lessons writes it",
             differs()
         );
+        let folds = before.rfind("<details>") > before.rfind("</details>");
+        assert!(folds, "{stage}/README.md: a whole program is folded up");
     }
 }
 
