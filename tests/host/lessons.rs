@@ -308,7 +308,7 @@ fn readmes_show_every_line_that_changed() {
 
 /// The stages whose README ends its answer with the whole of `src/trace.bpf.c`: where a chain of differences has
 /// become a program that a learner wants to see in one piece.
-const WHOLE: &[&str] = &["stage04_max_latency", "stage06_stacktrace"];
+const WHOLE: &[&str] = &["stage04_max_latency", "stage06_stacktrace", "stage14_slow_io"];
 
 /// A whole program in a README is the stage's, line by line. With `BLESS=1` in the environment, it is written there.
 #[test]
