@@ -52,10 +52,19 @@ const MEANINGS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Clang's message: each error once, without what it says when it crashes, and below them what the
-/// errors mean that only BPF has.
-pub(crate) fn readable(said: &str) -> String {
-    let (mut seen, mut kept, mut keep) = (HashSet::new(), Vec::new(), true);
+/// What it means where a program names a type of the kernel, or a member of one, that vmlinux.h does not have.
+const EXCERPT: &str = "\
+common/bpf/vmlinux.h is an excerpt: it declares those of the kernel's types and members that the
+stages read, under the kernel's names. Check the spelling first. If the kernel has it, add it there:
+a member as a line in its struct, wherever you like, with the kernel's type (libbpf finds its real
+offset when it loads the program); a struct with only the members that you read, before the line
+`#pragma clang attribute pop`. `bpftool btf dump file /sys/kernel/btf/vmlinux format c | less` in
+`cargo vm shell` shows all that the kernel has.";
+
+/// Clang's message: each error once, without the macros that it comes from and what clang says when it crashes,
+/// and below them what the errors mean that only BPF has. `vmlinux` is the text of vmlinux.h.
+pub(crate) fn readable(said: &str, vmlinux: &str) -> String {
+    let (mut seen, mut kept, mut keep, mut keeps_notes) = (HashSet::new(), Vec::new(), true, true);
     for line in said.lines().take_while(|line| !line.starts_with("PLEASE submit a bug report")) {
         if line.starts_with("fatal error: ") {
             // `too many errors emitted`, or how a crash begins that an error has announced.
@@ -63,16 +72,47 @@ pub(crate) fn readable(said: &str) -> String {
         } else if line.contains(" error: ") || line.starts_with("Error at line ") {
             let stack = line.find(STACK).map(|start| &line[start..]);
             keep = seen.insert(stack.unwrap_or(line));
+            keeps_notes = keep;
+        } else if line.contains("note: expanded from ") || line.starts_with("note: (skipping ") {
+            // A macro is libbpf's, and where the learner uses it stands in the error.
+            keep = false;
+        } else if line.contains(": note: ") || is_count(line) {
+            keep = keeps_notes && !is_count(line);
         }
         kept.extend(keep.then_some(line));
     }
     let mut text = kept.join("\n").trim_end().to_owned();
-    for (texts, meaning) in MEANINGS {
-        if texts.iter().any(|part| text.contains(part)) {
-            text += &format!("\n\nWhat this means:\n{meaning}");
-        }
+    let meanings = MEANINGS.iter().filter(|(texts, _)| texts.iter().any(|it| text.contains(it)));
+    let meant: Vec<&str> = meanings.map(|(_, meaning)| *meaning).collect();
+    for meaning in
+        meant.into_iter().chain(names_more_than_excerpt(&text, vmlinux).then_some(EXCERPT))
+    {
+        text += &format!("\n\nWhat this means:\n{meaning}");
     }
     text
+}
+
+/// `2 errors generated.`: of those that are shown, nobody needs the number.
+fn is_count(line: &str) -> bool {
+    line.ends_with(" generated.") && line.starts_with(|first: char| first.is_ascii_digit())
+}
+
+/// Whether an error is about a type or a constant that is declared nowhere, or about a member of a type that
+/// vmlinux.h declares.
+fn names_more_than_excerpt(text: &str, vmlinux: &str) -> bool {
+    text.lines().filter(|line| line.contains(" error: ")).any(|line| {
+        let of_kernel = || {
+            let (_, name) = line.split_once("' in '")?;
+            Some(vmlinux.contains(&format!("{} {{", name.split('\'').next()?)))
+        };
+        let is_kernels = |name: &str| name.ends_with("_t") || !name.contains(char::is_lowercase);
+        let undeclared = line.split_once("undeclared identifier '").map(|(_, rest)| rest);
+        let undeclared = undeclared.and_then(|rest| rest.split('\'').next());
+        line.contains("incomplete definition of type 'struct ")
+            || line.contains("unknown type name '")
+            || undeclared.is_some_and(is_kernels)
+            || line.contains("no member named '") && of_kernel() == Some(true)
+    })
 }
 
 /// A variable that is described like a map, but is not in the section of maps: its line, and its name.

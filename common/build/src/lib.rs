@@ -88,7 +88,8 @@ pub fn build(clang: &str, source: &Path, arch: &str, out: &Path) -> Result<(), S
         _ => format!("{clang}: {error}"),
     })?;
     if !output.status.success() {
-        return Err(clang::readable(&String::from_utf8_lossy(&output.stderr)));
+        let vmlinux = fs::read_to_string(root.join("common/bpf/vmlinux.h")).unwrap_or_default();
+        return Err(clang::readable(&String::from_utf8_lossy(&output.stderr), &vmlinux));
     }
     let text = fs::read_to_string(source).unwrap_or_default();
     if let Some((line, name)) = clang::no_map(&text) {
@@ -159,7 +160,7 @@ mod tests {
         let source = out.path().join("x.bpf.c");
         let text = format!(
             "#include \"vmlinux.h\"\n#include <bpf/bpf_helpers.h>\n#include <bpf/bpf_tracing.h>\n\
-             u64 total, more[400];\n\
+             #include <bpf/bpf_core_read.h>\nu64 total, more[400];\n\
              struct {{\n\t__uint(type, BPF_MAP_TYPE_HASH);\n\t__uint(max_entries, 16);\n\
              \t__type(key, u64);\n\t__type(value, u64);\n}} starts SEC(\".maps\");\n\
              {program}\nchar LICENSE[] SEC(\"license\") = \"GPL\";\n"
@@ -197,6 +198,40 @@ mod tests {
     }
 
     #[test]
+    fn vmlinux_h_is_an_excerpt() {
+        for (body, said) in [
+            (
+                "total = BPF_CORE_READ(bio, bi_nosuch);",
+                "no member named 'bi_nosuch' in 'struct bio'",
+            ),
+            ("total = bio->bi_nosuch;", "no member named 'bi_nosuch' in 'struct bio'"),
+            (
+                "total = BPF_CORE_READ((struct nosuch *)bio, x);",
+                "incomplete definition of type 'struct nosuch'",
+            ),
+            ("total = sizeof(nosuch_t);", "use of undeclared identifier 'nosuch_t'"),
+            ("total = REQ_OP_NOSUCH;", "use of undeclared identifier 'REQ_OP_NOSUCH'"),
+        ] {
+            let error = entry(&format!("{body} struct own {{ int a; }} own; (void)own;"));
+            assert_eq!(error.matches(said).count(), 1, "{error}");
+            assert!(error.contains("common/bpf/vmlinux.h is an excerpt"), "{error}");
+            for noise in ["expanded from", "skipping", "bpf_core_read.h", "generated."] {
+                assert!(!error.contains(noise), "{error}");
+            }
+            assert!(error.lines().count() < 25, "{error}");
+        }
+        let own = entry("struct own { int a; } own = {}; total = own.b;");
+        assert!(own.contains("no member named 'b'") && !own.contains("excerpt"), "{own}");
+        let mistyped = entry("totl = 1;");
+        assert!(!mistyped.contains("excerpt"), "{mistyped}");
+        let unknown = error_of("nosuch_t x;");
+        assert!(unknown.contains("unknown type name") && unknown.contains("excerpt"), "{unknown}");
+        // A note that is no macro stays: it names the other line.
+        let twice = error_of("int x;\nlong x;");
+        assert!(twice.contains("note: previous definition is here"), "{twice}");
+    }
+
+    #[test]
     fn a_large_stack_is_said_once() {
         let error = entry(
             "u64 b[100] = {}; bpf_probe_read_kernel(b, sizeof(b), bio); \
@@ -210,7 +245,7 @@ mod tests {
     fn a_map_without_its_section_is_named() {
         let map = "struct {\n\t__uint(type, BPF_MAP_TYPE_HASH);\n} slowest;";
         let error = error_of(map);
-        assert!(error.contains("x.bpf.c:13: error: slowest is no map"), "{error}");
+        assert!(error.contains("x.bpf.c:14: error: slowest is no map"), "{error}");
         assert!(error.ends_with("Write: } slowest SEC(\".maps\");"), "{error}");
     }
 
