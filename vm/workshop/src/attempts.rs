@@ -7,6 +7,8 @@
 //! no network where the workshop needs none.
 
 use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
     fs,
     io::{IsTerminal, Write},
     path::{Path, PathBuf},
@@ -14,7 +16,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use cargo_metadata::CompilerMessage;
+use cargo_metadata::{CompilerMessage, MetadataCommand, Package, Target};
 
 use crate::{
     cargo::{Cargo, built},
@@ -45,6 +47,8 @@ pub struct Attempt {
 pub struct Prepared {
     cargo: Cargo,
     target: PathBuf,
+    /// The directories of those that are one program and nothing more, by package.
+    programs: BTreeMap<String, String>,
     /// Why only one attempt is in there: what cargo says of all of them together.
     pub fallback_reason: Option<String>,
 }
@@ -81,19 +85,26 @@ pub fn prepare(cargo: &Cargo, wanted: &str) -> Result<Prepared> {
         write(&dir(cargo).join(".cargo/config.toml"), &config(cargo, &target)?)?;
         copy_lock(cargo)?;
         let attempts = attempts(cargo);
-        let fallback_reason = refusal(cargo, &attempts)?;
-        if fallback_reason.is_some() {
-            // Where it is the one that cannot be read, whoever builds it learns that from cargo.
-            let it = attempts.iter().find(|attempt| attempt.package == wanted);
-            refusal(cargo, it.map_or(&[], std::slice::from_ref))?;
+        let (mut programs, mut fallback_reason) = (BTreeMap::new(), None);
+        match read(cargo, &attempts)? {
+            Ok(read) => programs = read,
+            Err(reason) => {
+                fallback_reason = Some(reason);
+                // Where it is the one that cannot be read, whoever builds it learns that from cargo.
+                let it = attempts.iter().find(|attempt| attempt.package == wanted);
+                if let Ok(read) = read(cargo, it.map_or(&[], std::slice::from_ref))? {
+                    programs = read;
+                }
+            }
         }
-        Ok(Prepared { cargo: cargo.clone(), target, fallback_reason })
+        Ok(Prepared { cargo: cargo.clone(), target, programs, fallback_reason })
     };
     prepare().with_context(|| format!("cannot make {MINE}/ a workspace of its own"))
 }
 
-/// Writes a Cargo.toml with these members. What cargo says where it cannot read that workspace.
-fn refusal(cargo: &Cargo, members: &[Attempt]) -> Result<Option<String>> {
+/// Writes a Cargo.toml with these members. Returns those that are one program and nothing more, or what cargo says
+/// where it cannot read that workspace.
+fn read(cargo: &Cargo, members: &[Attempt]) -> Result<Result<BTreeMap<String, String>, String>> {
     let members: Vec<_> = members.iter().map(|member| member.directory.clone()).collect();
     let file = cargo.workspace.join("Cargo.toml");
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
@@ -103,8 +114,20 @@ fn refusal(cargo: &Cargo, members: &[Attempt]) -> Result<Option<String>> {
     let mut command = command(cargo, "metadata");
     command.args(["--no-deps", "--offline", "--format-version=1"]);
     let output = command.output().context("cannot start cargo")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    Ok((!output.status.success()).then(|| said.trim_end().to_owned()))
+    if !output.status.success() {
+        return Ok(Err(String::from_utf8_lossy(&output.stderr).trim_end().to_owned()));
+    }
+    let json = std::str::from_utf8(&output.stdout).context("cargo metadata: not UTF-8")?;
+    let metadata = MetadataCommand::parse(json).context("cargo metadata: unexpected output")?;
+    let is_program = |package: &Package| {
+        let mut targets = package.targets.iter().filter(|target| !target.is_custom_build());
+        targets.next().is_some_and(Target::is_bin) && targets.next().is_none()
+    };
+    let programs = metadata.packages.into_iter().filter(is_program).filter_map(|package| {
+        let directory = package.manifest_path.parent()?.file_name()?.to_owned();
+        Some((package.name.to_string(), directory))
+    });
+    Ok(Ok(programs.collect()))
 }
 
 /// A cargo command for the workspace of attempts. It runs in the workspace, where cargo finds the
@@ -155,12 +178,25 @@ impl Prepared {
     /// Builds an attempt: its program, or what cargo and the compiler said. `shown`: that goes to stderr as it
     /// comes.
     pub fn build(&self, package: &str, shown: bool) -> Result<Result<PathBuf, String>> {
-        let mut command = command(&self.cargo, "build");
+        // Rustc sees an attempt from `mine/`: a panic is to name its file from the workshop's root, where the
+        // learner's terminal is. Only one program can be given rustc's own options.
+        let directory = self.programs.get(package);
+        let mut command = command(&self.cargo, if directory.is_some() { "rustc" } else { "build" });
         command.arg("--target-dir").arg(&self.target).args(["--package", package]);
         let ansi = shown && std::io::stderr().is_terminal();
         let format = if ansi { "json-diagnostic-rendered-ansi" } else { "json" };
         command.arg(format!("--message-format={format}"));
         command.args(self.cargo.quiet.then_some("--quiet"));
+        if let Some(directory) = directory {
+            command.arg("--");
+            let mut remap = |from: &OsStr, to: &OsStr| {
+                let pair = [from, to].join(OsStr::new("="));
+                command.arg("--remap-path-prefix").arg(pair);
+            };
+            remap(directory.as_ref(), format!("{MINE}/{directory}").as_ref());
+            // The directory that a backtrace puts before it.
+            remap(dir(&self.cargo).as_ref(), self.cargo.workspace.as_ref());
+        }
         command.stderr(if shown { Stdio::inherit() } else { Stdio::piped() });
         let mut said = String::new();
         let built = built(&mut command, |message| match self.rendered(&message) {
@@ -294,6 +330,25 @@ opt-level = 1
         let said =
             prepare(&cargo, "mine-04").unwrap().build("mine-04", false).unwrap().unwrap_err();
         assert!(said.contains("--> mine/04/src/main.rs:1:13"), "{said}");
+    }
+
+    #[test]
+    fn a_panic_names_the_file_from_the_workshops_root() {
+        let bin = |name, file| format!("[[bin]]\nname = \"{name}\"\npath = \"src/{file}.rs\"\n");
+        let two = package("mine-05") + &bin("mine-05", "main") + &bin("more", "main");
+        let (dir, cargo) = workshop(&[("04", &package("mine-04")), ("05", &two)]);
+        let main = "fn main() { panic!(\"at {}\", file!()) }\n";
+        for (name, is_named) in [("04", true), ("05", false)] {
+            fs::write(dir.path().join("mine").join(name).join("src/main.rs"), main).unwrap();
+            let package = format!("mine-{name}");
+            let built = prepare(&cargo, &package).unwrap().build(&package, false).unwrap();
+            let mut program = Command::new(built.unwrap());
+            let said = program.env("RUST_BACKTRACE", "1").output().unwrap().stderr;
+            let said = String::from_utf8_lossy(&said);
+            let place = format!("panicked at mine/{name}/src/main.rs:1:13");
+            assert_eq!(said.contains(&place), is_named, "{said}");
+            assert!(!said.contains("mine/mine"), "{said}");
+        }
     }
 
     #[test]
