@@ -116,6 +116,9 @@ fn stage03_lines_add_up() -> Result<()> {
     ensure!(did >= 2 * ios && completed == did, "{completed} of {did} bios: {}", summary(&output));
     ensure_none(&output, &["in flight", "split", "dropped", "unmatched"])?;
     ensure!(left == 0, "{left} entries are left in the map: {}", summary(&output));
+    compared(&format!(
+        "{did} bios were submitted; yours: {completed}, and each line's time is theirs"
+    ));
     Ok(())
 }
 

@@ -67,7 +67,10 @@ fn beside_ftrace(load: impl FnOnce() -> Result<()>) -> Result<String> {
     }
     ensure!(missed == skipped, "{missed} calls are missing: {output}");
     let (calls, functions) = (theirs.values().sum::<u64>(), theirs.len());
-    println!("{calls} calls of {functions} functions, {skipped} skipped");
+    compared(&format!(
+        "ftrace saw {calls} calls of {functions} functions; yours: {} calls, and {skipped} skipped",
+        calls - missed
+    ));
     ensure!(functions >= 10, "only {functions} functions were called: {output}");
     // The lines below the table are sums of its rows and of what `--list` shows.
     let (hooked, left_out) = (hooked.len(), left_out.len());

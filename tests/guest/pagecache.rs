@@ -290,10 +290,12 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     let output = running.interrupt();
     dd.end_well()?;
     let output = output?;
+    let (mut all_reads, mut all_misses) = (0, 0);
     for (what, file, judged) in judged {
         let (reads, readahead) = printed(&output, &file)?;
         same(what, &judged, &reads)?;
         let misses: u64 = judged.iter().map(|read| read.miss).sum();
+        (all_reads, all_misses) = (all_reads + judged.len(), all_misses + misses);
         let resident = file.resident(0, file.size)?;
         ensure!(
             misses > 0 && judged.last().is_some_and(|last| last.miss == 0),
@@ -312,7 +314,11 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     ensure!(not_judged == 2, "an error has ended one read, a new size another: {output}");
     ensure!(count(&output, "in flight")? == 1, "one read has not returned:\n{output}");
     sums(&output, events(&output)?.len())?;
-    ensure_none(&output, &["dropped"])
+    ensure_none(&output, &["dropped"])?;
+    compared(&format!(
+        "mincore() agrees with each of your {all_reads} reads of 7 files and a disk: {all_misses} misses"
+    ));
+    Ok(())
 }
 
 /// Files that come in while another one is read, because the memory that this read fills is a mapping of theirs.
@@ -763,6 +769,10 @@ pub fn exercise_may_ask_again() -> Result<()> {
         let shown: Vec<Read> = shown.copied().collect();
         ensure!(shown == expected, "{name}: {shown:?}, not {expected:?}: {output}");
     }
+    compared(&format!(
+        "{} pages were asked for twice, and refused once: you printed what each call returned",
+        ways.len()
+    ));
     totals(&output)
 }
 
@@ -788,6 +798,7 @@ fn stage08_judges_no_rest_of_a_direct_read() -> Result<()> {
     ensure!(reads.is_empty() && readahead == 0, "{reads:?}");
     let not_judged = count(&output, "not judged")?;
     ensure!(not_judged == 2, "{not_judged} of 2 direct reads with a rest are not judged: {output}");
+    compared("2 direct reads leave a rest to the page cache: you print neither, and judge neither");
     totals(&output)
 }
 

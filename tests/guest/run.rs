@@ -3,6 +3,7 @@
 use std::{
     cell::Cell,
     io::{BufRead, BufReader, Read},
+    os::unix::process::ExitStatusExt,
     process::ExitStatus,
     sync::{
         Arc, LazyLock,
@@ -295,14 +296,23 @@ impl Running {
         }
         // Its output may end a moment before it.
         thread::sleep(Duration::from_millis(100));
-        let has_ended = matches!(self.child.try_wait(), Ok(Some(_)));
+        let ended = self.child.try_wait().ok().flatten();
         kill(&self.child);
+        let printed: String = self.stdout.try_iter().collect();
+        let said = format!("{}{printed}", self.said);
         let name = self.name.rsplit('/').next().unwrap_or_default();
-        let did = match in_place_of(name) {
-            Some(_) if has_ended => "your program does not start:".to_owned(),
-            _ => format!("{name} never said {text:?}, but:"),
+        let did = match (in_place_of(name), ended) {
+            (Some(_), Some(status)) => format!("your program does not start: {}", how(status)),
+            (Some(_), None) => "your program does not begin".to_owned(),
+            (None, _) => name.to_owned(),
         };
-        bail!("{did}\n{}", last_of(&self.said))
+        let when =
+            if text.contains("tracing") { ", as a program does once it is attached" } else { "" };
+        let never = format!("it never said {text:?}{when}");
+        match last_of(&said).trim_end() {
+            "" => bail!("{did}; {never}, and nothing else either"),
+            said => bail!("{did}; {never}, but:\n{said}"),
+        }
     }
 
     /// The number of the process.
@@ -427,6 +437,14 @@ impl Drop for Running {
     }
 }
 
+/// How a program has ended, in words.
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("it ended with exit code {code}"),
+        (None, signal) => format!("signal {} ended it", signal.unwrap_or_default()),
+    }
+}
+
 /// Kills a program and those that it has started: each program here leads a process group.
 fn kill(child: &Child) {
     kill_process_group(Pid::from_child(child), Signal::KILL).ok();
@@ -505,6 +523,17 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> Result<bool>) -> Re
 
 /// Between two looks.
 const MOMENT: Duration = Duration::from_millis(20);
+
+/// The same, of an attempt: a learner waits, who is told what for, and may end it.
+pub fn attempt_until(what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+    poll_until(what, ENDING, true, || {
+        let holds = condition()?;
+        if !holds {
+            thread::sleep(MOMENT);
+        }
+        Ok(holds.then_some(()))
+    })
+}
 
 /// Asks for something, each time for a moment, until it is there; a time-out is a failure. Where it is asked
 /// of an attempt, a learner is told what lasts so long, and may end it.

@@ -30,6 +30,9 @@ fn stage13_counts_what_is_lost() -> Result<()> {
     let completed = count(&output, "bios completed")?;
     ensure!(lost > 0 && slow == lines, "{lines} lines, {slow} slow, {lost} lost");
     ensure!((slow + lost, did) == (completed, completed), "{did} reads, {slow} slow, {lost} lost");
+    compared(&format!(
+        "{did} reads were too many for a program that is stopped; yours: {slow} slow and {lost} lost"
+    ));
     Ok(())
 }
 
@@ -103,6 +106,12 @@ fn stage13_prints_slow_bios() -> Result<()> {
         theirs.join("\n"),
         ours.join("\n")
     );
+    compared(&format!(
+        "ftrace saw {} bios with data of a disk that takes 200 ms, and so did you; one took {LATE} ms, yours \
+         {:.1} ms",
+        theirs.len(),
+        late[0]
+    ));
     Ok(())
 }
 
@@ -238,6 +247,11 @@ fn stage14_divides_a_bios_time() -> Result<()> {
     let [_, _, queue, device, end] = columns(commit)?[..] else { bail!("{commit}") };
     let is_right = queue >= FLUSH && device >= FLUSH && (end >= FLUSH || !has_flush_after);
     ensure!(is_right, "a flush before this write, after it {has_flush_after}: {commit}");
+    compared(&format!(
+        "a flush of {FLUSH} ms before the journal's commit: your queue {queue} ms, device {device} ms; the last \
+         part of a split bio has waited at least {FLUSH} ms: yours {} ms",
+        columns(split)?[1]
+    ));
     Ok(())
 }
 
@@ -280,6 +294,9 @@ fn stage14_follows_a_request() -> Result<()> {
     }
     let requeued = count(&output, "requeued (")?;
     ensure!(requeued == again, "{again} requests were requeued, not {requeued}: {output}");
+    compared(&format!(
+        "{READS} bios in {requests} requests of at least 20 ms, of which {again} were requeued: yours {requeued}"
+    ));
     Ok(())
 }
 
