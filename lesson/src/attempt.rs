@@ -75,7 +75,7 @@ pub fn start(lesson: &mut Lesson, id: Option<String>) -> Result<()> {
     match state.start(&exercise)? {
         true => workshop::outln!("{mine} is a copy of {}.", exercise.start.display()),
         false => workshop::outln!(
-            "{mine} is your earlier attempt, as you left it. `cargo lesson reset` starts over."
+            "{mine} is your earlier attempt, as you left it. `cargo lesson reset {id}` starts over."
         ),
     }
     let step = state.open_step(&exercise);
@@ -98,8 +98,8 @@ pub fn task(exercise: &Exercise, step: usize) -> String {
 }
 
 /// Shows the next hint.
-pub fn hint(lesson: &mut Lesson) -> Result<()> {
-    let exercise = lesson.current()?;
+pub fn hint(lesson: &mut Lesson, id: Option<&str>) -> Result<()> {
+    let exercise = lesson.chosen(id)?;
     match lesson.state.hint(&exercise)? {
         Some((number, hint)) => {
             // Prose is one line, code several.
@@ -110,8 +110,9 @@ pub fn hint(lesson: &mut Lesson) -> Result<()> {
         }
         None => {
             let anyhow = if lesson.state.known(&exercise).done { "" } else { " --anyhow" };
+            let named = id.map(|_| format!(" {}", exercise.id)).unwrap_or_default();
             workshop::outln!(
-                "There are no more hints. `cargo lesson solution{anyhow}` shows the answer."
+                "There are no more hints. `cargo lesson solution{named}{anyhow}` shows the answer."
             );
         }
     }
@@ -119,14 +120,22 @@ pub fn hint(lesson: &mut Lesson) -> Result<()> {
 }
 
 /// Shows what differs between the attempt and the answer.
-pub fn solution(lesson: &Lesson, anyhow: bool) -> Result<()> {
-    let exercise = lesson.current()?;
+pub fn solution(lesson: &Lesson, id: Option<&str>, anyhow: bool) -> Result<()> {
+    let exercise = lesson.chosen(id)?;
     if !anyhow && !lesson.state.known(&exercise).done {
-        let message = "your attempt has not passed yet; `cargo lesson solution --anyhow` \
-                       shows the answer nevertheless";
+        let named = id.map(|_| format!(" {}", exercise.id)).unwrap_or_default();
+        let message = format!(
+            "your attempt has not passed yet; `cargo lesson solution{named} --anyhow` shows the answer \
+             nevertheless"
+        );
         return Err(fail(NOT_YET.into(), message));
     }
     let (mine, answer) = (exercise.directory().join("src"), exercise.solution.join("src"));
+    if !lesson.workspace().join(&mine).exists() {
+        let (mine, answer) = (mine.display(), answer.display());
+        workshop::outln!("The answer is {answer}. {mine} is not there to be compared with it.");
+        return Ok(());
+    }
     workshop::outln!("diff -u {} {}", mine.display(), answer.display());
     let mut diff = Command::new("diff");
     diff.arg("-ru").args([mine, answer]).current_dir(lesson.workspace());
@@ -135,8 +144,8 @@ pub fn solution(lesson: &Lesson, anyhow: bool) -> Result<()> {
 }
 
 /// Starts the exercise over, and keeps the attempt.
-pub fn reset(lesson: &mut Lesson, yes: bool) -> Result<()> {
-    let exercise = lesson.current()?;
+pub fn reset(lesson: &mut Lesson, id: Option<&str>, yes: bool) -> Result<()> {
+    let exercise = lesson.chosen(id)?;
     let mine = exercise.directory();
     if !yes && !confirmed(&format!("Start {} over?", mine.display()))? {
         workshop::outln!("Nothing was changed.");

@@ -1,7 +1,6 @@
 //! `cargo lesson check`: judges an attempt.
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -9,14 +8,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
-use vm::{commands::background::BackgroundGuest, run::Run};
+use vm::{
+    commands::background::BackgroundGuest,
+    run::{For, Run},
+};
 use workshop::{
-    events::Verdict,
-    fail::{USAGE, fail},
+    events::{Ended, Verdict},
     judging::Subject,
-    printable,
+    printable, say,
 };
 
 use crate::{
@@ -47,18 +48,8 @@ pub struct Check {
 impl Check {
     /// Judges the attempt; where it is watched, again whenever a file is saved.
     pub fn run(&self, lesson: &mut Lesson) -> Result<ExitCode> {
-        let exercise = match &self.id {
-            Some(id) => lesson.named(id)?,
-            None => lesson.current()?,
-        };
-        if !lesson.state.has_attempt(&exercise) {
-            let message = format!(
-                "{} does not exist: cargo lesson start {} makes it",
-                exercise.directory().display(),
-                exercise.id
-            );
-            return Err(fail(USAGE, message));
-        }
+        let exercise = lesson.chosen(self.id.as_deref())?;
+        lesson.state.need_attempt(&exercise)?;
         if self.id.is_some() {
             lesson.state.start(&exercise)?;
         }
@@ -105,21 +96,8 @@ impl Check {
         exercise: &Exercise,
         step: Option<usize>,
     ) -> Result<bool> {
-        let workspace = run.workspace();
+        let Some(program) = self.built(run, state, exercise)? else { return Ok(false) };
         let judges = Judges::build(run, [])?;
-        let cargo = run.guests()?.quiet();
-        let program = match judges::build_attempt(&cargo, &exercise.package())? {
-            Ok(program) => program,
-            Err(said) => {
-                workshop::outln!("{said}");
-                if let Some(meaning) = explain::missing_field(&said) {
-                    workshop::outln!("\nWhat this means:\n{}", wrapped(meaning, 90));
-                }
-                workshop::outln!("\nYour program does not compile yet.");
-                class::report(state, Some(exercise), ClassOutcome::Broken);
-                return Ok(false);
-            }
-        };
         let named = self.kernel.as_ref().filter(|kernel| !kernel.is_empty());
         let kernel = named.or(exercise.kernel.as_ref());
         let guest = BackgroundGuest::new(run, kernel.map(String::as_str));
@@ -131,19 +109,31 @@ impl Check {
         let (number, place) = (asked.len(), exercise.place(step));
         let s = if number == 1 { "" } else { "s" };
         workshop::outln!("{place}, {number} judge{s}, {}", guest.kernel());
-        let log = workspace.join(STATE).join("log");
+        let log = run.workspace().join(STATE).join("log");
         fs::write(&log, "")?;
-        let tests: Vec<&str> = asked.iter().map(|judge| judge.test.as_str()).collect();
-        let subject = Subject { name: exercise.judged_as(), file: program, is_attempt: true };
-        let said = judges.run(&guest, subject, &tests, |ended| {
-            let judge = asked.iter().find(|judge| judge.test == ended.name);
-            let Some(judge) = judge else { return };
-            workshop::outln!("{}", printable(&shown(judge, ended)));
+        let mut said = Vec::new();
+        for judge in &asked {
+            // One at a time: a verdict is shown when its judge has ended, which shows that it is its own.
+            let ended = match said.iter().any(|verdict| matches!(verdict, Verdict::Failed(_))) {
+                true => Ended::not_run(&judge.test),
+                false => {
+                    let subject = Subject {
+                        name: exercise.judged_as(),
+                        file: program.clone(),
+                        is_attempt: true,
+                    };
+                    let test = judge.test.as_str();
+                    let ended = judges.run(&guest, subject, &[test])?.ended.remove(test);
+                    ended.with_context(|| format!("{test} has said nothing"))?
+                }
+            };
+            workshop::outln!("{}", printable(&shown(judge, &ended)));
             if let Verdict::Failed(why) = &ended.verdict {
                 fs::write(&log, printable(&events_last(why))).ok();
             }
-        })?;
-        if said.values().filter(|verdict| **verdict == Verdict::Passed).count() == asked.len() {
+            said.push(ended.verdict);
+        }
+        if said.iter().all(|verdict| *verdict == Verdict::Passed) {
             state.pass(exercise, step.unwrap_or(exercise.steps.len() - 1))?;
             let is_done = state.known(exercise).done;
             let outcome = if is_done { ClassOutcome::Passed } else { ClassOutcome::Here };
@@ -154,22 +144,38 @@ impl Check {
         Ok(false)
     }
 
+    /// Builds the attempt, before anything else: an error of the compiler needs neither judges nor a guest.
+    /// `None`: it does not compile, and that was said.
+    fn built(&self, run: &Run, state: &SavedState, exercise: &Exercise) -> Result<Option<PathBuf>> {
+        run.need_packages(For::Run)?;
+        if judges::is_first(run) {
+            say!("building your program, the first time with all that it needs: a minute or two");
+        }
+        let cargo = run.guests()?.quiet();
+        let said = match judges::build_attempt(&cargo, &exercise.package())? {
+            Ok(program) => return Ok(Some(program)),
+            Err(said) => said,
+        };
+        vm::commands::end_if_interrupted();
+        workshop::outln!("{said}");
+        if let Some(meaning) = explain::missing_field(&said) {
+            workshop::outln!("\nWhat this means:\n{}", wrapped(meaning, 90));
+        }
+        workshop::outln!("\nYour program does not compile yet.");
+        class::report(state, Some(exercise), ClassOutcome::Broken);
+        Ok(None)
+    }
+
     /// Says what to do where not all judges agree.
-    fn refuse(
-        &self,
-        state: &SavedState,
-        exercise: &Exercise,
-        asked: &[&Judge],
-        said: &BTreeMap<String, Verdict>,
-    ) {
-        if !said.values().any(|verdict| matches!(verdict, Verdict::Failed(_) | Verdict::NotRun)) {
+    fn refuse(&self, state: &SavedState, exercise: &Exercise, asked: &[&Judge], said: &[Verdict]) {
+        if !said.iter().any(|verdict| matches!(verdict, Verdict::Failed(_) | Verdict::NotRun)) {
             workshop::outln!(
                 "\nNo judge refuses your program, but not every judge works on this kernel. \
                  `cargo lesson check --kernel LINE` checks on another one."
             );
             return;
         }
-        let no = asked.iter().find_map(|judge| match said.get(&judge.test)? {
+        let no = asked.iter().zip(said).find_map(|(judge, verdict)| match verdict {
             Verdict::Failed(_) => Some(judge.test.clone()),
             _ => None,
         });

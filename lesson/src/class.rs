@@ -72,7 +72,7 @@ struct ClassReport {
 /// Says hello to a class, which from then on gets this learner's verdicts.
 pub fn join(lesson: &mut Lesson, address: String, name: String) -> Result<()> {
     check_name(&name).map_err(|error| fail(USAGE, error.to_string()))?;
-    let exercise = lesson.current().ok();
+    let exercise = lesson.chosen(None).ok();
     let state = &mut lesson.state;
     let before = state.progress.class.take().filter(|it| it.address == address);
     let key = before.map_or_else(|| std::process::id() ^ now() as u32, |class| class.key);

@@ -24,6 +24,17 @@ pub fn is_refused(message: &str) -> bool {
     message.contains("the verifier rejects") || message.contains(MISSING)
 }
 
+/// How a judge's message begins where the program ends before it is judged: see `tests/guest/run.rs`.
+pub const NO_START: &str = "your program does not start:";
+
+/// Whether a message says by itself what happened: the program was refused, did not start, or has failed. What it
+/// should have printed explains nothing then.
+pub fn is_about_itself(message: &str) -> bool {
+    let signs =
+        [NO_START, "panicked at ", "your program: exit code ", "your program: no exit code"];
+    is_refused(message) || signs.iter().any(|sign| message.contains(sign))
+}
+
 /// What a refusal means, where it is one of those that beginners meet.
 pub fn refusal(message: &str) -> Option<&'static str> {
     let meant = |refusal: &&VerifierRefusal| refusal.says.iter().any(|text| message.contains(text));

@@ -39,8 +39,16 @@ impl Lesson {
         Run::new(self.arch)
     }
 
+    /// The exercise that the user names, or else the one that was started last.
+    pub fn chosen(&self, id: Option<&str>) -> Result<Exercise> {
+        match id {
+            Some(id) => self.named(id),
+            None => self.current(),
+        }
+    }
+
     /// The exercise that was started last.
-    pub fn current(&self) -> Result<Exercise> {
+    fn current(&self) -> Result<Exercise> {
         let id = self.state.progress.current.as_deref();
         let found = self.exercises.iter().find(|exercise| Some(exercise.id.as_str()) == id);
         found.cloned().ok_or_else(|| fail(USAGE, "no exercise is started yet: cargo lesson start"))

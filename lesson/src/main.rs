@@ -53,15 +53,22 @@ enum Cmd {
     /// Judge your attempt, in the virtual machine
     Check(Check),
     /// Show the next of three hints
-    Hint,
+    Hint {
+        /// The exercise [default: the one that was started last]
+        id: Option<String>,
+    },
     /// Show the differences between your attempt and the answer, once it is done
     Solution {
+        /// The exercise [default: the one that was started last]
+        id: Option<String>,
         /// Show them before it is done
         #[arg(long)]
         anyhow: bool,
     },
     /// Start over; the attempt is kept in mine.old/
     Reset {
+        /// The exercise, which becomes the current one [default: the one that was started last]
+        id: Option<String>,
         /// Do not ask
         #[arg(long)]
         yes: bool,
@@ -105,9 +112,10 @@ fn main() -> ExitCode {
     // A reader that goes (`cargo lesson | head -1`) ends this program quietly, as it does others.
     // SAFETY: no other thread runs yet, and the default action needs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-    match run(cli) {
+    match vm::commands::end_in_order().and_then(|()| run(cli)) {
         Ok(code) => code,
         Err(error) => {
+            vm::commands::end_if_interrupted();
             say!("{error:#}");
             ExitCode::from(workshop::fail::code(&error) as u8)
         }
@@ -120,9 +128,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         None => attempt::status(&lesson)?,
         Some(Cmd::Start { id }) => attempt::start(&mut lesson, id)?,
         Some(Cmd::Check(check)) => return check.run(&mut lesson),
-        Some(Cmd::Hint) => attempt::hint(&mut lesson)?,
-        Some(Cmd::Solution { anyhow }) => attempt::solution(&lesson, anyhow)?,
-        Some(Cmd::Reset { yes }) => attempt::reset(&mut lesson, yes)?,
+        Some(Cmd::Hint { id }) => attempt::hint(&mut lesson, id.as_deref())?,
+        Some(Cmd::Solution { id, anyhow }) => attempt::solution(&lesson, id.as_deref(), anyhow)?,
+        Some(Cmd::Reset { id, yes }) => attempt::reset(&mut lesson, id.as_deref(), yes)?,
         Some(Cmd::Prove(options)) => return prove::prove(&lesson.run()?, &options),
         Some(Cmd::Stop) => match BackgroundGuest::new(&lesson.run()?, None).stop()? {
             true => workshop::outln!("The virtual machine has ended."),

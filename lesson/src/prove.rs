@@ -14,7 +14,12 @@ use std::{
 
 use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
-use workshop::{cargo::Cargo, events::Verdict, judging::Subject, lock};
+use workshop::{
+    cargo::Cargo,
+    events::{Ended, Verdict},
+    judging::Subject,
+    lock,
+};
 
 use vm::{
     cargo::follow::{at_once, workers},
@@ -26,13 +31,10 @@ use crate::{
     claims::{About, Claim, ClaimSource, Expected, claims},
     experiments::is_shown,
     explain,
-    judges::Judges,
+    judges::{Judged, Judges},
     lesson::NOT_YET,
     mutants::{self, Workshop},
 };
-
-/// How a judge's message begins where the program ends before it is judged: see `tests/guest/run.rs`.
-const NO_START: &str = "your program does not start:";
 
 /// A claim, and its program once it is built: the same for all kernels.
 type Built = (Claim, OnceLock<Result<Result<PathBuf, String>>>);
@@ -303,6 +305,16 @@ fn shows_log(guest: &BackgroundGuest<'_>, program: &Path, log: &[String]) -> Res
     is_shown(&said, log)
 }
 
+/// Each judge that passes an answer says what it has compared, and they leave the guest as it was: an error where
+/// not.
+fn is_well_judged(Judged { ended, left }: &Judged) -> Result<()> {
+    let is_mute = |it: &&Ended| it.verdict == Verdict::Passed && it.compared.is_empty();
+    let mute = ended.values().find(is_mute).map(|it| &it.name);
+    ensure!(mute.is_none(), "{mute:?} passes it, and does not say what it has compared");
+    ensure!(left.is_empty(), "the next check needs another guest: {}", left.join(", "));
+    Ok(())
+}
+
 /// Whether a claim holds; an error where not.
 fn check(
     judges: &Judges,
@@ -319,7 +331,11 @@ fn check(
     let tests: Vec<&str> = claim.tests.iter().map(String::as_str).collect();
     let is_attempt = claim.about != About::WrongProgram;
     let subject = Subject { name: claim.judged_as.clone(), file: program.to_owned(), is_attempt };
-    let said = judges.run(guest, subject, &tests, |_| {})?;
+    let judged = judges.run(guest, subject, &tests)?;
+    if claim.about == About::Exercise && matches!(claim.expected, Expected::Pass) {
+        is_well_judged(&judged)?;
+    }
+    let said = judged.ended.into_iter().map(|(test, ended)| (test, ended.verdict)).collect();
     let bad = failed(&said);
     match (&claim.expected, bad) {
         (Expected::Pass, Some((test, why))) => bail!("{test}: {why}"),
@@ -342,7 +358,8 @@ fn check(
         (Expected::NotCompiled(_), _) | (_, None) => bail!("no judge refuses it: {said:?}"),
         // A judge that says no because the program does not start has not judged it.
         (Expected::Fail, Some((test, why))) => {
-            let starts = !explain::is_refused(why) && (is_attempt || !why.contains(NO_START));
+            let starts =
+                !explain::is_refused(why) && (is_attempt || !why.contains(explain::NO_START));
             ensure!(starts, "{test}: {why}");
             Ok(())
         }

@@ -4,13 +4,20 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::ErrorKind,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     time::UNIX_EPOCH,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use workshop::{attempts, cargo::Cargo};
+use walkdir::WalkDir;
+use workshop::{
+    attempts,
+    cargo::Cargo,
+    fail::{USAGE, fail},
+};
 
 use crate::exercise::{Exercise, HINTS};
 
@@ -88,9 +95,7 @@ impl SavedState {
                     file.display()
                 )
             }),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Ok(SavedProgress::default())
-            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(SavedProgress::default()),
             Err(error) => Err(error).with_context(|| file.display().to_string()),
         }
     }
@@ -114,7 +119,30 @@ impl SavedState {
     }
 
     pub fn has_attempt(&self, exercise: &Exercise) -> bool {
-        self.workspace.join(exercise.directory()).exists()
+        self.workspace.join(exercise.directory()).symlink_metadata().is_ok()
+    }
+
+    /// An error that says what to do where there is no attempt, or nothing that can be built.
+    pub fn need_attempt(&self, exercise: &Exercise) -> Result<()> {
+        let (mine, id) = (exercise.directory(), &exercise.id);
+        let shown = mine.display();
+        if !self.has_attempt(exercise) {
+            let message = format!("{shown} does not exist: `cargo lesson start {id}` makes it");
+            return Err(fail(USAGE, message));
+        }
+        let missing = ["Cargo.toml", "src"]
+            .into_iter()
+            .find(|it| !self.workspace.join(&mine).join(it).exists());
+        match missing {
+            None => Ok(()),
+            Some(missing) => {
+                let message = format!(
+                    "{shown} has no {missing}: `cargo lesson reset {id}` moves what is there to mine.old/ \
+                     and starts over"
+                );
+                Err(fail(USAGE, message))
+            }
+        }
     }
 
     /// Makes the exercise the current one, with an attempt that begins with the sources of
@@ -126,13 +154,7 @@ impl SavedState {
             self.copy(exercise)
                 .with_context(|| format!("cannot copy {from} to {}", to.display()))?;
         } else {
-            let place = self.workspace.join(exercise.directory());
-            ensure!(
-                place.join("Cargo.toml").exists(),
-                "{} has no Cargo.toml: `cargo lesson reset {}` moves it to mine.old/ and starts over",
-                exercise.directory().display(),
-                exercise.id
-            );
+            self.need_attempt(exercise)?;
         }
         // Also where the attempt is there: the workshop may have changed since.
         attempts::prepare(&Cargo::new(&self.workspace, true), &exercise.package())?;
@@ -144,8 +166,10 @@ impl SavedState {
     /// Makes an attempt with the sources of `exercise.start`, which appears only when it is complete.
     fn copy(&self, exercise: &Exercise) -> Result<()> {
         let place = self.workspace.join(exercise.directory());
-        fs::create_dir_all(self.workspace.join(STATE))?;
-        let new = tempfile::tempdir_in(self.workspace.join(STATE))?;
+        // In `mine`, which may be on another disk than the workshop; but not where cargo looks for packages.
+        let beside = place.parent().context("no parent")?.join(".cargo");
+        fs::create_dir_all(&beside)?;
+        let new = tempfile::tempdir_in(beside)?;
         let package = new.path().join("package");
         fs::create_dir_all(package.join("src"))?;
         for entry in fs::read_dir(self.workspace.join(&exercise.start).join("src"))? {
@@ -154,7 +178,6 @@ impl SavedState {
         }
         fs::write(package.join("build.rs"), BUILD)?;
         fs::write(package.join("Cargo.toml"), manifest(&exercise.id, &exercise.title))?;
-        fs::create_dir_all(place.parent().context("no parent")?)?;
         Ok(fs::rename(package, place)?)
     }
 
@@ -165,7 +188,7 @@ impl SavedState {
         let mut names = (1..).map(|n| format!("{}-{n}", exercise.id));
         let name = names.find(|name| !old.join(name).exists()).context("no name is left")?;
         let kept = Path::new("mine.old").join(&name);
-        fs::rename(self.workspace.join(exercise.directory()), old.join(&name))
+        move_to(&self.workspace.join(exercise.directory()), &old.join(&name))
             .with_context(|| format!("cannot move the attempt to {}", kept.display()))?;
         self.note(exercise, |known| (known.steps, known.hints) = (0, 0))?;
         self.start(exercise)?;
@@ -198,6 +221,27 @@ impl SavedState {
         let hints = &exercise.steps[self.open_step(exercise)].hints;
         Ok(hints.get(given).map(|hint| (given + 1, hint.as_str())))
     }
+}
+
+/// Moves a directory, also to another disk: there it appears when it is complete.
+fn move_to(from: &Path, to: &Path) -> Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == ErrorKind::CrossesDevices => {}
+        moved => return Ok(moved?),
+    }
+    let new = tempfile::tempdir_in(to.parent().context("no parent")?)?;
+    let copy = new.path().join("copy");
+    for entry in WalkDir::new(from) {
+        let entry = entry?;
+        let place = copy.join(entry.path().strip_prefix(from)?);
+        match entry.file_type() {
+            kind if kind.is_dir() => fs::create_dir(place)?,
+            kind if kind.is_symlink() => symlink(fs::read_link(entry.path())?, place)?,
+            _ => drop(fs::copy(entry.path(), place)?),
+        }
+    }
+    fs::rename(copy, to)?;
+    Ok(fs::remove_dir_all(from)?)
 }
 
 /// Seconds since 1970.

@@ -58,11 +58,11 @@ fn failure(expected: &str, why: &str) -> String {
     if lines.len() > SHOWN {
         shown += &format!("\n… and {} more lines", lines.len() - SHOWN);
     }
-    let mut text = format!(
-        "      expected:\n{}\n      yours:\n{}",
-        indent(expected.trim_end(), "        "),
-        indent(&shown, "        ")
-    );
+    let mut text = match explain::is_about_itself(why) {
+        true => String::new(),
+        false => format!("      expected:\n{}\n", indent(expected.trim_end(), "        ")),
+    };
+    text += &format!("      yours:\n{}", indent(&shown, "        "));
     if explain::is_refused(why)
         && let Some(meaning) = explain::refusal(why)
     {
@@ -85,6 +85,22 @@ mod tests {
         let shown =
             failure("x", "the verifier rejects y(): R0 invalid mem access 'map_value_or_null'");
         assert!(shown.contains("what this means:\n        A look-up"), "{shown}");
+    }
+
+    #[test]
+    fn what_is_expected_is_shown_only_where_it_explains_something() {
+        for why in [
+            "your program does not start: it has ended with exit code 0, and said nothing",
+            "mine-03: the verifier rejects io_end(): something new",
+            "after Ctrl-C: your program: exit code 101, and it said: thread 'main' panicked at \
+             mine/03/src/main.rs:9:5:\nboom\n",
+            "your program: no exit code, and it said: ",
+        ] {
+            let shown = failure("a line for every bio", why);
+            assert!(shown.starts_with("      yours:\n"), "{shown}");
+            assert!(!shown.contains("expected") && !shown.contains("every bio"), "{shown}");
+        }
+        assert!(failure("a line for every bio", "0 lines").contains("a line for every bio"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use socket2::{SockFilter, SockRef};
 
 use crate::{
     bios::{ONE_PLACE, lines_add_up},
+    clean,
     commands::instances,
     exercise_loads::split_out_of_order,
     prelude::*,
@@ -62,20 +63,27 @@ fn traces() -> Result<BTreeSet<String>> {
 /// After Ctrl-C, and by itself after --duration, the attempt exits with 0, and nothing of it is left.
 fn exercise_leaves_nothing() -> Result<()> {
     let (subject, _) = subject().context("there is no attempt to judge")?;
-    let (before, traces_before) = (loaded()?, traces()?);
+    let (before, traces_before, pins_before) = (clean::loaded(), traces()?, clean::pins());
     let programs = ProgInfoIter::default().count();
     // Some exercises need something to filter by: a disk, a file, a process.
     let arguments = [&[][..], &["vda"], &["/proc/self/exe"], &["1"]];
+    let mut refused = Vec::new();
     let mut tries =
         arguments.iter().map(|arguments| (arguments, Running::stage(&subject, arguments)));
-    let is_answer = |(_, started): &(_, Result<Running>)| match started {
-        Ok(_) => true,
-        Err(error) => subject != EXERCISE || error.to_string().contains("verifier"),
-    };
-    let (arguments, running) = tries
-        .find(is_answer)
-        .context("it does not start without an argument, nor with a disk, a file or a process")?;
-    let running = running?;
+    let started = tries.find_map(|(arguments, started)| match started {
+        Ok(running) => Some(Ok((arguments, running))),
+        Err(error) if subject != EXERCISE || error.to_string().contains("verifier") => {
+            Some(Err(error))
+        }
+        Err(error) => {
+            refused.push(format!("with {arguments:?}: {error}"));
+            None
+        }
+    });
+    let (arguments, running) = started.with_context(|| {
+        let tried = "it does not start without an argument, nor with a disk, a file or a process";
+        format!("{tried}:\n{}", refused.join("\n"))
+    })??;
     let mut command = Command::new(program(&subject));
     let mut timed = Running::spawn(command.args(*arguments).args(["--duration", "1s"]))?;
     let more = ProgInfoIter::default().count() > programs;
@@ -84,7 +92,23 @@ fn exercise_leaves_nothing() -> Result<()> {
     running.interrupt()?;
     let timed = timed.end_within(Duration::from_secs(30)).context("with --duration 1s")?;
     ensure!(timed.code == Some(0), "with --duration 1s: {timed:?}");
-    wait_until_unloaded(&before)?;
+    // At once: what is pinned stays loaded.
+    let mut pins = clean::pins();
+    pins.retain(|pin| !pins_before.contains(pin));
+    ensure!(
+        pins.is_empty(),
+        "your program has ended, and leaves what it has pinned, which stays loaded: {}. Remove the file before \
+         the program ends, or pin nothing",
+        pins.join(", ")
+    );
+    let still_loaded = || clean::loaded().into_iter().filter(|it| !before.contains(it));
+    attempt_until("the end of what your program has loaded", || {
+        Ok(still_loaded().next().is_none())
+    })
+    .with_context(|| {
+        let what = still_loaded().collect::<Vec<_>>().join(", ");
+        format!("your program has ended, and this is still loaded, or attached: {what}")
+    })?;
     let now = traces()?;
     let left: Vec<_> = now.difference(&traces_before).collect();
     // The next check is of a program that may have nothing to do with it.
@@ -93,7 +117,7 @@ fn exercise_leaves_nothing() -> Result<()> {
     }
     ensure!(left.is_empty(), "this is left, or has another value than before: {left:?}");
     compared(
-        "bpftool lists the same programs, maps and links as before, and no setting is another",
+        "the kernel lists the same programs, maps and links as before, nothing is pinned, and no setting is another",
     );
     Ok(())
 }

@@ -19,6 +19,7 @@ mod appendix;
 mod bios;
 mod by_hand;
 mod cachetop;
+mod clean;
 mod commands;
 mod ctracer;
 mod ctracer_filters;
@@ -143,10 +144,20 @@ fn main() {
                 .collect()
         }
     };
+    // The guest stays for other attempts.
+    let stays = !arguments.list && !judges.is_empty();
     if !arguments.list {
         prepare();
     }
-    libtest_mimic::run(&arguments, trials).exit()
+    if stays {
+        clean::keep_first().expect("the guest's state");
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if stays {
+        let left = clean::left().unwrap_or_else(|error| vec![format!("{error:#}")]);
+        GuestMessage::Left(left).print();
+    }
+    conclusion.exit()
 }
 
 /// Runs a test. What it cost, and why one could not judge, are messages of their own: the runner shows them.

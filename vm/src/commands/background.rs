@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use common_base::duration;
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use workshop::fail::{Fail, GUEST_DIED, fail};
 use workshop::say;
 
@@ -22,7 +22,7 @@ use crate::commands::setup;
 use crate::commands::test::DISK_OPTIONS;
 use crate::machine::qemu::Guest;
 use crate::run::{For, GuestOptions, Run, named};
-use crate::session::processes::end_with_us;
+use crate::session::processes::{end_with_us, leave_alone};
 use crate::session::protocol::{Exit, Request, Stream};
 use crate::session::{cleanup, guest, host as session, rundir};
 
@@ -31,8 +31,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 const STEP: Duration = Duration::from_millis(50);
 /// How long a program may say nothing before the guest counts as dead.
 const SILENCE: Duration = Duration::from_secs(600);
-/// How long the launcher may take to end.
-const END_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the launcher may take to notice that QEMU has ended.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the launcher's programs start themselves as.
 #[derive(Subcommand)]
@@ -89,7 +89,9 @@ impl Hidden {
             }
             What::Run { patience, program } => {
                 let program = GuestProgram::other(program);
-                it.join(&program, patience, |stream, request| session::talk(stream, request, false))
+                let Some(taken) = it.take_running()? else { return Ok(GUEST_DIED) };
+                let talk = |stream, request| session::talk(stream, request, false);
+                taken.join(&program, patience, talk)
             }
             What::Stop => Ok(i32::from(!it.stop()?)),
         }
@@ -130,9 +132,9 @@ impl<'r> BackgroundGuest<'r> {
         named.unwrap_or_else(|| "the default kernel".to_owned())
     }
 
-    /// Its run directory and its launcher, where it runs or boots, with this kernel if one is named.
-    fn find(&self, kernel: Option<&str>) -> Result<Option<(PathBuf, rundir::Info)>> {
-        rundir::running(self.run.workspace(), self.run.arch.name(), &self.name, kernel)
+    /// Its run directory and its launcher, where it runs or boots.
+    fn find(&self) -> Result<Option<(PathBuf, rundir::Info)>> {
+        rundir::running(self.run.workspace(), self.run.arch.name(), &self.name, None)
     }
 
     /// What its launcher says.
@@ -149,28 +151,63 @@ impl<'r> BackgroundGuest<'r> {
         fail(GUEST_DIED, format!("the guest has ended; its launcher said:\n  {last}"))
     }
 
-    /// Boots the guest if it does not run, or runs another kernel: in a process of its own.
+    /// Boots the guest if it does not run, runs another kernel, or is not as it was after its boot.
     pub fn start(&self) -> Result<()> {
-        let run = self.run;
-        let kernel = self.kernel.clone().unwrap_or_else(|| run.table.default_name());
-        if self.find(Some(&kernel))?.is_some() {
-            return Ok(());
+        self.take().map(drop)
+    }
+
+    /// The guest, when those who use it have ended. One that is not as it was after its boot is ended, and
+    /// so is one with another kernel: a new one boots.
+    pub fn take(&self) -> Result<TakenGuest<'_, 'r>> {
+        let kernel = self.kernel.clone().unwrap_or_else(|| self.run.table.default_name());
+        loop {
+            if let Some(taken) = self.take_running()? {
+                let why = taken.unclean();
+                if why.is_none() && taken.info.kernel == kernel {
+                    return Ok(taken);
+                }
+                if let Some(why) = why {
+                    say!("{why}; its virtual machine is ended, and a new one boots");
+                }
+                rundir::end(&taken.dir, &taken.info)?;
+            }
+            self.boot(&kernel)?;
         }
-        self.stop()?;
+    }
+
+    /// The guest where one runs or boots, when those who use it have ended.
+    fn take_running(&self) -> Result<Option<TakenGuest<'_, 'r>>> {
+        while let Some((dir, info)) = self.find()? {
+            let in_use = match rundir::in_use(&dir) {
+                Err(_) if !rundir::is_alive(&dir) => continue,
+                opened => opened?,
+            };
+            let take = |how| flock(&in_use, how).is_ok();
+            if !take(FlockOperation::NonBlockingLockExclusive) {
+                // The launcher itself holds it for a moment, and so does a program that was just interrupted.
+                std::thread::sleep(PAUSE);
+                if !take(FlockOperation::NonBlockingLockExclusive) {
+                    say!("waiting for an earlier check to end");
+                    while !take(FlockOperation::LockExclusive) {}
+                }
+            }
+            // Those who had it may have ended it.
+            if rundir::is_alive(&dir) {
+                return Ok(Some(TakenGuest { guest: self, dir, info, _in_use: in_use }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Boots the guest, in a process of its own.
+    fn boot(&self, kernel: &str) -> Result<()> {
+        let run = self.run;
         // Here, where it can ask for a password: the guest's launcher has no terminal.
         run.need_packages(if self.stays { For::Judge } else { For::Test })?;
-        setup::prepare(run, std::slice::from_ref(&kernel))?;
+        setup::prepare(run, &[kernel.to_owned()])?;
         let mut boot = Command::new(cleanup::OWN_FILE);
-        boot.args([
-            "--arch",
-            run.arch.name(),
-            "background",
-            &self.name,
-            "boot",
-            "--kernel",
-            &kernel,
-        ]);
-        boot.args(DISK_OPTIONS);
+        boot.args(["--arch", run.arch.name(), "background", &self.name, "boot"]);
+        boot.args(["--kernel", kernel]).args(DISK_OPTIONS);
         if self.stays {
             let foreign = run.arch.is_foreign().then(|| format!(" --arch {}", run.arch.name()));
             eprintln!(
@@ -179,7 +216,7 @@ impl<'r> BackgroundGuest<'r> {
                 self.kernel(),
                 foreign.unwrap_or_default()
             );
-            // Ctrl-C ends a check and not the guest.
+            // Ctrl-C reaches this process, which ends the guest.
             boot.process_group(0);
         } else {
             eprintln!("booting {}", self.kernel());
@@ -191,23 +228,49 @@ impl<'r> BackgroundGuest<'r> {
         let mut launcher = boot.spawn().context("cannot start the launcher")?;
         let stdout = launcher.stdout.take().context("the launcher has no output")?;
         match BufReader::new(stdout).lines().next() {
-            Some(Ok(_)) => Ok(()),
-            _ => Err(self.ended()),
+            Some(Ok(_)) if self.stays => leave_alone(Pid::from_child(&launcher)),
+            Some(Ok(_)) => {}
+            _ => {
+                cleanup::end_if_asked();
+                return Err(self.ended());
+            }
         }
+        Ok(())
     }
 
+    /// Ends the launcher, and with it the guest; returns when both have ended. Whether it ran.
+    pub fn stop(&self) -> Result<bool> {
+        let Some((dir, info)) = self.find()? else { return Ok(false) };
+        rundir::end(&dir, &info)?;
+        Ok(true)
+    }
+}
+
+/// A guest that runs, and that nobody else uses while this lives.
+pub struct TakenGuest<'g, 'r> {
+    guest: &'g BackgroundGuest<'r>,
+    dir: PathBuf,
+    info: rundir::Info,
+    _in_use: File,
+}
+
+impl TakenGuest<'_, '_> {
     /// Runs a program in the guest, with this variable, and hands over each line of its standard
     /// output. Returns its status, and what it said on standard error.
+    ///
+    /// From now on, the guest counts as one that is not as it was after its boot, until
+    /// [`TakenGuest::is_clean`] says otherwise: this process, or the program, may be killed.
     pub fn run(
         &self,
         program: &[&str],
         variable: (&'static str, String),
         mut on_line: impl FnMut(&str),
     ) -> Result<(i32, String)> {
+        self.note_unclean("an earlier check was cut off")?;
         let argv = program.iter().map(Into::into).collect();
         let program = GuestProgram { env: vec![variable], ..GuestProgram::other(argv) };
         let (mut output, mut errors) = (Vec::new(), Vec::new());
-        let status = self.join(&program, SILENCE, |stream, request| {
+        let listen = |stream, request| {
             session::listen(stream, request, |from, data| match from {
                 Stream::Stderr => errors.extend_from_slice(data),
                 Stream::Stdout => {
@@ -218,61 +281,62 @@ impl<'r> BackgroundGuest<'r> {
                     }
                 }
             })
-        })?;
-        if status == GUEST_DIED {
-            return Err(self.ended());
+        };
+        // A signal that ends this process ends the guest, too.
+        cleanup::own_guest(self.guest.stays.then(|| (self.dir.clone(), self.info.clone())));
+        let status = self.join(&program, SILENCE, listen);
+        cleanup::end_if_asked();
+        cleanup::own_guest(None);
+        if *status.as_ref().unwrap_or(&0) == GUEST_DIED {
+            return Err(self.guest.ended());
         }
-        Ok((status, String::from_utf8_lossy(&errors).into_owned()))
+        Ok((status?, String::from_utf8_lossy(&errors).into_owned()))
     }
 
-    /// Runs a program in the guest, when those before it have ended; `talk` holds the session. Where none
-    /// of its output comes for `patience`, ends the guest. Returns its status, 125 where the guest ended.
+    /// Why the guest is not as it was after its boot, where it is not.
+    fn unclean(&self) -> Option<String> {
+        fs::read_to_string(self.mark()).ok()
+    }
+
+    /// Notes why the guest is not as it was after its boot: whoever takes it next boots another one.
+    pub fn note_unclean(&self, why: &str) -> Result<()> {
+        fs::write(self.mark(), why).context("cannot write to the run directory")
+    }
+
+    /// Notes that the guest is as it was after its boot.
+    pub fn is_clean(&self) -> Result<()> {
+        fs::remove_file(self.mark()).context("cannot write to the run directory")
+    }
+
+    /// Where that stands: the guest does not see it.
+    fn mark(&self) -> PathBuf {
+        self.dir.join("unclean")
+    }
+
+    /// Runs a program in the guest; `talk` holds the session. Where none of its output comes for
+    /// `patience`, ends the guest. Returns its status, 125 where the guest ended.
     fn join(
         &self,
         program: &GuestProgram,
         patience: Duration,
         talk: impl FnOnce(UnixStream, Request) -> Result<Option<Exit>>,
     ) -> Result<i32> {
-        let request = launch::request(self.run, program, None)?;
-        let Some((dir, _)) = self.find(None)? else { return Ok(GUEST_DIED) };
-        let in_use = rundir::in_use(&dir)?;
-        let take = |how| flock(&in_use, how).is_ok();
-        if !take(FlockOperation::NonBlockingLockExclusive) {
-            // The launcher itself holds it for a moment, and so does a program that was just interrupted.
-            std::thread::sleep(PAUSE);
-            if !take(FlockOperation::NonBlockingLockExclusive) {
-                say!("waiting for an earlier check to end");
-                while !take(FlockOperation::LockExclusive) {}
-            }
-        }
-        match launch::enter(&dir, request, Some(patience), talk) {
+        let request = launch::request(self.guest.run, program, None)?;
+        match launch::enter(&self.dir, request, Some(patience), talk) {
             Ok(Some(exit)) => return Ok(exit.status),
             Err(error) if !error.is::<Fail>() => return Err(error),
             _ => {}
         }
         // Where QEMU has ended, its launcher notices that, too, and says why.
         let start = Instant::now();
-        while start.elapsed() < END_PATIENCE / 2 {
-            if !rundir::is_alive(&dir) {
+        while start.elapsed() < END_PATIENCE {
+            if !rundir::is_alive(&self.dir) {
                 return Ok(GUEST_DIED);
             }
             std::thread::sleep(STEP);
         }
-        self.stop()?;
+        cleanup::end_if_asked();
+        rundir::end(&self.dir, &self.info)?;
         Err(fail(GUEST_DIED, "the guest has stopped responding, and was stopped: check again"))
-    }
-
-    /// Ends the launcher, and with it the guest; returns when both have ended. Whether it ran.
-    pub fn stop(&self) -> Result<bool> {
-        let Some((dir, info)) = self.find(None)? else { return Ok(false) };
-        let launcher = Pid::from_raw(info.pid as i32).context("the guest's launcher has no id")?;
-        for signal in [Signal::TERM, Signal::KILL] {
-            let start = Instant::now();
-            while rundir::is_alive(&dir) && start.elapsed() < END_PATIENCE {
-                let _ = kill_process(launcher, signal);
-                std::thread::sleep(STEP);
-            }
-        }
-        Ok(true)
     }
 }

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
-use workshop::lock;
+use workshop::{lock, say};
 
 use crate::session::processes;
+use crate::session::rundir::{self, Info};
 
 /// The file of this program, even if cargo has replaced it meanwhile.
 pub const OWN_FILE: &str = "/proc/self/exe";
@@ -26,9 +27,12 @@ struct State {
     run_dir: Option<PathBuf>,
     /// The terminal's settings before it was put into raw mode.
     terminal: Option<Termios>,
+    /// A guest that stays, while this process runs something in it.
+    guest: Option<(PathBuf, Info)>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { qemu: None, run_dir: None, terminal: None });
+static STATE: Mutex<State> =
+    Mutex::new(State { qemu: None, run_dir: None, terminal: None, guest: None });
 
 /// How long nothing new may start before the launcher exits from a thread that is not the main one.
 const QUIET: Duration = Duration::from_millis(500);
@@ -54,6 +58,7 @@ pub fn exit(code: i32, message: Option<&str>) -> ! {
     }
     restore_terminal();
     kill_qemu();
+    end_guest();
     let mut quiet_since = Instant::now();
     // The main thread may continue where a command failed, and start the next one.
     loop {
@@ -140,6 +145,21 @@ pub fn own_run_dir(dir: &Path) {
 /// Takes over the running QEMU, to kill it at the end.
 pub fn own_qemu(child: Child) {
     lock(&STATE).qemu = Some(child);
+}
+
+/// Takes over a guest that stays, or gives it back: where this process is ended meanwhile, that is ended, too.
+pub fn own_guest(guest: Option<(PathBuf, Info)>) {
+    lock(&STATE).guest = guest;
+}
+
+/// Ends the guest that stays: what runs there was cut off.
+fn end_guest() {
+    let guest = lock(&STATE).guest.take();
+    if let Some((dir, info)) = guest {
+        // First: without a terminal, nobody may read what is said.
+        let _ = rundir::end(&dir, &info);
+        say!("interrupted: the virtual machine is ended, too, and the next check boots a new one");
+    }
 }
 
 pub fn qemu_ended() -> Option<std::process::ExitStatus> {

@@ -8,14 +8,14 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::process::{
     Pid, Signal, getpid, getppid, kill_process, set_child_subreaper,
     set_parent_process_death_signal,
 };
-use workshop::say;
+use workshop::{lock, say};
 
 /// How long a process may take to end after SIGTERM, before it gets SIGKILL; and after that.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,9 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// and waited for.
 const WAITED_FOR: &str = "apt-get";
 
-/// Children that this process has not started itself: where a shell becomes the launcher by exec,
-/// its children, like the `tee` of `cargo vm run stage06 > >(tee log)`, become the launcher's.
-static INHERITED: OnceLock<Vec<Pid>> = OnceLock::new();
+/// Children that outlive this process. Some it has not started itself: where a shell becomes the launcher by
+/// exec, its children, like the `tee` of `cargo vm run stage06 > >(tee log)`, become the launcher's.
+static LEFT_ALONE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// Lets a command's process get this signal when the thread that starts it ends: also where that is killed.
 pub fn end_with_us(command: &mut Command, signal: Signal) {
@@ -42,7 +42,12 @@ pub fn end_with_us(command: &mut Command, signal: Signal) {
 
 /// Notes the children that there are before this process starts any.
 pub fn note_inherited() {
-    INHERITED.get_or_init(children);
+    lock(&LEFT_ALONE).extend(children());
+}
+
+/// Lets a child outlive this process.
+pub fn leave_alone(child: Pid) {
+    lock(&LEFT_ALONE).push(child);
 }
 
 /// The children of this process that run.
@@ -71,7 +76,7 @@ fn is_waited_for(pid: Pid) -> bool {
 pub fn end_descendants() -> bool {
     // Whatever loses its parent now becomes a child of this process.
     let _ = set_child_subreaper(Some(getpid()));
-    let mut left_alone = INHERITED.get().cloned().unwrap_or_default();
+    let mut left_alone = lock(&LEFT_ALONE).clone();
     let mut told = HashMap::new();
     let mut is_over = false;
     loop {

@@ -11,9 +11,11 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, OFlags};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use workshop::fail::{GUEST_DIED, fail};
 
@@ -22,8 +24,12 @@ pub const PORTS: u32 = 16;
 /// The longest file that is read from the directory which the guest can write to.
 const SHARED_LIMIT: u64 = 64 * 1024;
 
+/// How long a launcher may take to end after a signal, and how often it is looked for.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+const STEP: Duration = Duration::from_millis(50);
+
 /// What other launchers need to know about a running guest.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Info {
     /// The workspace that it runs programs of.
     pub workspace: PathBuf,
@@ -191,6 +197,19 @@ fn find(
             && kernel.is_none_or(|kernel| kernel == info.kernel);
         is_it.then_some((dir, info))
     })
+}
+
+/// Ends the launcher of this run directory, and with it the guest; returns when both have ended.
+pub fn end(dir: &Path, info: &Info) -> Result<()> {
+    let launcher = Pid::from_raw(info.pid as i32).context("the guest's launcher has no id")?;
+    for signal in [Signal::TERM, Signal::KILL] {
+        let start = Instant::now();
+        while is_alive(dir) && start.elapsed() < END_PATIENCE {
+            let _ = kill_process(launcher, signal);
+            std::thread::sleep(STEP);
+        }
+    }
+    Ok(())
 }
 
 /// The file in the run directory of a guest that stays, which is locked while a program runs there.

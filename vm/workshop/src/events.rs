@@ -20,6 +20,8 @@ pub enum GuestMessage {
     Waiting(String),
     /// Where the time of the test went that ends next: libtest-mimic's event has no time of its own.
     Cost(Cost),
+    /// Where the guest stays for others: what is not as it was after its boot, nothing included.
+    Left(Vec<String>),
 }
 
 impl GuestMessage {
@@ -50,6 +52,7 @@ impl fmt::Display for GuestMessage {
             GuestMessage::NotJudged(why) => write!(f, "not judged: {why}"),
             GuestMessage::Waiting(what) => write!(f, "waiting: {what}"),
             GuestMessage::Cost(cost) => write!(f, "cost: {} ms", cost.took),
+            GuestMessage::Left(what) => write!(f, "left: {}", what.join(", ")),
         }
     }
 }
@@ -67,6 +70,8 @@ pub enum TestEvent {
     Kernel(String),
     /// What a judge waits for, where that lasts long.
     Waiting(String),
+    /// What is not as it was after the guest's boot, nothing included.
+    Left(Vec<String>),
     /// Nothing by itself: it belongs to the test that ends next, or to an event of no interest.
     Noted,
     /// Anything else.
@@ -86,6 +91,14 @@ pub struct Ended {
     pub weakly: Option<String>,
     /// Where its time went.
     pub cost: Option<Cost>,
+}
+
+impl Ended {
+    /// What comes out of a test that has not begun, because an earlier one said no.
+    pub fn not_run(name: &str) -> Ended {
+        let (verdict, compared) = (Verdict::NotRun, Vec::new());
+        Ended { name: name.to_owned(), verdict, compared, weakly: None, cost: None }
+    }
 }
 
 /// Where a test's time went.
@@ -180,6 +193,7 @@ impl Reader {
         match message {
             GuestMessage::Kernel(release) => return TestEvent::Kernel(release),
             GuestMessage::Waiting(what) => return TestEvent::Waiting(what),
+            GuestMessage::Left(what) => return TestEvent::Left(what),
             GuestMessage::Compared(figures) => self.compared.push(figures),
             GuestMessage::JudgedWeakly(why) => {
                 let before = self.weakly.take().map(|why| why + "; ");
@@ -208,6 +222,8 @@ mod tests {
         let started = r#"{ "type": "test", "event": "started", "name": "a" }"#;
         assert_eq!(read(started), TestEvent::Started("a".into()));
         assert_eq!(read("a line"), TestEvent::Text);
+        let left = vec!["disk dm-0".to_owned()];
+        assert_eq!(read(&line(GuestMessage::Left(left.clone()))), TestEvent::Left(left));
         assert_eq!(read(&line(GuestMessage::Compared("1 with 2: equal".into()))), TestEvent::Noted);
         assert_eq!(read(&line(GuestMessage::JudgedWeakly("skips".into()))), TestEvent::Noted);
         assert_eq!(read(&line(GuestMessage::JudgedWeakly("one CPU".into()))), TestEvent::Noted);

@@ -79,7 +79,7 @@ impl TestReport {
                 self.release = Some(release);
             }
             TestEvent::Text if !line.is_empty() => self.lines.push(line.to_owned()),
-            TestEvent::Text | TestEvent::Noted | TestEvent::Waiting(_) => {}
+            TestEvent::Text | TestEvent::Noted | TestEvent::Waiting(_) | TestEvent::Left(_) => {}
         }
         false
     }

@@ -1,0 +1,205 @@
+//! Whether the guest of `cargo lesson`, in which many attempts are judged, is as it was after its boot.
+//!
+//! A judge removes what it made, and an attempt takes along what it loaded. Where either was cut off, or an
+//! attempt leaves something, the next one would be judged by that: the figures of a disk that nobody removed, a
+//! program that still prints.
+
+use std::ffi::OsStr;
+
+use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
+
+use crate::prelude::*;
+
+/// Where the state after the boot is kept.
+const FIRST: &str = "/run/guest-tests.state";
+/// How long the kernel may take to free what has no user any more.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Settings below /proc/sys that change by themselves.
+const OWN_WAY: [&str; 6] = [
+    "kernel/hung_task_detect_count",
+    "kernel/hung_task_warnings",
+    "kernel/ns_last_pid",
+    "kernel/perf_event_max_sample_rate",
+    "kernel/tainted",
+    "vm/stat_refresh",
+];
+/// The settings of tracefs that one program changes for all.
+const OF_TRACEFS: [&str; 9] = [
+    "current_tracer",
+    "kprobe_events",
+    "set_event",
+    "set_event_pid",
+    "set_ftrace_pid",
+    "trace_clock",
+    "tracing_cpumask",
+    "tracing_on",
+    "uprobe_events",
+];
+
+/// What there is, by name, and what it is set to, where it is a setting.
+type State = BTreeMap<String, String>;
+
+/// Keeps the state, unless an earlier run in this guest has: that was nearer to its boot.
+pub fn keep_first() -> Result<()> {
+    match Path::new(FIRST).exists() {
+        true => Ok(()),
+        false => Ok(fs::write(FIRST, serde_json::to_string(&now())?)?),
+    }
+}
+
+/// What is not as it was after the boot, once the kernel has freed what it will.
+pub fn left() -> Result<Vec<String>> {
+    let first: State = serde_json::from_str(&fs::read_to_string(FIRST)?)?;
+    let start = Instant::now();
+    loop {
+        let left = difference(&first, &now());
+        if left.is_empty() || start.elapsed() > SOON {
+            return Ok(left);
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn difference(first: &State, now: &State) -> Vec<String> {
+    let came_or_changed = now.iter().filter_map(|(name, value)| match first.get(name) {
+        Some(before) if before == value => None,
+        Some(before) => Some(format!("{name} is {value:?} and was {before:?}")),
+        // A module brings settings of its own.
+        None if name.starts_with("/proc/sys/") => None,
+        None => Some(name.clone()),
+    });
+    let gone = first.keys().filter(|name| !now.contains_key(*name));
+    came_or_changed.chain(gone.map(|name| format!("{name} is gone"))).collect()
+}
+
+fn now() -> State {
+    let things = [modules(), disks(), mounts(), processes(), loaded(), pins()].concat();
+    let mut state: State = things.into_iter().map(|thing| (thing, String::new())).collect();
+    let names = |kind: &str, directory: &str| {
+        entries(directory).into_iter().map(|path| format!("{kind} {}", name(&path))).collect()
+    };
+    let more: [Vec<String>; 3] = [
+        names("instance of tracefs", &format!("{TRACEFS}/instances")),
+        names("network interface", "/sys/class/net"),
+        names("disk of null_blk", "/sys/kernel/config/nullb"),
+    ];
+    state.extend(more.concat().into_iter().map(|thing| (thing, String::new())));
+    state.extend(settings());
+    state
+}
+
+fn entries(directory: impl AsRef<Path>) -> Vec<PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The kernel loads its own modules when they are needed, and what they make is seen: a disk, a mount. A module
+/// that does not come with the kernel taints it.
+fn modules() -> Vec<String> {
+    let loaded = entries("/sys/module");
+    let of_kernel = ["null_blk", "dm_mod", "dm_delay", "nvme", "virtio_scsi", "sd_mod"];
+    let is_foreign = |path: &&PathBuf| {
+        fs::read_to_string(path.join("taint")).is_ok_and(|taint| taint.contains('O'))
+    };
+    let foreign = loaded.iter().filter(is_foreign).map(|path| name(path));
+    let needed = of_kernel.iter().filter(|it| Path::new("/sys/module").join(it).exists());
+    foreign.chain(needed.map(|it| (*it).to_owned())).map(|it| format!("module {it}")).collect()
+}
+
+/// Those with a size: the module `loop` makes some that wait for a file.
+fn disks() -> Vec<String> {
+    let has_size = |disk: &PathBuf| {
+        fs::read_to_string(disk.join("size")).is_ok_and(|sectors| sectors.trim() != "0")
+    };
+    entries("/sys/block")
+        .iter()
+        .filter(|it| has_size(it))
+        .map(|it| format!("disk {}", name(it)))
+        .collect()
+}
+
+fn mounts() -> Vec<String> {
+    let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    // The kernel itself mounts tracefs there, for the first who looks.
+    let places = text.lines().filter_map(|line| line.split(' ').nth(1));
+    let places = places.filter(|place| *place != "/sys/kernel/debug/tracing");
+    places.map(|place| format!("mount {place}")).collect()
+}
+
+/// Processes that are not the kernel's own, nor of this session: the guest's init ends those.
+fn processes() -> Vec<String> {
+    let group = |process: &Path| fs::read_to_string(process.join("cgroup")).unwrap_or_default();
+    let own = group(Path::new("/proc/self"));
+    let shown = |process: PathBuf| {
+        let number: u32 = name(&process).parse().ok()?;
+        let program = fs::read_link(process.join("exe")).ok()?;
+        let is_other = group(&process) != own;
+        is_other.then(|| format!("process {number}, {}", program.display()))
+    };
+    entries("/proc").into_iter().filter_map(shown).collect()
+}
+
+/// What is loaded and attached, with its number and the name that its source gives it.
+pub fn loaded() -> Vec<String> {
+    let named = |kind: &str, id: u32, name: &OsStr| format!("{kind} {id} ({})", name.display());
+    let programs = ProgInfoIter::default().map(|it| named("BPF program", it.id, &it.name));
+    let maps = MapInfoIter::default().map(|it| named("BPF map", it.id, &it.name));
+    let links = LinkInfoIter::default().map(|it| format!("BPF link {}", it.id));
+    programs.chain(maps).chain(links).collect()
+}
+
+/// What is pinned in a file system of BPF, wherever that is mounted.
+pub fn pins() -> Vec<String> {
+    let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let is_bpf = |line: &&str| line.split(' ').nth(2) == Some("bpf");
+    let places = text.lines().filter(is_bpf).filter_map(|line| line.split(' ').nth(1));
+    let mut directories: Vec<PathBuf> = places.map(PathBuf::from).collect();
+    let mut pins = Vec::new();
+    while let Some(directory) = directories.pop() {
+        for path in entries(directory) {
+            match path.is_dir() {
+                true => directories.push(path),
+                // Two are the kernel's own.
+                false if path.to_string_lossy().ends_with(".debug") => {}
+                false => pins.push(format!("pin {}", path.display())),
+            }
+        }
+    }
+    pins
+}
+
+/// What can be written, and has another value than after the boot: of the kernel, of tracefs and of each disk.
+fn settings() -> State {
+    let mut files = Vec::new();
+    let mut directories = vec![PathBuf::from("/proc/sys")];
+    while let Some(directory) = directories.pop() {
+        for path in entries(directory) {
+            match fs::symlink_metadata(&path) {
+                Ok(meta) if meta.is_dir() => directories.push(path),
+                Ok(meta) if meta.mode() & 0o200 != 0 && meta.mode() & 0o400 != 0 => {
+                    files.push(path)
+                }
+                _ => {}
+            }
+        }
+    }
+    files.retain(|path| !OWN_WAY.iter().any(|own| path.ends_with(own)));
+    files.extend(OF_TRACEFS.map(|name| Path::new(TRACEFS).join(name)));
+    files.extend(["/sys/kernel/debug/kprobes/enabled".into()]);
+    let queues = entries("/sys/block").into_iter().filter(|disk| disk.join("device").exists());
+    for file in queues.flat_map(|disk| entries(disk.join("queue"))) {
+        let is_setting = fs::metadata(&file).is_ok_and(|it| it.is_file() && it.mode() & 0o200 != 0);
+        files.extend(is_setting.then_some(file));
+    }
+    let value = |path: PathBuf| {
+        let text = fs::read(&path).ok()?;
+        // The kernel itself enables the event of bpf_printk(), for the first program that has it.
+        let text = String::from_utf8_lossy(&text).replace("bpf_trace:bpf_trace_printk\n", "");
+        Some((path.display().to_string(), text.trim().to_owned()))
+    };
+    files.into_iter().filter_map(value).collect()
+}
