@@ -8,7 +8,9 @@ use crate::{
     exercise::Exercise,
     experiments::{Experiment, experiments},
     judges::Judges,
-    mutants::{self, Edit, ExperimentJudge, Mutant, Mutants, OriginalProgram, StepAnswer},
+    mutants::{
+        self, Edit, ExperimentJudge, Mutant, Mutants, OriginalProgram, RightAnswer, StepAnswer,
+    },
 };
 
 /// The judge that starts a program, which is all that an error of the verifier needs.
@@ -87,6 +89,9 @@ pub fn claims(
     ensure!(of_none.is_none(), "mutants.toml answers {of_none:?}, which is no step but the last");
     for wrong in mutants.wrong {
         claims.push(wrong_is_refused(wrong, programs, &exercises)?);
+    }
+    for right in mutants.right {
+        claims.push(right_passes(right, programs, &exercises)?);
     }
     let mut red = mutants.mutant;
     for experiment in experiments(workspace)? {
@@ -168,6 +173,21 @@ fn answer_passes(exercise: &Exercise, judges: &Judges, all: bool) -> Option<Clai
     let program = ClaimSource::Already(program);
     (!tests.is_empty())
         .then(|| of_exercise(exercise, "the answer passes", program, tests, Expected::Pass))
+}
+
+/// An answer in another style passes all judges of its exercise.
+fn right_passes(
+    right: RightAnswer,
+    programs: &[OriginalProgram],
+    exercises: &[Exercise],
+) -> Result<Claim> {
+    let exercise = exercises.iter().find(|it| it.id == right.exercise);
+    let missing = || format!("mutants.toml: {}: no exercise {}", right.what, right.exercise);
+    let exercise = exercise.with_context(missing)?;
+    let original = mutants::answer(exercise, programs).with_context(missing)?.clone();
+    let program = ClaimSource::Edited(original, Edit::Texts(right.edit));
+    let what = format!("right: {}", right.what);
+    Ok(of_exercise(exercise, &what, program, tests_of(exercise), Expected::Pass))
 }
 
 fn wrong_is_refused(

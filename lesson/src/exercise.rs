@@ -214,6 +214,86 @@ mod tests {
         assert!(long >= 20, "only {long} lists");
     }
 
+    /// What every exercise's program keeps, by the guest test that judges it; and whose programs it says nothing
+    /// about, and why.
+    const LAWS: &[(&str, &[(&str, &str)])] = &[
+        ("exercise_leaves_nothing", &[]),
+        (
+            "exercise_two_cpus",
+            &[
+                ("01 02", "they add nothing up"),
+                ("runqueue", "a thread is in one queue: who adds to its sum is alone"),
+            ],
+        ),
+        (
+            "exercise_slowest",
+            &[
+                ("01 02 03 13 14", "they print a line for each, and no slowest one"),
+                ("08 09 inode io_uring", "they measure no time"),
+                ("12 returns bytes retransmit", "they count"),
+                ("disk histogram queue runqueue", "all times are judged, by lines or sums"),
+            ],
+        ),
+        (
+            "exercise_accounts",
+            &[
+                (
+                    "01 02 bytes",
+                    "every bio is a line or a sum, and ftrace or the judge has them all",
+                ),
+                ("disk histogram", "their own judges have this load"),
+                ("07 queue without", "they have requests"),
+                ("08 09 inode io_uring 12 returns retransmit runqueue", "they have no bios"),
+            ],
+        ),
+        (
+            "exercise_order",
+            &[
+                ("01 02", "no figure goes with the lines"),
+                (
+                    "12 bytes returns retransmit runqueue without",
+                    "no hook is the start of an I/O in flight",
+                ),
+            ],
+        ),
+        (
+            "exercise_readers",
+            &[
+                ("01 02 03 04 05 06 07 10 11 13 14", "they read no file"),
+                (
+                    "12 bytes disk histogram queue returns retransmit runqueue without",
+                    "nor do these",
+                ),
+            ],
+        ),
+        (
+            "exercise_unseen",
+            &[
+                ("01 02 12 bytes returns retransmit runqueue", "nothing is in flight"),
+                ("03 04 05 06 10 11 13 14 disk histogram", "exercise_accounts takes addresses"),
+                ("08 09 inode io_uring", "a thread has one read at a time"),
+                ("without", "no map has what is in flight"),
+            ],
+        ),
+    ];
+
+    /// The judges of an exercise ask about each law, or it is excused.
+    #[test]
+    fn every_exercise_keeps_the_laws() {
+        let exercises = Exercise::all(&workspace()).unwrap();
+        for (law, excused) in LAWS {
+            let mut excused: Vec<&str> =
+                excused.iter().flat_map(|(ids, _)| ids.split(' ')).collect();
+            for exercise in &exercises {
+                let is_judged = exercise.judges().iter().any(|judge| judge.test == *law);
+                let place = excused.iter().position(|id| *id == exercise.id);
+                let is_excused = place.map(|place| excused.remove(place)).is_some();
+                assert!(is_judged != is_excused, "{}: {law} is judged, or excused", exercise.id);
+            }
+            assert!(excused.is_empty(), "{law}: no exercise {excused:?}, or twice");
+        }
+    }
+
     /// Every exercise is offered by the README of its own stage, or of the last one that it needs, where
     /// that README has the form of a lesson.
     #[test]

@@ -27,6 +27,9 @@ pub struct Mutants {
     pub mutant: Vec<ExperimentJudge>,
     /// In the order of the file.
     pub wrong: Vec<Mutant>,
+    /// Right answers in another style: what a task leaves free is free.
+    #[serde(default)]
+    pub right: Vec<RightAnswer>,
     /// An answer to each step of an exercise but the last one.
     #[serde(default)]
     pub step: Vec<StepAnswer>,
@@ -41,6 +44,17 @@ pub struct StepAnswer {
     /// The number of the step, from 1.
     pub step: usize,
     /// What makes it out of the whole answer.
+    pub edit: Vec<[String; 2]>,
+}
+
+/// A right answer that is not ours, which the judges of its exercise have to take.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RightAnswer {
+    /// The id of the exercise.
+    pub exercise: String,
+    pub what: String,
+    /// What makes it out of our answer.
     pub edit: Vec<[String; 2]>,
 }
 

@@ -24,7 +24,8 @@ fn stage01_has_a_line_for_every_bio() -> Result<()> {
     let start = now();
     let running = Running::stage("stage01", &[])?;
     let did = mixed.run(&exercise_loads::bios()?)?;
-    let clocks = shell("cat /sys/kernel/tracing/instances/*/trace_clock")?;
+    // An answer with a ring buffer has no instance.
+    let clocks = shell("cat /sys/kernel/tracing/instances/*/trace_clock || true")?;
     let output = running.interrupt()?;
     let end = now();
     ensure!(!clocks.contains("[local]"), "not the clock of bpf_ktime_get_ns(): {clocks}");

@@ -126,6 +126,52 @@ impl Long {
     }
 }
 
+/// A disk with a checksum beside each sector: the kernel verifies what it has read, and then ends the bio once
+/// more. None where the kernel has no module for it.
+pub struct Checksummed(Option<ScsiDebug>);
+
+/// What [`Checksummed`] has done: so many bios, of which so many are reads, which were verified.
+pub struct Verified {
+    pub bios: u64,
+    pub reads: u64,
+}
+
+impl Checksummed {
+    pub fn new() -> Result<Checksummed> {
+        match ScsiDebug::new("dif=1 dix=1 dev_size_mb=16") {
+            Ok(disk) => {
+                let verify = format!("/sys/block/{}/integrity/read_verify", disk.name);
+                let verify = fs::read_to_string(verify)?;
+                ensure!(verify.trim() == "1", "nothing is verified: {verify}");
+                Ok(Checksummed(Some(disk)))
+            }
+            Err(error) if error.is::<NotJudged>() => {
+                judged_weakly("without a disk that has checksums");
+                Ok(Checksummed(None))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes, and reads that. Under a tracer of [`bios`].
+    pub fn run(&self, ftrace: &Ftrace) -> Result<Verified> {
+        const READS: u64 = 4;
+        let Some(ScsiDebug { name }) = &self.0 else { return Ok(Verified { bios: 0, reads: 0 }) };
+        ftrace.events()?;
+        shell(&format!(
+            "dd if=/dev/zero of=/dev/{name} bs=4k count={READS} oflag=direct conv=notrunc status=none
+             {}",
+            reads(name, READS as u32)
+        ))?;
+        let idle = || Ok(disks::in_flight(name)? == 0);
+        wait_until("the last bio is verified", idle)?;
+        let events = ftrace.events()?;
+        let bios = events.iter().filter(|event| event.name == "submit_bio").count() as u64;
+        ensure!(bios == 2 * READS, "{bios} bios of {READS} writes and reads");
+        Ok(Verified { bios, reads: READS })
+    }
+}
+
 /// The line about such a bio, in the form of stage 05.
 pub fn bio_info(disk: &str, sector: u64) -> Result<String> {
     Ok(format!("Bio Info : Sector ({sector}) of {disk} ({})", disks::numbers(disk)?))

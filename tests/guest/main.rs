@@ -18,6 +18,7 @@ macro_rules! tests {
 mod appendix;
 mod bios;
 mod by_hand;
+mod bytecode;
 mod cachetop;
 mod clean;
 mod commands;
@@ -26,6 +27,7 @@ mod ctracer_filters;
 mod ctracer_ftrace;
 mod ctracer_types;
 mod disks;
+mod exercise_laws;
 mod exercise_loads;
 mod exercises;
 mod exporter;
@@ -132,7 +134,7 @@ fn main() {
     let Judging { partition, share, without_once, judges, .. } = run::judging();
     let trial = |(name, test): Test| Trial::ignorable_test(name, move || verdict(test));
     let trials = match judges.is_empty() {
-        false => self::judges(&[tests, exercises::TESTS.to_vec()].concat(), judges),
+        false => self::judges(&[&tests, exercises::TESTS, exercise_laws::TESTS].concat(), judges),
         true => {
             let tests = tests.into_iter().filter(|(name, _)| !without_once || !ONCE.contains(name));
             let own = |n: usize, name| n % share.of == share.number || EVERYWHERE.contains(&name);

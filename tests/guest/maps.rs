@@ -1,19 +1,29 @@
-//! The maps of a program that runs beside the test, and its instructions.
+//! The maps of a program that runs beside the test.
 
 use std::fmt;
 
 use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, MapType,
-    query::{MapInfo, MapInfoIter, ProgInfoIter, ProgInfoQueryOptions},
+    MapCore, MapFlags, MapHandle, MapType, ProgramAttachType, ProgramType,
+    btf::{Btf, types::Func},
+    query::{
+        LinkInfo, LinkInfoIter, LinkTypeInfo, MapInfo, MapInfoIter, ProgInfoIter,
+        ProgInfoQueryOptions,
+    },
 };
 
-use crate::prelude::*;
+use crate::{
+    bytecode::{self, Functions, Instruction, Rules},
+    prelude::*,
+};
 
 /// The maps and programs that were loaded before; those of a program that is started now are the others.
 pub struct Maps {
     before: HashSet<u32>,
     programs_before: HashSet<u32>,
 }
+
+/// What an I/O or a read begins with.
+const START_FUNCTIONS: [&str; 3] = ["submit_bio", "blk_mq_start_request", "filemap_read"];
 
 /// Where a record is: the map, the key, and the offset in the value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -81,190 +91,112 @@ impl Maps {
     }
 
     /// Checks that no program does what is wrong only where another CPU comes between. That is too rare to be
-    /// waited for, and never happens where QEMU emulates both CPUs in one thread. See [`fault`].
+    /// waited for, and never happens where QEMU emulates both CPUs in one thread. See [`bytecode::fault`].
     pub fn ensure_atomic(&self) -> Result<()> {
-        let starts = self.added().find(|map| map.name == "starts").map_or(0, |map| map.id);
-        self.ensure_no_fault(starts)
+        let id = |name: &str| self.added().find(|map| map.name == name).map_or(0, |map| map.id);
+        self.ensure_no_fault(id("starts"), true)
     }
 
-    /// Checks only that counts are added to in one step.
+    /// Checks only that nothing is added to in steps, that no record is shared, and that nothing is read whose entry
+    /// of `starts` is gone; not that the results of deletes are looked at.
     pub fn ensure_atomic_counts(&self) -> Result<()> {
-        self.ensure_no_fault(0)
+        let starts = self.added().find(|map| map.name == "starts").map_or(0, |map| map.id);
+        self.ensure_no_fault(starts, false)
     }
 
-    /// `starts`: the map of whose deletes the results have to be looked at, or 0.
-    fn ensure_no_fault(&self, starts: u32) -> Result<()> {
-        let kinds = [MapType::PercpuHash, MapType::PercpuArray, MapType::LruPercpuHash];
-        let per_cpu =
-            self.added().filter(|map| kinds.contains(&map.ty)).map(|map| map.id).collect();
-        // The kernel puts the function of hash maps in the place of the helper.
-        let deletes = (starts, number("htab_map_delete_elem")?);
-        for (name, code) in self.code() {
-            let fault = fault(&code, &per_cpu, deletes);
-            ensure!(fault.is_none(), "your program {name}() {}", fault.unwrap_or_default());
+    /// `starts`: the map whose values go with a delete, or 0; and whether the results of deletes count.
+    fn ensure_no_fault(&self, starts: u32, deletes_count: bool) -> Result<()> {
+        self.own_places(starts, deletes_count).map(drop)
+    }
+
+    /// Checks that no two programs write to one record of a CPU: one of them may interrupt the other one.
+    pub fn ensure_own_records(&self) -> Result<()> {
+        let mut owners = BTreeMap::new();
+        for (name, places) in self.own_places(0, false)? {
+            for place in places {
+                let owner = owners.entry(place).or_insert_with(|| name.clone());
+                ensure!(
+                    *owner == name,
+                    "your programs {owner}() and {name}() write to one entry of a map, and one of them may \
+                     interrupt the other one: give each of them an entry of its own"
+                );
+            }
         }
         Ok(())
     }
 
-    /// The instructions of each program.
-    fn code(&self) -> impl Iterator<Item = (String, Vec<Instruction>)> {
+    /// The programs without a fault, and where each writes to memory of its CPU.
+    fn own_places(
+        &self,
+        starts: u32,
+        deletes_count: bool,
+    ) -> Result<Vec<(String, BTreeSet<bytecode::Shared>)>> {
+        let maps = self.added().map(|map| (map.id, bytecode::Kind::of(&map))).collect();
+        let kernel = Functions::new()?;
+        let own = self.code().map(|(name, has_arguments, code)| {
+            let rules =
+                Rules { maps: &maps, kernel: &kernel, starts, deletes_count, has_arguments };
+            let own = bytecode::fault(&code, &rules);
+            let own = own.map_err(|fault| anyhow!("your program {name}() {fault}"))?;
+            Ok((name, own))
+        });
+        own.collect()
+    }
+
+    /// Checks that what sees the start of an I/O was attached last: else a start is seen whose end is not hooked yet.
+    pub fn ensure_start_is_last(&self) -> Result<()> {
+        let vmlinux = Btf::from_vmlinux()?;
+        let ids = START_FUNCTIONS.map(|name| {
+            let function = vmlinux.type_by_name::<Func<'_>>(name);
+            function.map_or(0, |function| u32::from(function.type_id()))
+        });
+        // For a kprobe, the link does not say of which function on 6.1.
+        let probes: Value = serde_json::from_str(&shell("bpftool --json perf show")?)?;
+        let probes = probes.as_array().context("an odd list")?;
+        let begins = |link: &LinkInfo| match &link.info {
+            LinkTypeInfo::Tracing(it) => {
+                let is_end = matches!(it.attach_type, ProgramAttachType::TraceFexit);
+                ids.contains(&it.target_btf_id) && !is_end
+            }
+            _ => probes.iter().any(|it| {
+                let function = it["func"].as_str().unwrap_or_default();
+                it["prog_id"] == link.prog_id && START_FUNCTIONS.contains(&function)
+            }),
+        };
+        let own = |link: &LinkInfo| !self.programs_before.contains(&link.prog_id);
+        let (first, others): (Vec<_>, Vec<_>) =
+            LinkInfoIter::default().filter(own).partition(begins);
+        let earliest = first.iter().map(|link| link.id).min();
+        let earliest = earliest.context("no program of yours is at the start of an I/O")?;
+        let late = others.iter().find(|link| link.id > earliest).map(|link| link.prog_id);
+        let late = ProgInfoIter::default().find(|program| Some(program.id) == late);
+        let late = late.map(|program| program.name.to_string_lossy().into_owned());
+        let name = late.as_deref().unwrap_or_default();
+        ensure!(
+            late.is_none(),
+            "your program {name}() was attached after the one that sees an I/O begin: what begins between \
+             them has an entry, and an end that nobody sees. Attach the start last"
+        );
+        Ok(())
+    }
+
+    /// The instructions of each program, and whether the hook hands arguments of a function to it.
+    fn code(&self) -> impl Iterator<Item = (String, bool, Vec<Instruction>)> {
         let options = ProgInfoQueryOptions::default().include_xlated_prog_insns(true);
         let programs = ProgInfoIter::with_query_opts(options);
         programs.filter(|program| !self.programs_before.contains(&program.id)).map(|program| {
             let code = program.xlated_prog_insns.chunks_exact(8).map(Instruction::new);
-            (program.name.to_string_lossy().into_owned(), code.collect())
+            let has_arguments = program.ty != ProgramType::Tracepoint;
+            (program.name.to_string_lossy().into_owned(), has_arguments, code.collect())
         })
     }
 
     /// Whether a program takes a lock.
     fn locks(&self) -> Result<bool> {
-        let call = number("bpf_spin_lock")?;
-        let is_call = |it: &Instruction| it.code == CALL && it.from == 0 && it.number == call;
-        Ok(self.code().any(|(_, code)| code.iter().any(is_call)))
+        let lock = Functions::new()?.number("bpf_spin_lock");
+        let is_call = |it: &Instruction| it.calls() == lock && lock.is_some();
+        Ok(self.code().any(|(.., code)| code.iter().any(is_call)))
     }
-}
-
-/// The number by which programs call this function of the kernel.
-fn number(function: &str) -> Result<i32> {
-    let kallsyms = fs::read_to_string("/proc/kallsyms")?;
-    let address = |name: &str| -> Result<u64> {
-        let line = kallsyms.lines().find(|line| line.split(' ').nth(2) == Some(name));
-        Ok(u64::from_str_radix(&line.with_context(|| name.to_owned())?[..16], 16)?)
-    };
-    Ok(address(function)?.wrapping_sub(address("__bpf_call_base")?) as i32)
-}
-
-/// An instruction of BPF: linux/bpf.h, struct bpf_insn.
-#[derive(Clone, Copy)]
-struct Instruction {
-    code: u8,
-    to: u8,
-    from: u8,
-    offset: i16,
-    number: i32,
-}
-
-const CALL: u8 = 0x85;
-const EXIT: u8 = 0x95;
-const JUMP: u8 = 0x05;
-const STACK: u8 = 10;
-
-impl Instruction {
-    fn new(bytes: &[u8]) -> Instruction {
-        let number = i32::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-        let offset = i16::from_ne_bytes([bytes[2], bytes[3]]);
-        Instruction { code: bytes[0], to: bytes[1] & 15, from: bytes[1] >> 4, offset, number }
-    }
-
-    /// `r1 = *(r0 + 8)`, of any size.
-    fn is_load(&self) -> bool {
-        self.code & 0xe7 == 0x61
-    }
-
-    /// `*(r0 + 8) = r1`.
-    fn is_store(&self) -> bool {
-        self.code & 0xe7 == 0x63
-    }
-
-    /// Whether it uses what is in r0.
-    fn reads_r0(&self) -> bool {
-        let (to, from) = (self.to == 0, self.code & 8 != 0 && self.from == 0);
-        match self.code & 7 {
-            0 => false,
-            1 => self.from == 0,
-            4 | 7 => from || to && self.code & 0xf0 != 0xb0,
-            5 | 6 => self.code == EXIT || ![CALL, JUMP].contains(&self.code) && (to || from),
-            _ => to || self.from == 0,
-        }
-    }
-
-    /// `r1 += …`, of 32 or 64 bits.
-    fn is_addition(&self) -> bool {
-        matches!(self.code, 0x04 | 0x07 | 0x0c | 0x0f)
-    }
-}
-
-const GONE: &str = "reads the value after it has deleted the entry, whose memory may hold another bio's start by \
-     then: copy it before";
-const UNCHECKED: &str = "does not look at what bpf_map_delete_elem() returns: two CPUs may delete an entry at once, \
-     and only where it is 0 does the bio count";
-
-/// What a program does, on any of its ways, that is wrong where another CPU comes between. It adds in steps to a
-/// value that lies in none of the maps `own`, of each CPU, nor on the stack, which only this program knows; it
-/// reads a value of the map `starts` once its entry is gone, by a call of `delete`; or never looks whether it is.
-fn fault(code: &[Instruction], own: &HashSet<u32>, deletes: (u32, i32)) -> Option<String> {
-    let calls_itself = code.iter().any(|it| it.code == CALL && it.from == 1);
-    let (mut seen, mut deleted, mut looked_at) = (HashSet::new(), HashSet::new(), HashSet::new());
-    // Where a way continues; the map that a register, or a place on the stack, points to or into, where that is
-    // known, and whether its entry is gone; the delete whose result is in r0.
-    let mut ways = vec![(0, BTreeMap::<(u8, i16), (u32, bool)>::new(), None)];
-    while let Some((number, mut maps, mut result)) = ways.pop() {
-        let is_new = seen.insert((number, maps.clone(), result));
-        let Some(it) = code.get(number).filter(|_| is_new) else { continue };
-        looked_at.extend(result.filter(|_| it.reads_r0()));
-        let (mut to, from) = ((it.to, 0), maps.get(&(it.from, 0)).copied());
-        let (map, is_gone) = from.unwrap_or_default();
-        let is_own = own.contains(&map);
-        let jump = (number + 1).saturating_add_signed(it.offset.into());
-        let map = match it.code {
-            EXIT => continue,
-            // The address of a map, or of a value in it: the kernel puts the map's number there.
-            0x18 => matches!(it.from, 1 | 2).then_some((it.number as u32, false)),
-            0xbf => from,
-            // An array is looked up without a call, by adding to the map's address.
-            0x0f => from.or(maps.get(&to).copied()),
-            CALL => {
-                to = (0, 0);
-                let map = maps.get(&(1, 0)).map(|(map, _)| (*map, false));
-                maps.retain(|(register, _), _| *register > 5);
-                let is_delete = map == Some((deletes.0, false)) && it.number == deletes.1;
-                result = is_delete.then_some(number);
-                deleted.extend(result);
-                maps.values_mut().for_each(|(map, gone)| *gone |= is_delete && *map == deletes.0);
-                if it.from == 1 {
-                    ways.push((jump, BTreeMap::new(), None));
-                }
-                map
-            }
-            _ if it.is_store() && it.to == STACK => {
-                to.1 = it.offset;
-                from
-            }
-            _ if it.is_load() && it.from == STACK => maps.get(&(STACK, it.offset)).copied(),
-            _ if it.is_load() && is_gone => return Some(GONE.into()),
-            // Where this CPU's value is, stands in the map.
-            _ if it.is_load() => from.filter(|_| is_own),
-            _ if matches!(it.code & 7, 4 | 7) && !it.is_addition() => None, // `r0 <<= 3`
-            _ if !matches!(it.code & 7, 5 | 6) || it.code == JUMP => maps.get(&to).copied(),
-            _ => {
-                ways.push((jump, maps.clone(), result));
-                maps.get(&to).copied()
-            }
-        };
-        maps.remove(&to);
-        maps.extend(map.map(|map| (to, map)));
-        result = result.filter(|_| it.to != 0 || !matches!(it.code & 7, 0 | 1 | 4 | 7));
-        let next = number + 1 + usize::from(it.code == 0x18);
-        ways.push((if it.code == JUMP { jump } else { next }, maps, result));
-        // What a function of the program gets as an argument is not known.
-        let may_be_own = from.is_none() && calls_itself && !own.is_empty();
-        if !it.is_load() || it.from == STACK || is_own || may_be_own {
-            continue;
-        }
-        let next = &code[number + 1..code.len().min(number + 8)];
-        let is_end = |e: &Instruction| e.is_store() && (e.to, e.offset) == (it.from, it.offset);
-        let Some(end) = next.iter().position(is_end) else { continue };
-        let adds = |add: &Instruction| {
-            add.is_addition() && (add.to == it.to || (add.code & 8 != 0 && add.from == it.to))
-        };
-        if next[..end].iter().any(adds) {
-            return Some(format!(
-                "adds to a value in steps, and another CPU may do so meanwhile (load, add, store: instruction \
-                 {number} and the next ones); __sync_fetch_and_add() is one step"
-            ));
-        }
-    }
-    (!deleted.is_subset(&looked_at)).then(|| UNCHECKED.into())
 }
 
 impl Arrays {

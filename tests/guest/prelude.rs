@@ -33,7 +33,7 @@ pub use serde_json::Value;
 pub(crate) use crate::{
     commands::{self, loaded, wait_until_unloaded},
     disks::{self, Failing, Mapped, Mounted, NullBlk, ScsiDebug, reads},
-    exercise_loads::{self, Direct, Long, Mixed, Ram},
+    exercise_loads::{self, Checksummed, Direct, Long, Mixed, Ram},
     exercises::EXERCISE,
     exporter::{self, Scrape},
     ftrace::{Event, Ftrace, Hook, TRACEFS, Tracer},
