@@ -64,6 +64,12 @@ impl Maps {
         Ok(found)
     }
 
+    /// The bytes of the largest ring buffer, or 0.
+    pub fn ring(&self) -> u32 {
+        let rings = self.added().filter(|map| map.ty == MapType::RingBuf);
+        rings.map(|map| map.max_entries).max().unwrap_or_default()
+    }
+
     /// The number of entries in all maps `starts`: I/Os that the programs take to be in flight.
     pub fn in_flight(&self) -> Result<usize> {
         Ok(self.named("starts")?.iter().map(|starts| starts.keys().count()).sum())

@@ -20,15 +20,28 @@ tests![
 
 /// What finds no room in the buffer is lost, and each bio has a line or is counted.
 fn stage13_counts_what_is_lost() -> Result<()> {
-    let quick = NullBlk::new("quick", "")?;
+    const READS: u32 = 20_000;
+    let (quick, maps) = (NullBlk::new("quick", "")?, Maps::new());
     let before = disks::bios(&quick.name)?;
-    let load = || disks::read(&quick.name, 20_000);
+    let mut room = 0;
+    let load = || {
+        room = maps.ring();
+        disks::read(&quick.name, READS)
+    };
     let output = beside_a_stopped("stage13", &["--min", "1ns"], load)?;
     let did = disks::bios(&quick.name)? - before;
     let lines = bios_lines(&output).len() as u64;
     let (slow, lost) = (count(&output, "slow")?, count(&output, "lost (")?);
     let completed = count(&output, "bios completed")?;
-    ensure!(lost > 0 && slow == lines, "{lines} lines, {slow} slow, {lost} lost");
+    // How large the buffer is, a learner decides: a record has more bytes than that.
+    let has_room = room > 64 * READS;
+    ensure!(
+        (lost > 0 || has_room) && slow == lines,
+        "{lines} lines, {slow} slow, {lost} lost, of {room} bytes"
+    );
+    if has_room {
+        judged_weakly("the ring buffer has room for all: nothing had to be lost");
+    }
     ensure!((slow + lost, did) == (completed, completed), "{did} reads, {slow} slow, {lost} lost");
     compared(&format!(
         "{did} reads were too many for a program that is stopped; yours: {slow} slow and {lost} lost"
