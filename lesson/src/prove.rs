@@ -301,7 +301,9 @@ impl fmt::Display for Unjudged {
 fn shows_log(guest: &BackgroundGuest<'_>, program: &Path, log: &[String]) -> Result<()> {
     let program = program.to_string_lossy();
     let language = ("LC_ALL", "C".to_owned());
-    let (_, said) = guest.run(&[&program, "-v", "--duration", "1s"], language, |_| {})?;
+    let taken = guest.take()?;
+    let (_, said) = taken.run(&[&program, "-v", "--duration", "1s"], language, |_| {})?;
+    taken.is_clean()?; // it was not loaded: nothing of it is left
     is_shown(&said, log)
 }
 
