@@ -28,12 +28,20 @@ struct {
 	__type(value, struct way);
 } ways SEC(".maps");
 
+struct requeued { /* a request that the driver has given back */
+	u64 allocated; /* with its address, this identifies a request */
+	u64 started, had; /* its last start; ns that the driver had it, from each start to its end */
+	u64 starts;
+};
+
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH); /* a disk uses the same few requests again and again */
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
 	__type(key, u64); /* address of the request */
-	__type(value, struct issue);
-} issues SEC(".maps");
+	__type(value, struct requeued);
+} requeued SEC(".maps");
+
+bool any_requeued; /* until then, there is nothing to look up */
 
 static __always_inline int bio_starts(u64 bio, struct io *io)
 {
@@ -102,17 +110,20 @@ static __always_inline int bio_goes_down(u64 bio)
 	return 0;
 }
 
-static __always_inline int rq_starts(u64 rq, u64 allocated)
+/* The driver gives a request back, because the disk is busy, or after an error: the block layer starts it again. */
+static __always_inline int rq_is_requeued(u64 rq, u64 allocated, u64 started)
 {
-	struct issue issue = { bpf_ktime_get_ns(), 0, allocated, 1 };
-	struct issue *before = bpf_map_lookup_elem(&issues, &rq);
+	struct requeued new = { allocated }, *found = bpf_map_lookup_elem(&requeued, &rq);
 
-	if (!before)
-		bpf_map_update_elem(&issues, &rq, &issue, BPF_ANY);
-	else if (before->allocated == issue.allocated && !before->completes)
-		before->starts++; /* requeued and started again: the first time counts */
-	else
-		*before = issue;
+	if (found && found->allocated == allocated)
+		new = *found;
+	if (!started || started == new.started)
+		return 0; /* not started since */
+	new.had += bpf_ktime_get_ns() - started;
+	new.started = started;
+	new.starts++;
+	bpf_map_update_elem(&requeued, &rq, &new, BPF_ANY);
+	any_requeued = true;
 	return 0;
 }
 
@@ -130,28 +141,53 @@ __noinline int note(u64 bio, struct issue *issue)
 	}
 	if (!io)
 		return 0;
+	way = own ? &own->way : way_or_new(bio, io);
+	if (!way || (way->rq == issue->rq && way->started == issue->started))
+		return 0; /* the other program has noted them, or this is a flush around it */
 	io->by.requests += issue->completes;
-	if (own) {
-		take_times(&own->way, issue);
-		return 0;
-	}
-	way = way_or_new(bio, io);
-	if (way)
-		take_times(way, issue);
+	take_times(way, issue);
 	return 0;
 }
 
-/* Notes the times of a request that completes, all of it or a part, in each of its bios. */
-static __always_inline int rq_ends(u64 rq, u64 allocated, bool noted, u64 bio, u64 last, bool all)
-{
-	struct issue *found = bpf_map_lookup_elem(&issues, &rq), issue = {};
+/* What the kernel has noted in a request that completes, all of it or a part. */
+struct stamps {
+	u64 allocated, started; /* 0: never */
+	bool is_noted; /* else `allocated` may be an earlier request's: without statistics, nobody notes it */
+};
 
-	if (found && found->allocated == allocated && !found->completes) {
-		found->completes = all;
-		issue = *found;
+static __always_inline void take_stamps(struct issue *issue, struct stamps *stamps)
+{
+	struct requeued *before = any_requeued ? bpf_map_lookup_elem(&requeued, &issue->rq) : NULL;
+
+	issue->done = bpf_ktime_get_ns();
+	issue->allocated = stamps->is_noted ? stamps->allocated : 0;
+	issue->started = issue->time = stamps->started;
+	issue->starts = !!stamps->started;
+	if (!before || before->allocated != stamps->allocated)
+		return;
+	if (before->started == stamps->started) { /* not started since: it ends where it was requeued */
+		issue->time = issue->done;
+		issue->starts = 0;
 	}
-	issue.allocated = noted ? allocated : 0;
-	issue.done = bpf_ktime_get_ns();
+	issue->time -= before->had;
+	issue->starts += before->starts;
+	if (issue->completes)
+		bpf_map_delete_elem(&requeued, &issue->rq);
+}
+
+/* The same of a request that the verifier knows as a number. */
+static __always_inline struct stamps stamps_of(struct request *rq)
+{
+	return (struct stamps){ BPF_CORE_READ(rq, start_time_ns), BPF_CORE_READ(rq, io_start_time_ns),
+				BPF_CORE_READ(rq, part) };
+}
+
+/* Notes the times of this request in each of its bios. */
+static __always_inline int rq_ends(u64 rq, struct stamps *stamps, u64 bio, u64 last, bool all)
+{
+	struct issue issue = { .rq = rq, .completes = all };
+
+	take_stamps(&issue, stamps);
 	for (int i = 0; i < 1024 && bio; i++) {
 		note(bio, &issue);
 		bio = bio == last ? 0 : (u64)BPF_CORE_READ((struct bio *)bio, bi_next);

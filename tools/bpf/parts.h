@@ -15,6 +15,7 @@ struct way {
 	u64 of; /* when the bio of which this is a clone was submitted: an address alone identifies none */
 	u64 remapped; /* when device mapper gave the clone to the disk below */
 	u64 allocated, issued, done; /* of its request; of several, the one that completed last */
+	u64 rq, started; /* the address of that request, and when it was started last */
 	u64 below; /* when the clone completed */
 	u32 starts, is_clones; /* starts of that request: it may be requeued */
 };
@@ -37,9 +38,10 @@ struct io { /* a bio that somebody has submitted */
 	struct submission by;
 };
 
-struct issue { /* of a request */
-	u64 time, done; /* when the driver got it, and completed it or a part of it */
-	u64 allocated; /* with its address, this identifies a request */
+struct issue { /* of a request that completes, all of it or a part */
+	u64 rq, started; /* its address, and when the driver got it last, or 0 */
+	u64 allocated, done;
+	u64 time; /* so long before `done` as the driver had it, all starts together */
 	u32 starts, completes; /* 1: all of it has completed */
 };
 
@@ -56,8 +58,8 @@ struct completed {
 
 static __always_inline void take_times(struct way *way, struct issue *issue)
 {
-	if (!issue->time && way->issued)
-		return; /* the other program has noted them, or this is a flush around it */
+	way->rq = issue->rq;
+	way->started = issue->started;
 	way->allocated = issue->allocated;
 	way->issued = issue->time;
 	way->done = issue->done;
@@ -100,7 +102,7 @@ static __always_inline void divide(const struct way *way, struct times *times)
 	/* Nobody noted when it was allocated where the disk keeps no statistics. */
 	if (is_seen && way->allocated && (way->allocated >= from || is_older_known()))
 		times->parts[WAIT] = allocated - from;
-	/* A flush has its request started in the name of another one. */
+	/* A flush has its request started in the name of another one; and some kernels may note no start. */
 	if (way->issued && (is_seen || way->allocated))
 		times->parts[QUEUE] = issued - allocated;
 	times->parts[DEVICE] = done - issued;

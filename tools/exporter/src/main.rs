@@ -120,7 +120,7 @@ fn size_maps(open: &mut OpenTraceSkel<'_>, chosen: Chosen, room: &InFlight) -> R
     let Chosen { bios, parts, cpus } = chosen;
     let maps = &mut open.maps;
     maps.ios.set_max_entries(if bios { room.in_flight } else { 1 })?;
-    maps.issues.set_max_entries(if parts { room.in_flight } else { 1 })?;
+    maps.requeued.set_max_entries(if parts { room.in_flight } else { 1 })?;
     maps.ways.set_max_entries(if parts { room.in_flight } else { 1 })?;
     maps.histograms.set_max_entries(if bios { series::PLACES * cpus } else { 1 })?;
     maps.requests.set_max_entries(if bios { 1 } else { series::PLACES * cpus })?;
@@ -156,7 +156,7 @@ fn choose_programs(open: &mut OpenTraceSkel<'_>, chosen: Chosen, preempts: bool)
     progs.bio_chained.set_autoload(bios);
     progs.bio_end.set_autoload(bios);
     progs.bio_end_probe.set_autoload(bios && preempts);
-    progs.rq_start.set_autoload(parts);
+    progs.rq_given_back.set_autoload(parts);
     progs.rq_end.set_autoload(parts);
     progs.bio_remap.set_autoload(parts);
     progs.rq_end_probe.set_autoload(parts && preempts);
@@ -171,7 +171,12 @@ fn choose_programs(open: &mut OpenTraceSkel<'_>, chosen: Chosen, preempts: bool)
 fn attach(progs: &TraceProgs<'_>, session: &mut Session) -> Result<()> {
     session.attach([&progs.rq_requeued, &progs.rq_done])?;
     session.attach([&progs.bio_end, &progs.bio_end_probe, &progs.rq_end, &progs.rq_end_probe])?;
-    session.attach([&progs.rq_start, &progs.bio_remap, &progs.bio_chained, &progs.bio_start])?;
+    session.attach([
+        &progs.rq_given_back,
+        &progs.bio_remap,
+        &progs.bio_chained,
+        &progs.bio_start,
+    ])?;
     session.attach([&progs.page_added, &progs.filemap_read_exit])?;
     session.attach([&progs.filemap_read_entry, &progs.filemap_read_session])
 }

@@ -113,24 +113,26 @@ int BPF_PROG(bio_remap, struct bio *bio)
 	return bio_goes_down(number(bio));
 }
 
-SEC("kprobe/blk_mq_start_request")
-int BPF_KPROBE(rq_start, struct request *rq)
+SEC("tp_btf/block_rq_requeue")
+int BPF_PROG(rq_given_back, struct request *rq)
 {
-	return rq_starts((u64)rq, BPF_CORE_READ(rq, start_time_ns));
+	return rq_is_requeued((u64)rq, rq->start_time_ns, rq->io_start_time_ns);
 }
 
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
-	return rq_ends((u64)rq, rq->start_time_ns, rq->part, number(rq->bio), number(rq->biotail),
-		       nr_bytes >= rq->__data_len);
+	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part };
+
+	return rq_ends((u64)rq, &stamps, number(rq->bio), number(rq->biotail), nr_bytes >= rq->__data_len);
 }
 
 SEC("kprobe/blk_update_request")
 int BPF_KPROBE(rq_end_probe, struct request *rq, int error, unsigned int nr_bytes)
 {
-	return rq_ends((u64)rq, BPF_CORE_READ(rq, start_time_ns), BPF_CORE_READ(rq, part),
-		       (u64)BPF_CORE_READ(rq, bio), (u64)BPF_CORE_READ(rq, biotail),
+	struct stamps stamps = stamps_of(rq);
+
+	return rq_ends((u64)rq, &stamps, (u64)BPF_CORE_READ(rq, bio), (u64)BPF_CORE_READ(rq, biotail),
 		       nr_bytes >= BPF_CORE_READ(rq, __data_len));
 }
 

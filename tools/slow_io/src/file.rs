@@ -36,8 +36,14 @@ impl fmt::Display for File {
     }
 }
 
-/// A bio as the BPF program sends it, and its file. A record ends with the last name that is used.
+/// A bio as the BPF program sends it, and its file. A record ends with the last name that is used; without --file, with
+/// the bio.
 pub fn sent(bytes: &[u8]) -> Result<(Completed, Option<File>)> {
+    if let Ok(bio) = plain::from_bytes::<Completed>(bytes)
+        && bytes.len() == size_of::<Completed>()
+    {
+        return Ok((*bio, None));
+    }
     let mut event = Event::default();
     // SAFETY: the struct is integers and characters without padding.
     let whole = unsafe { plain::as_mut_bytes(&mut event) };

@@ -1,14 +1,15 @@
 //! A line for each slow bio.
 
 use std::{
-    cell::Cell,
     collections::{BTreeMap, HashMap},
+    fmt::{self, Write as _},
+    io::{self, Write as _},
     time::Instant,
 };
 
 use anyhow::Result;
 use libbpf_rs::Map;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::{
     cgroups::Cgroups,
@@ -18,7 +19,7 @@ use crate::{
     event::Completed,
     file::{self, File},
     operation::Operations,
-    parts::{self, Parts},
+    parts::{self, Mark, Ms},
     recent,
     trace::TraceMaps,
 };
@@ -38,8 +39,13 @@ pub struct Lines<'a> {
     /// The first error.
     failed: Option<anyhow::Error>,
     /// When its turn ends; none for what is left at the end, and after an error.
-    turn: &'a Cell<Option<Instant>>,
+    turn: Option<Instant>,
+    /// Lines that are not written yet.
+    out: String,
 }
+
+/// So many bytes of lines are written at once, also if there are more.
+const MUCH: usize = 64 * 1024;
 
 impl<'a> Lines<'a> {
     /// Prints the line that names the columns.
@@ -49,7 +55,6 @@ impl<'a> Lines<'a> {
         operations: &'a Operations,
         names: &'a Names,
         maps: &'a TraceMaps<'a>,
-        turn: &'a Cell<Option<Instant>>,
     ) -> Lines<'a> {
         if !options.json {
             let wall = match options.time {
@@ -83,8 +88,34 @@ impl<'a> Lines<'a> {
             stacks: HashMap::new(),
             top: BTreeMap::new(),
             failed: None,
-            turn,
+            turn: None,
+            out: String::new(),
         }
+    }
+
+    /// From now to then, [`add`](Lines::add) takes records: a ring buffer that is never empty gives none of its time
+    /// to anything else.
+    pub fn begin_turn(&mut self, end: Instant) {
+        self.turn = Some(end);
+    }
+
+    /// What is left in the ring buffer has no turn: all of it is taken.
+    pub fn end_turns(&mut self) {
+        self.turn = None;
+    }
+
+    /// Whether a line could not be made.
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// Writes the lines that have come: once the ring buffer is empty, which takes one call of the kernel for all of
+    /// them.
+    pub fn flush(&mut self) -> Result<()> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(self.out.as_bytes())?;
+        self.out.clear();
+        Ok(stdout.flush()?)
     }
 
     /// A bio that took long, from the ring buffer. Returns 0, or -1 to stop its reader when its turn has ended.
@@ -94,13 +125,16 @@ impl<'a> Lines<'a> {
             && let Err(error) = self.try_add(bytes)
         {
             self.failed = Some(error);
-            self.turn.set(None);
+            self.turn = None;
         }
-        let is_over = self.turn.get().is_some_and(|end| Instant::now() >= end);
+        let is_over = self.turn.is_some_and(|end| Instant::now() >= end);
         if is_over { -1 } else { 0 }
     }
 
     fn try_add(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.out.len() > MUCH {
+            self.flush()?;
+        }
         let (bio, file) = file::sent(bytes)?;
         self.cgroup(&bio);
         if let Some(most) = self.options.top {
@@ -126,66 +160,114 @@ impl<'a> Lines<'a> {
         for (bio, file) in std::mem::take(&mut self.top).into_values().rev() {
             self.print(&bio, file.as_ref(), false)?;
         }
-        Ok(())
+        self.flush()
     }
 
     fn print(&mut self, bio: &Completed, file: Option<&File>, is_before: bool) -> Result<()> {
-        let Completed { by, times } = bio;
-        let disk = self.names.name(by.into())?;
         let stack = match self.options.stack && !is_before {
-            true => self.stack(&self.maps.stacks, by.stack_id)?,
+            true => self.stack(&self.maps.stacks, bio.by.stack_id)?,
             false => Vec::new(),
         };
-        let divided = parts::from_times(times);
-        let letters = self.operations.letters(by.operation);
-        let wall = (self.options.time == Clock::Wall).then(|| clock::wall(times.ended));
+        let disk = self.names.name((&bio.by).into())?;
+        let wall = (self.options.time == Clock::Wall).then(|| clock::wall(bio.times.ended));
         if self.options.json {
-            let mut object = object(bio, &disk, &letters, &divided, &stack, is_before);
-            object["ended_wall_ns"] = json!(wall.map(|wall| wall.as_nanos() as u64));
-            object["cgroup"] = json!(self.cgroup(bio));
-            object["inode"] = json!(file.map(|file| file.inode));
-            object["links"] = json!(file.map(|file| file.links));
-            object["path"] = json!(file.and_then(|file| file.path.as_deref()));
-            println!("{object}");
+            let mut object = Line::new(bio, &disk, file, &stack);
+            let letters = self.operations.letters(bio.by.operation);
+            object.operation = &letters;
+            object.before = is_before;
+            object.ended_wall_ns = wall.map(|wall| wall.as_nanos() as u64);
+            let cgroup = self.options.cgroup.and_then(|_| self.cgroups.name(bio.by.cgroup));
+            object.cgroup = cgroup;
+            self.out += &serde_json::to_string(&object)?;
+            self.out.push('\n');
             return Ok(());
         }
-        let wall = wall.map_or_else(String::new, |wall| clock::text(wall) + " ");
-        let (total, shown) = parts::milliseconds(latency(bio), &divided);
-        let largest = parts::largest(&divided);
-        let mark = |place: usize, width: usize| match largest == Some(place) {
-            true if self.bold => format!("\x1b[1m{:>width$}\x1b[0m", shown[place]),
-            true => format!("{:>width$}", format!("*{}", shown[place])),
-            false => format!("{:>width$}", shown[place]),
-        };
-        let seconds =
-            format!("{}.{:03}", times.ended / 1_000_000_000, times.ended / 1_000_000 % 1000);
-        let sector = if by.sector == u64::MAX { "-".to_owned() } else { by.sector.to_string() };
-        let kib = match by.bytes % 1024 {
-            0 => (by.bytes / 1024).to_string(),
-            _ => format!("{:.1}", f64::from(by.bytes) / 1024.0),
-        };
-        let [wait, queue, device, end] = [0, 1, 2, 3].map(|place| mark(place, 9));
-        let mut notes = Vec::new();
-        if divided[4].is_some() {
-            notes.push(format!("mapper {}", mark(4, 0)));
+        if let Some(wall) = wall {
+            write!(self.out, "{} ", clock::text(wall))?;
         }
-        notes.extend((by.requests > 1).then(|| format!("{} requests", by.requests)));
-        notes.extend((times.starts > 1).then(|| format!("started {} times", times.starts)));
-        notes.extend(divided[2].is_none().then(|| "no request seen".to_owned()));
-        notes.extend(common::block_status(times.status));
-        notes.extend(is_before.then(|| "before:".to_owned()));
-        let notes = notes.join(", ");
+        self.print_columns(bio, &disk)?;
+        self.print_process(bio, file)?;
+        self.print_notes(bio, is_before)?;
+        self.out.push('\n');
+        for function in &stack {
+            writeln!(self.out, "=> {function}")?;
+        }
+        Ok(())
+    }
+
+    /// From when it ended to the number of its process.
+    fn print_columns(&mut self, bio: &Completed, disk: &str) -> Result<()> {
+        let Completed { by, times } = bio;
+        let (seconds, ms) = (times.ended / 1_000_000_000, times.ended / 1_000_000 % 1000);
+        let letters = self.operations.letters(by.operation);
+        write!(self.out, "{seconds:>6}.{ms:03} {disk:<7} {letters:<4} ")?;
+        match by.sector {
+            u64::MAX => write!(self.out, "{:>10} ", "-")?,
+            sector => write!(self.out, "{sector:>10} ")?,
+        }
+        match by.bytes % 1024 {
+            0 => write!(self.out, "{:>5} ", by.bytes / 1024)?,
+            _ => write!(self.out, "{:>5.1} ", f64::from(by.bytes) / 1024.0)?,
+        }
+        let divided = parts::from_times(times);
+        let (total, us) = parts::microseconds(latency(bio), &divided);
+        write!(self.out, "{:>8}", Ms { us: Some(total), mark: Mark::None })?;
+        for place in 0..4 {
+            write!(self.out, " {:>9}", self.part(us, parts::largest(&divided), place))?;
+        }
+        Ok(write!(self.out, " {:>8} ", by.process)?)
+    }
+
+    fn part(&self, us: parts::Parts, largest: Option<usize>, place: usize) -> Ms {
+        let mark = match largest == Some(place) {
+            true if self.bold => Mark::Bold,
+            true => Mark::Star,
+            false => Mark::None,
+        };
+        Ms { us: us[place], mark }
+    }
+
+    /// The last columns.
+    fn print_process(&mut self, bio: &Completed, file: Option<&File>) -> Result<()> {
         let file = file.map_or_else(|| "-".to_owned(), File::to_string);
         let file = self.options.file.then_some(file.as_str());
-        let cgroup = self.options.cgroup.map(|_| self.cgroup(bio).unwrap_or("-"));
-        let process = columns(&common::text(&by.comm), cgroup, file);
-        let line = format!(
-            "{wall}{seconds:>10} {disk:<7} {letters:<4} {sector:>10} {kib:>5} {total:>8} {wait} {queue} \
-             {device} {end} {:>8} {process}",
-            by.process
-        );
-        println!("{line}{}{notes}", if notes.is_empty() { "" } else { "; " });
-        stack.iter().for_each(|function| println!("=> {function}"));
+        let cgroup = match self.options.cgroup {
+            Some(_) => Some(self.cgroups.name(bio.by.cgroup).unwrap_or("-")),
+            None => None,
+        };
+        self.out += &columns(&common::text(&bio.by.comm), cgroup, file);
+        Ok(())
+    }
+
+    /// What few bios have, behind a semicolon.
+    fn print_notes(&mut self, bio: &Completed, is_before: bool) -> Result<()> {
+        let Completed { by, times } = bio;
+        let divided = parts::from_times(times);
+        let mut before = "; ";
+        let mut note = |out: &mut String, text: fmt::Arguments<'_>| {
+            let separator = std::mem::replace(&mut before, ", ");
+            write!(out, "{separator}{text}")
+        };
+        if divided[4].is_some() {
+            let (_, us) = parts::microseconds(latency(bio), &divided);
+            let mapper = self.part(us, parts::largest(&divided), 4);
+            note(&mut self.out, format_args!("mapper {mapper}"))?;
+        }
+        if by.requests > 1 {
+            note(&mut self.out, format_args!("{} requests", by.requests))?;
+        }
+        if times.starts > 1 {
+            note(&mut self.out, format_args!("started {} times", times.starts))?;
+        }
+        if divided[2].is_none() {
+            note(&mut self.out, format_args!("no request seen"))?;
+        }
+        if let Some(error) = common::block_status(times.status) {
+            note(&mut self.out, format_args!("{error}"))?;
+        }
+        if is_before {
+            note(&mut self.out, format_args!("before:"))?;
+        }
         Ok(())
     }
 
@@ -219,36 +301,71 @@ fn latency(bio: &Completed) -> u64 {
 }
 
 /// A line of --json. Every key is in every line, and has one type, or null.
-fn object(
-    bio: &Completed,
-    disk: &str,
-    letters: &str,
-    divided: &Parts,
-    stack: &[String],
+#[derive(Default, Serialize)]
+struct Line<'a> {
+    kind: &'static str,
+    ended_ns: u64,
     before: bool,
-) -> Value {
-    let Completed { by, times } = bio;
-    let mut object = json!({
-        "kind": "bio",
-        "ended_ns": times.ended,
-        "before": before,
-        "pid": by.process,
-        "process": common::text(&by.comm),
-        "disk": disk,
-        "diskseq": by.diskseq,
-        "major": by.dev >> 20,
-        "minor": by.dev & 0xfffff,
-        "operation": letters,
-        "sector": (by.sector != u64::MAX).then_some(by.sector),
-        "bytes": by.bytes,
-        "total_ns": latency(bio),
-        "requests": (by.requests > 0).then_some(by.requests),
-        "starts": (times.starts > 0).then_some(times.starts),
-        "error": common::block_status(times.status),
-        "stack": stack,
-    });
-    if let Value::Object(map) = &mut object {
-        map.extend(parts::json(divided));
+    pid: u32,
+    process: String,
+    disk: &'a str,
+    diskseq: u64,
+    major: u32,
+    minor: u32,
+    operation: &'a str,
+    sector: Option<u64>,
+    bytes: u32,
+    total_ns: u64,
+    requests: Option<u32>,
+    starts: Option<u32>,
+    error: Option<String>,
+    stack: &'a [String],
+    wait_ns: Option<u64>,
+    queue_ns: Option<u64>,
+    device_ns: Option<u64>,
+    end_ns: Option<u64>,
+    mapper_ns: Option<u64>,
+    ended_wall_ns: Option<u64>,
+    cgroup: Option<&'a str>,
+    inode: Option<u64>,
+    links: Option<u32>,
+    path: Option<&'a str>,
+}
+
+impl<'a> Line<'a> {
+    fn new(
+        bio: &Completed,
+        disk: &'a str,
+        file: Option<&'a File>,
+        stack: &'a [String],
+    ) -> Line<'a> {
+        let Completed { by, times } = bio;
+        let [wait_ns, queue_ns, device_ns, end_ns, mapper_ns] = parts::from_times(times);
+        Line {
+            kind: "bio",
+            ended_ns: times.ended,
+            pid: by.process,
+            process: common::text(&by.comm),
+            disk,
+            diskseq: by.diskseq,
+            major: by.dev >> 20,
+            minor: by.dev & 0xfffff,
+            sector: (by.sector != u64::MAX).then_some(by.sector),
+            bytes: by.bytes,
+            total_ns: latency(bio),
+            requests: (by.requests > 0).then_some(by.requests),
+            starts: (times.starts > 0).then_some(times.starts),
+            error: common::block_status(times.status),
+            stack,
+            wait_ns,
+            queue_ns,
+            device_ns,
+            end_ns,
+            mapper_ns,
+            inode: file.map(|file| file.inode),
+            links: file.map(|file| file.links),
+            path: file.and_then(|file| file.path.as_deref()),
+            ..Line::default()
+        }
     }
-    object
 }

@@ -1,7 +1,7 @@
 //! `slow_io`: every slow bio, and where its time went.
 
 use std::{
-    cell::Cell,
+    cell::RefCell,
     mem::MaybeUninit,
     process::ExitCode,
     time::{Duration, Instant},
@@ -22,6 +22,7 @@ mod clock;
 mod disks;
 mod event;
 mod file;
+mod kind;
 mod line;
 mod operation;
 mod parts;
@@ -64,20 +65,19 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let operations = Operations::of_kernel()?;
     // poll() reads until the buffer is empty, and a busy disk may fill it faster than lines are printed: an
     // error from its callback ends it after each turn.
-    let turn = Cell::new(None);
     let bold = session.stdout_is_terminal();
-    let mut lines = Lines::new(options, bold, &operations, &names, &skel.maps, &turn);
+    let lines = RefCell::new(Lines::new(options, bold, &operations, &names, &skel.maps));
     let mut ring = RingBufferBuilder::new();
-    ring.add(&skel.maps.events, |bytes| lines.add(bytes))?;
+    ring.add(&skel.maps.events, |bytes| lines.borrow_mut().add(bytes))?;
     let ring = ring.build()?;
     attach(&skel.progs, session)?;
     session.begin()?;
-    print_slow_bios(session, &skel, &ring, &turn, &names, &mut sums)?;
+    print_slow_bios(session, &skel, &ring, &lines, &names, &mut sums)?;
     session.detach()?;
-    turn.set(None);
+    lines.borrow_mut().end_turns();
     ring.consume()?;
     drop(ring);
-    lines.finish()?;
+    lines.into_inner().finish()?;
     let disks = sums.read(&skel.maps.other_disks, &names)?;
     print_disks(&disks, options);
     if options.who.is_some() {
@@ -94,7 +94,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
 fn size_maps(open: &mut OpenTraceSkel<'_>, options: &Slow) -> Result<()> {
     let maps = &mut open.maps;
     maps.ios.set_max_entries(options.room.in_flight)?;
-    maps.issues.set_max_entries(options.room.in_flight)?;
+    maps.requeued.set_max_entries(options.room.in_flight)?;
     maps.ways.set_max_entries(options.room.in_flight)?;
     if options.who.is_some() {
         maps.causes.set_max_entries(options.causes)?;
@@ -144,8 +144,6 @@ fn choose_programs(open: &mut OpenTraceSkel<'_>, options: &Slow, preempts: bool)
     let progs = &mut open.progs;
     progs.rq_end_probe.set_autoload(preempts);
     progs.bio_end_probe.set_autoload(preempts);
-    progs.rq_start.set_autoload(!preempts);
-    progs.rq_start_probe.set_autoload(preempts);
     let probes = preempts || with_stack(options);
     progs.bio_start.set_autoload(!probes);
     progs.bio_start_probe.set_autoload(probes);
@@ -155,12 +153,7 @@ fn choose_programs(open: &mut OpenTraceSkel<'_>, options: &Slow, preempts: bool)
 fn attach(progs: &TraceProgs<'_>, session: &mut Session) -> Result<()> {
     session.attach([&progs.bio_end, &progs.bio_end_probe])?;
     session.attach([&progs.rq_end, &progs.rq_end_probe])?;
-    session.attach([
-        &progs.rq_start,
-        &progs.rq_start_probe,
-        &progs.bio_remap,
-        &progs.bio_chained,
-    ])?;
+    session.attach([&progs.rq_requeued, &progs.bio_remap, &progs.bio_chained])?;
     session.attach([&progs.bio_start, &progs.bio_start_probe])
 }
 
@@ -169,19 +162,19 @@ fn print_slow_bios(
     session: &Session,
     skel: &TraceSkel<'_>,
     ring: &RingBuffer<'_>,
-    turn: &Cell<Option<Instant>>,
+    lines: &RefCell<Lines<'_>>,
     names: &Names,
     sums: &mut Sums,
 ) -> Result<()> {
     let mut of_others = 0;
     while !session.is_over() {
-        turn.set(Some(Instant::now() + TURN));
+        lines.borrow_mut().begin_turn(Instant::now() + TURN);
         match ring.poll(TURN) {
             // -1, with which a turn ends, is -EPERM.
             Err(error) if ![Interrupted, PermissionDenied].contains(&error.kind()) => {
                 return Err(error).context("the ring buffer could not be read");
             }
-            _ => {}
+            _ => lines.borrow_mut().flush()?,
         }
         let others = common::counters(&skel.maps.bss_data)?.of_others;
         if others != of_others {
@@ -189,8 +182,8 @@ fn print_slow_bios(
             names.look()?;
             sums.follow(&skel.maps.disks, names)?;
         }
-        if turn.get().is_none() {
-            break; // a line could not be made
+        if lines.borrow().has_failed() {
+            break;
         }
     }
     Ok(())
@@ -200,7 +193,7 @@ fn print_disks(disks: &[Disk], options: &Slow) {
     for disk in disks {
         match options.json {
             true => println!("{}", disk.json()),
-            false => disk.print(options.histogram),
+            false => disk.print(options.min, options.histogram),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Where the time of a bio went.
 
-use serde_json::{Map, Value, json};
+use std::fmt::{self, Write};
 
 use crate::trace::types::times;
 
@@ -25,32 +25,80 @@ pub fn largest(parts: &Parts) -> Option<usize> {
     known.max_by_key(|(_, ns)| *ns).map(|(place, _)| place)
 }
 
-/// `wait_ns`, `queue_ns` …: number or null.
-pub fn json(parts: &Parts) -> Map<String, Value> {
-    KEYS.iter().zip(parts).map(|(&key, part)| (key.to_owned(), json!(part))).collect()
-}
-
 /// Milliseconds with three digits.
 pub fn ms(ns: u64) -> String {
     format!("{}.{:03}", ns / 1_000_000, ns / 1000 % 1000)
 }
 
-/// Milliseconds with three digits: the latency, and its parts, rounded so that they add up to it.
-pub fn milliseconds(latency: u64, parts: &Parts) -> (String, [String; 5]) {
+/// The latency and its parts in us, rounded so that they add up to it.
+pub fn microseconds(latency: u64, parts: &Parts) -> (u64, Parts) {
     let whole = latency.div_ceil(1000);
     let mut us = parts.map(|part| part.map(|ns| ns / 1000));
-    let mut missing = whole - us.iter().flatten().sum::<u64>().min(whole);
+    let missing = whole - us.iter().flatten().sum::<u64>().min(whole);
     // To those that lost most by rounding down.
-    let mut order: Vec<usize> = (0..parts.len()).filter(|&place| parts[place].is_some()).collect();
-    order.sort_by_key(|&place| std::cmp::Reverse(parts[place].unwrap_or_default() % 1000));
-    for place in order {
-        if missing > 0 {
-            us[place] = us[place].map(|us| us + 1);
-            missing -= 1;
+    let mut order = [0, 1, 2, 3, 4].map(|place| (parts[place].map(|ns| ns % 1000), place));
+    order.sort_unstable_by_key(|&(lost, place)| (std::cmp::Reverse(lost), place));
+    for (_, place) in order.into_iter().take(missing as usize) {
+        us[place] = us[place].map(|us| us + 1);
+    }
+    (whole, us)
+}
+
+/// So many us, as milliseconds with three digits; `-` where they are not known. A `*` or bold marks the largest part.
+pub struct Ms {
+    pub us: Option<u64>,
+    pub mark: Mark,
+}
+
+/// How a part is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    None,
+    Star,
+    Bold,
+}
+
+impl fmt::Display for Ms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = Text::default();
+        match self.us {
+            None => text.write_str("-")?,
+            Some(us) => {
+                let star = if self.mark == Mark::Star { "*" } else { "" };
+                write!(text, "{star}{}.{:03}", us / 1000, us % 1000)?;
+            }
+        }
+        match self.mark {
+            Mark::Bold => {
+                f.write_str("\x1b[1m")?;
+                f.pad(text.as_str())?;
+                f.write_str("\x1b[0m")
+            }
+            _ => f.pad(text.as_str()),
         }
     }
-    let text = |us: u64| format!("{}.{:03}", us / 1000, us % 1000);
-    (text(whole), us.map(|us| us.map_or_else(|| "-".to_owned(), text)))
+}
+
+/// A text that needs no memory of its own: as long as the longest number of milliseconds.
+#[derive(Default)]
+struct Text {
+    bytes: [u8; 24],
+    used: usize,
+}
+
+impl Text {
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.used]).unwrap_or_default()
+    }
+}
+
+impl fmt::Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = self.used + text.len();
+        self.bytes.get_mut(self.used..end).ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.used = end;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -60,10 +108,9 @@ mod tests {
     #[test]
     fn rounded_parts_add_up() {
         let parts = [Some(1_600), Some(1_600), Some(9_999), None, Some(1)];
-        let (total, shown) = milliseconds(13_200, &parts);
-        assert_eq!(total, "0.014");
-        assert_eq!(shown, ["0.002", "0.002", "0.010", "-", "0.000"]);
-        assert_eq!(milliseconds(0, &[None; 5]).0, "0.000");
+        let (total, us) = microseconds(13_200, &parts);
+        assert_eq!((total, us), (14, [Some(2), Some(2), Some(10), None, Some(0)]));
+        assert_eq!(microseconds(0, &[None; 5]).0, 0);
         assert_eq!(largest(&parts), Some(2));
     }
 
@@ -79,9 +126,18 @@ mod tests {
                 continue;
             }
             let latency = parts.iter().flatten().sum();
-            let (total, shown) = milliseconds(latency, &parts);
-            let us = |text: &String| text.replace('.', "").parse::<u64>().unwrap_or(0);
-            assert_eq!(us(&total), shown.iter().map(us).sum::<u64>(), "{parts:?}");
+            let (total, us) = microseconds(latency, &parts);
+            assert_eq!(total, us.iter().flatten().sum::<u64>(), "{parts:?}");
         }
+    }
+
+    #[test]
+    fn milliseconds_keep_their_column() {
+        let text = |us, mark| format!("{:>9}|", Ms { us, mark });
+        assert_eq!(text(Some(12_345), Mark::None), "   12.345|");
+        assert_eq!(text(Some(12_345), Mark::Star), "  *12.345|");
+        assert_eq!(text(Some(12_345), Mark::Bold), "\x1b[1m   12.345\x1b[0m|");
+        assert_eq!(text(None, Mark::None), "        -|");
+        assert_eq!(text(Some(u64::MAX / 1000), Mark::Star), "*18446744073709.551|");
     }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What is added up of all bios of a disk: for each part the sum, the maximum and a histogram. */
+/* What is added up of all bios of a disk: for each part the sum, the maximum and a histogram. Of the slow ones
+ * apart: one busy neighbour has more quick ones than a slow service has reads. */
 #ifndef __SUMS_H__
 #define __SUMS_H__
 
@@ -16,6 +17,10 @@ struct sum { /* of bios whose completion one program has seen on one CPU: there 
 
 struct disk {
 	struct sum parts[PARTS], total;
+	struct slow_ones { /* the same of those that took --min or longer, in ns */
+		u64 bios, requests, total, parts[PARTS];
+		u64 known; /* bit of enum part: whether any of them has it */
+	} slow_ones;
 };
 
 struct disk_id {
@@ -67,11 +72,24 @@ __noinline int add(struct sum *sum, u64 ns)
 	return 0;
 }
 
-static __always_inline void add_to_disk(struct completed *completed, u32 program)
+static __always_inline void add_slow(struct slow_ones *slow_ones, struct times *times, struct submission *by)
 {
-	struct disk_id id = { completed->by.diskseq, completed->by.dev };
-	struct times *times = &completed->times;
-	void *of_disk = bpf_map_lookup_elem(&disks, &id);
+	slow_ones->bios++;
+	slow_ones->requests += by->requests;
+	slow_ones->total += times->ended - times->submitted;
+	for (int i = 0; i < PARTS; i++) {
+		if (times->parts[i] == UNKNOWN)
+			continue;
+		slow_ones->parts[i] += times->parts[i];
+		slow_ones->known |= 1 << i;
+	}
+}
+
+/* `slow_one`: of a bio that is a slow one; else NULL. */
+static __always_inline void add_to_disk(struct disk_id *id, struct times *times, u32 program,
+					struct submission *slow_one)
+{
+	void *of_disk = bpf_map_lookup_elem(&disks, id);
 	struct disk *disk;
 
 	if (of_disk) {
@@ -86,6 +104,8 @@ static __always_inline void add_to_disk(struct completed *completed, u32 program
 		if (times->parts[i] != UNKNOWN)
 			add(&disk->parts[i], times->parts[i]);
 	add(&disk->total, times->ended - times->submitted);
+	if (slow_one)
+		add_slow(&disk->slow_ones, times, slow_one);
 }
 
 #endif /* __SUMS_H__ */

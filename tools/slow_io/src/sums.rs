@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     os::fd::{AsFd, AsRawFd},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow};
@@ -12,8 +13,9 @@ use serde_json::{Value, json};
 
 use crate::{
     disks::{Id, Names},
-    parts::{self, NAMES},
-    trace::types::{disk, disk_id, sum},
+    kind::Kind,
+    parts::{self, NAMES, Parts},
+    trace::types::{disk, disk_id, slow_ones, sum},
 };
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
@@ -111,6 +113,57 @@ pub struct Disk {
     name: String,
     parts: [Sum; NAMES.len()],
     total: Sum,
+    slow: SlowOnes,
+}
+
+/// The sums of those of its bios that took `--min` or longer, in ns.
+#[derive(Default)]
+struct SlowOnes {
+    bios: u64,
+    requests: u64,
+    total: u64,
+    /// `None`: none of them has this part.
+    parts: Parts,
+}
+
+impl SlowOnes {
+    fn add(&mut self, other: &slow_ones) {
+        self.bios += other.bios;
+        self.requests += other.requests;
+        self.total += other.total;
+        for (place, part) in self.parts.iter_mut().enumerate() {
+            if other.known >> place & 1 == 1 {
+                *part = Some(part.unwrap_or_default() + other.parts[place]);
+            }
+        }
+    }
+
+    /// The part that has most of their time, and its share in percent: none, where no part has half of it.
+    fn most(&self) -> Option<(&'static str, u64)> {
+        let known = NAMES.into_iter().zip(self.parts).filter_map(|(name, ns)| Some((name, ns?)));
+        let (name, ns) = known.max_by_key(|(_, ns)| *ns)?;
+        let percent = ns * 100 / self.total.max(1);
+        (percent >= 50).then_some((name, percent))
+    }
+
+    /// An answer: how many of all were slow, and why, as far as that can be said.
+    fn verdict(&self, bios: u64, min: Duration, kind: Kind) -> String {
+        let min = humantime::format_duration(min);
+        if self.bios == 0 {
+            return format!("None took {min} or longer.");
+        }
+        let slow = format!("{} of {bios} took {min} or longer.", self.bios);
+        match self.most() {
+            Some((part, percent)) => {
+                let next = kind.next(part, self.requests / self.bios);
+                format!("{slow} Of their time, {part} has {percent} %: {next}")
+            }
+            None if self.parts.iter().all(Option::is_none) => {
+                format!("{slow} Where their time went is not known: no request of theirs was seen.")
+            }
+            None => format!("{slow} No part has half of their time."),
+        }
+    }
 }
 
 impl Disk {
@@ -123,6 +176,7 @@ impl Disk {
                 let disk: &disk = plain::from_bytes(&bytes).map_err(|_| anyhow!("struct disk"))?;
                 sums.parts.iter_mut().zip(&disk.parts).for_each(|(sum, other)| sum.add(other));
                 sums.total.add(&disk.total);
+                sums.slow.add(&disk.slow_ones);
             }
         }
         Ok(sums)
@@ -155,11 +209,15 @@ impl Disk {
                 _ => json!({ "sum_ns": sum.sum, "p50_ns": p50, "p99_ns": p99, "max_ns": sum.max }),
             };
         }
+        object["slow"] = json!({ "bios": self.slow.bios, "requests": self.slow.requests, "total_ns": self.slow.total });
+        for (key, ns) in parts::KEYS.into_iter().zip(self.slow.parts) {
+            object["slow"][key] = json!(ns);
+        }
         object
     }
 
-    /// Prints where the time of the disk's bios went.
-    pub fn print(&self, histogram: bool) {
+    /// Prints where the time of the disk's bios went, and why the slow ones were slow.
+    pub fn print(&self, min: Duration, histogram: bool) {
         println!("\n{}: {} bios", self.name, self.total.bios());
         println!(
             "{:>8} {:>12} {:>6} {:>10} {:>10} {:>10} ms",
@@ -179,10 +237,7 @@ impl Disk {
         if self.undivided() > 0 {
             println!("{:>8} of these bios had no request that was seen", self.undivided());
         }
-        let largest = self.known().max_by_key(|(_, sum)| sum.sum);
-        if let Some((name, _)) = largest.filter(|(_, sum)| share(sum) > 0.5) {
-            println!("Most of it is {name}: {}", what_next(name));
-        }
+        println!("{}", self.slow.verdict(self.total.bios(), min, Kind::of(&self.name)));
         if histogram {
             print_histogram(&self.total);
         }
@@ -205,19 +260,30 @@ fn print_histogram(total: &Sum) {
     }
 }
 
-/// What the largest part usually means, and what to look at.
-fn what_next(part: &str) -> &'static str {
-    match part {
-        "wait" => "no request was free, or a cgroup was throttled (io.max, nr_requests)",
-        "queue" => {
-            "requests waited in the scheduler, for the disk, or for a flush (queue/scheduler, queue depth)"
-        }
-        "device" => "the disk itself (its load, its health; fewer or larger I/Os)",
-        "end" => {
-            "after the disk (parts of a split bio, checksums, a flush after a write, a busy CPU)"
-        }
-        _ => {
-            "device mapper (dmsetup table: encryption, delay, a snapshot), or a cgroup's limit on its disk (io.max)"
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_is_about_the_slow_ones() {
+        let min = Duration::from_millis(10);
+        let mut slow = SlowOnes::default();
+        assert_eq!(slow.verdict(7, min, Kind::Disk), "None took 10ms or longer.");
+        let known = slow_ones {
+            bios: 19,
+            requests: 19,
+            total: 1900,
+            parts: [1862, 0, 38, 0, 0],
+            known: 0b1111,
+        };
+        slow.add(&known);
+        let verdict = slow.verdict(22_104, min, Kind::Disk);
+        assert!(verdict.starts_with(
+            "19 of 22104 took 10ms or longer. Of their time, wait has 98 %: before a"
+        ));
+        slow.add(&slow_ones { bios: 1, total: 100_000, ..known });
+        assert!(slow.verdict(22_104, min, Kind::Disk).ends_with("No part has half of their time."));
+        let unknown = SlowOnes { bios: 1, total: 5, ..SlowOnes::default() };
+        assert!(unknown.verdict(1, min, Kind::Md).contains("is not known"));
     }
 }

@@ -97,18 +97,10 @@ int BPF_PROG(bio_remap, struct bio *bio)
 	return bio_goes_down(number(bio));
 }
 
-SEC("kprobe/blk_mq_start_request")
-int BPF_KPROBE(rq_start_probe, struct request *rq)
+SEC("tp_btf/block_rq_requeue")
+int BPF_PROG(rq_requeued, struct request *rq)
 {
-	return rq_starts((u64)rq, bpf_ksym_exists(bpf_rdonly_cast)
-					  ? bpf_core_cast(rq, struct request)->start_time_ns
-					  : BPF_CORE_READ(rq, start_time_ns));
-}
-
-SEC("fentry/blk_mq_start_request")
-int BPF_PROG(rq_start, struct request *rq)
-{
-	return rq_starts((u64)rq, rq->start_time_ns);
+	return rq_is_requeued((u64)rq, rq->start_time_ns, rq->io_start_time_ns);
 }
 
 SEC("kprobe/bio_chain")
@@ -133,20 +125,26 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 	completed.times = times_of(io, now);
 	completed.times.status = status;
 	divide_io(bio, io, &completed.times);
-	completed.by = io->by;
+	bool is_slow = completed.times.ended - completed.times.submitted >= slow;
+	bool is_kept = is_slow || who || record;
+	struct disk_id disk = { io->by.diskseq, io->by.dev };
+
+	if (is_kept)
+		completed.by = io->by;
 	if (bpf_map_delete_elem(&ios, &bio))
 		return 0; /* only the call that deletes the entry completes the bio */
 	if (status == BLK_STS_AGAIN) {
 		__sync_fetch_and_add(&refused, 1);
 		return 0;
 	}
-	add_to_disk(&completed, program);
+	add_to_disk(&disk, &completed.times, program, is_slow ? &completed.by : NULL);
+	if (!is_kept)
+		return 0;
 	if (who)
 		add_to_cause(&completed, program);
 	if (record)
 		keep(&completed, program);
-	if (completed.times.ended - completed.times.submitted >= slow &&
-	    send(&events, bio, &completed, program))
+	if (is_slow && send(&events, bio, &completed, program))
 		__sync_fetch_and_add(&lost, 1);
 	return 0;
 }
@@ -163,10 +161,11 @@ int BPF_PROG(bio_end, struct bio *bio)
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
+	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part };
+
 	if (first_has_seen(REQUEST, (u64)rq))
 		return 0;
-	return rq_ends((u64)rq, rq->start_time_ns, rq->part, number(rq->bio), number(rq->biotail),
-		       nr_bytes >= rq->__data_len);
+	return rq_ends((u64)rq, &stamps, number(rq->bio), number(rq->biotail), nr_bytes >= rq->__data_len);
 }
 
 /* Only where the kernel preempts: there, the two above are skipped for some completions in tasks. */
@@ -185,12 +184,14 @@ int BPF_KPROBE(rq_end_probe, struct request *rq, int error, unsigned int nr_byte
 {
 	if (bpf_ksym_exists(bpf_rdonly_cast)) {
 		struct request *cast = bpf_core_cast(rq, struct request);
+		struct stamps stamps = { cast->start_time_ns, cast->io_start_time_ns, cast->part };
 
-		rq_ends((u64)rq, cast->start_time_ns, cast->part, number(cast->bio), number(cast->biotail),
+		rq_ends((u64)rq, &stamps, number(cast->bio), number(cast->biotail),
 			nr_bytes >= cast->__data_len);
 	} else {
-		rq_ends((u64)rq, BPF_CORE_READ(rq, start_time_ns), BPF_CORE_READ(rq, part),
-			(u64)BPF_CORE_READ(rq, bio), (u64)BPF_CORE_READ(rq, biotail),
+		struct stamps stamps = stamps_of(rq);
+
+		rq_ends((u64)rq, &stamps, (u64)BPF_CORE_READ(rq, bio), (u64)BPF_CORE_READ(rq, biotail),
 			nr_bytes >= BPF_CORE_READ(rq, __data_len));
 	}
 	tell_second(REQUEST, (u64)rq);
