@@ -4,6 +4,7 @@
 mod addresses;
 pub mod btf;
 mod cli;
+mod clock;
 mod device;
 mod error;
 pub mod hookable;
@@ -30,6 +31,7 @@ pub use addresses::{
     kernel_functions_if_any,
 };
 pub use cli::{Cli, InFlight, NoOptions, duration};
+pub use clock::kernel_clock;
 pub use common_base::printable;
 pub use device::{BlockDevice, Device, block_devices};
 pub use error::{Unsupported, Usage, unsupported};

@@ -42,6 +42,7 @@ mod prelude;
 mod readme;
 mod requests;
 mod run;
+mod slow_answers;
 mod slow_io;
 mod table;
 mod truth;
@@ -118,6 +119,7 @@ fn main() {
         ctracer_ftrace::TESTS,
         ctracer_filters::TESTS,
         ctracer_types::TESTS,
+        slow_answers::TESTS,
         slow_io::TESTS,
         field_reports::TESTS,
         table::TESTS,

@@ -27,7 +27,8 @@ struct submission {
 	u32 dev, operation, bytes, process;
 	s32 stack_id; /* a key of stacks, or a negative error */
 	u32 requests; /* of it that have completed */
-	char comm[16];
+	u32 thread, unused; /* its number in the first PID namespace */
+	char comm[16]; /* of the process */
 };
 
 struct io { /* a bio that somebody has submitted */

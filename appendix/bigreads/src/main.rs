@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use clap::Args;
 use common::{Cli, Session};
 use libbpf_rs::{RingBufferBuilder, skel::Skel};
-use rustix::time::{ClockId, clock_gettime};
 
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -36,7 +35,7 @@ fn run(cli: &Cli<Min>, session: &mut Session) -> Result<()> {
     open.progs.vfs_read_session.set_autoload(has_sessions);
     open.progs.vfs_read_exit.set_autoload(!has_sessions);
     let skel = session.load(open)?;
-    let start = now();
+    let start = common::kernel_clock();
     let mut ring = RingBufferBuilder::new();
     ring.add(&skel.maps.events, |bytes| print_event(bytes, start))?;
     let ring = ring.build()?;
@@ -58,12 +57,6 @@ fn run(cli: &Cli<Min>, session: &mut Session) -> Result<()> {
     println!("{:>8} reads of at least {} bytes", counts.reads, cli.own.min);
     println!("{:>8} lines lost (ring buffer full)", counts.lost);
     common::print_skipped(skel.object())
-}
-
-/// CLOCK_MONOTONIC in ns, the clock of `bpf_ktime_get_ns()`.
-fn now() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 fn print_event(bytes: &[u8], start: u64) -> i32 {

@@ -19,10 +19,9 @@ pub fn text(wall: Duration) -> String {
 
 /// In ns: how long it took to read both clocks, and the wall clock's time when the kernel's was 0.
 fn offset() -> (u64, u64) {
-    let [before, wall, after] =
-        [ClockId::Monotonic, ClockId::Realtime, ClockId::Monotonic].map(|clock| {
-            let time = clock_gettime(clock);
-            time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-        });
+    let before = common::kernel_clock();
+    let wall = clock_gettime(ClockId::Realtime);
+    let wall = wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64;
+    let after = common::kernel_clock();
     (after - before, wall.saturating_sub(before.midpoint(after)))
 }

@@ -1,6 +1,6 @@
 //! The disks and partitions that bios are for, by what identifies them.
 
-use std::{cell::RefCell, collections::HashMap};
+use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
 use anyhow::Result;
 use common::BlockDevice;
@@ -30,13 +30,13 @@ impl From<&submission> for Id {
 
 /// The names of all that have been seen since the start.
 #[derive(Default)]
-pub struct Names(RefCell<HashMap<Id, String>>);
+pub struct Names(RefCell<HashMap<Id, Rc<str>>>);
 
 impl Names {
     /// Looks which disks there are now.
     pub fn look(&self) -> Result<()> {
         let there = common::block_devices()?;
-        let named = |there: BlockDevice| (Id::from(&there), common::printable(&there.name));
+        let named = |there: BlockDevice| (Id::from(&there), common::printable(&there.name).into());
         self.0.borrow_mut().extend(there.into_iter().map(named));
         Ok(())
     }
@@ -47,11 +47,11 @@ impl Names {
     }
 
     /// The name of one; its numbers where it came and went between two looks.
-    pub fn name(&self, id: Id) -> Result<String> {
+    pub fn name(&self, id: Id) -> Result<Rc<str>> {
         if !self.0.borrow().contains_key(&id) {
             self.look()?;
         }
-        let numbers = || format!("{}:{}", id.device >> 20, id.device & 0xfffff);
+        let numbers = || format!("{}:{}", id.device >> 20, id.device & 0xfffff).into();
         Ok(self.0.borrow().get(&id).cloned().unwrap_or_else(numbers))
     }
 }

@@ -55,14 +55,15 @@ impl<'a> Lines<'a> {
         operations: &'a Operations,
         names: &'a Names,
         maps: &'a TraceMaps<'a>,
-    ) -> Lines<'a> {
+    ) -> Result<Lines<'a>> {
         if !options.json {
             let wall = match options.time {
                 Clock::Wall => format!("{:<24} ", "WALL CLOCK"),
                 Clock::Kernel => String::new(),
             };
             let file = options.file.then_some("FILE");
-            let process = columns("PROCESS", options.cgroup.map(|_| "CGROUP"), file);
+            let mut process = String::new();
+            columns(&mut process, "PROCESS", options.cgroup.map(|_| "CGROUP"), file)?;
             println!(
                 "{wall}{:>10} {:<7} {:<4} {:>10} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} ms {:>5} {process}",
                 "TIME",
@@ -78,7 +79,7 @@ impl<'a> Lines<'a> {
                 "PID"
             );
         }
-        Lines {
+        Ok(Lines {
             options,
             bold,
             operations,
@@ -90,7 +91,7 @@ impl<'a> Lines<'a> {
             failed: None,
             turn: None,
             out: String::new(),
-        }
+        })
     }
 
     /// From now to then, [`add`](Lines::add) takes records: a ring buffer that is never empty gives none of its time
@@ -229,14 +230,12 @@ impl<'a> Lines<'a> {
 
     /// The last columns.
     fn print_process(&mut self, bio: &Completed, file: Option<&File>) -> Result<()> {
-        let file = file.map_or_else(|| "-".to_owned(), File::to_string);
-        let file = self.options.file.then_some(file.as_str());
+        let file = self.options.file.then(|| file.map_or_else(|| "-".to_owned(), File::to_string));
         let cgroup = match self.options.cgroup {
             Some(_) => Some(self.cgroups.name(bio.by.cgroup).unwrap_or("-")),
             None => None,
         };
-        self.out += &columns(&common::text(&bio.by.comm), cgroup, file);
-        Ok(())
+        columns(&mut self.out, &common::text(&bio.by.comm), cgroup, file.as_deref())
     }
 
     /// What few bios have, behind a semicolon.
@@ -287,12 +286,18 @@ impl<'a> Lines<'a> {
 }
 
 /// The last columns; cgroup and file where they are asked for.
-fn columns(process: &str, cgroup: Option<&str>, file: Option<&str>) -> String {
+fn columns(
+    out: &mut String,
+    process: &str,
+    cgroup: Option<&str>,
+    file: Option<&str>,
+) -> Result<()> {
     match (cgroup, file) {
-        (None, None) => process.to_owned(),
-        (Some(last), None) | (None, Some(last)) => format!("{process:<15} {last}"),
-        (Some(cgroup), Some(file)) => format!("{process:<15} {cgroup:<20} {file}"),
+        (None, None) => out.push_str(process),
+        (Some(last), None) | (None, Some(last)) => write!(out, "{process:<15} {last}")?,
+        (Some(cgroup), Some(file)) => write!(out, "{process:<15} {cgroup:<20} {file}")?,
     }
+    Ok(())
 }
 
 /// How long a bio took, in ns.
@@ -308,6 +313,7 @@ struct Line<'a> {
     before: bool,
     pid: u32,
     process: String,
+    tid: u32,
     disk: &'a str,
     diskseq: u64,
     major: u32,
@@ -346,6 +352,7 @@ impl<'a> Line<'a> {
             ended_ns: times.ended,
             pid: by.process,
             process: common::text(&by.comm),
+            tid: by.thread,
             disk,
             diskseq: by.diskseq,
             major: by.dev >> 20,

@@ -28,6 +28,7 @@ mod operation;
 mod parts;
 mod recent;
 mod sums;
+mod waiting;
 mod who;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -66,20 +67,23 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     // poll() reads until the buffer is empty, and a busy disk may fill it faster than lines are printed: an
     // error from its callback ends it after each turn.
     let bold = session.stdout_is_terminal();
-    let lines = RefCell::new(Lines::new(options, bold, &operations, &names, &skel.maps));
+    let lines = RefCell::new(Lines::new(options, bold, &operations, &names, &skel.maps)?);
     let mut ring = RingBufferBuilder::new();
     ring.add(&skel.maps.events, |bytes| lines.borrow_mut().add(bytes))?;
     let ring = ring.build()?;
     attach(&skel.progs, session)?;
     session.begin()?;
     print_slow_bios(session, &skel, &ring, &lines, &names, &mut sums)?;
+    let now = common::kernel_clock();
     session.detach()?;
+    let waiting = waiting::waiting(&skel.maps.ios, now, options.min, &operations, &names)?;
     lines.borrow_mut().end_turns();
     ring.consume()?;
     drop(ring);
     lines.into_inner().finish()?;
     let disks = sums.read(&skel.maps.other_disks, &names)?;
     print_disks(&disks, options);
+    waiting::print(&waiting, options.json)?;
     if options.who.is_some() {
         who::print(&skel.maps, options, &operations, &names)?;
     }

@@ -1,5 +1,7 @@
 //! What a bio does, in blktrace's letters.
 
+use std::{cell::RefCell, collections::HashMap, rc::Rc};
+
 use anyhow::{Context, Result};
 use libbpf_rs::btf::{Btf, types::Enum};
 
@@ -10,6 +12,8 @@ pub struct Operations {
     before: u32,
     /// Bit and letter, in blktrace's order.
     after: Vec<(u32, char)>,
+    /// The letters of those that were asked for.
+    known: RefCell<HashMap<u32, Rc<str>>>,
 }
 
 /// Letters of blk_fill_rwbs(), kernel/trace/blktrace.c. It has none for others.
@@ -56,12 +60,18 @@ impl Operations {
                 .into_iter()
                 .filter_map(|(name, letter)| Some((1 << number(&flags, name)?, letter)))
                 .collect(),
+            known: RefCell::default(),
         })
     }
 
     /// `RSM`: a read, somebody waits for it, of the file system's own data. `N`: an operation that
     /// blktrace has no letter for.
-    pub fn letters(&self, operation: u32) -> String {
+    pub fn letters(&self, operation: u32) -> Rc<str> {
+        let mut known = self.known.borrow_mut();
+        Rc::clone(known.entry(operation).or_insert_with(|| self.spell(operation).into()))
+    }
+
+    fn spell(&self, operation: u32) -> String {
         let number = operation & 0xff;
         let known = self.operations.iter().find(|(known, _)| *known == number);
         let mut letters = String::new();

@@ -60,7 +60,11 @@ __noinline int add(struct sum *sum, u64 ns)
 	sum->sum += ns;
 	if (ns > sum->max)
 		sum->max = ns;
-	for (u32 step = 32; step; step /= 2)
+	if (ns >> 20) /* a millisecond or more: most parts are shorter */
+		for (u32 step = 32; step > 8; step /= 2)
+			if (ns >> (shift + step) >= 16)
+				shift += step;
+	for (u32 step = 8; step; step /= 2)
 		if (ns >> (shift + step) >= 16)
 			shift += step;
 	slot = shift * 16 + (ns >> shift);

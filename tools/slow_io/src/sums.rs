@@ -60,7 +60,7 @@ impl Sums {
     pub fn read(&self, others: &Map<'_>, names: &Names) -> Result<Vec<Disk>> {
         let mut used = vec![Disk::read("other disks".to_owned(), others)?];
         for (id, map) in &self.0 {
-            used.push(Disk::read(names.name(*id)?, map)?);
+            used.push(Disk::read(names.name(*id)?.to_string(), map)?);
         }
         used.retain(|disk| disk.bios() > 0);
         Ok(used)
@@ -148,11 +148,14 @@ impl SlowOnes {
 
     /// An answer: how many of all were slow, and why, as far as that can be said.
     fn verdict(&self, bios: u64, min: Duration, kind: Kind) -> String {
-        let min = humantime::format_duration(min);
+        let shown = humantime::format_duration(min);
         if self.bios == 0 {
-            return format!("None took {min} or longer.");
+            return format!("None took {shown} or longer.");
         }
-        let slow = format!("{} of {bios} took {min} or longer.", self.bios);
+        let slow = match min.is_zero() {
+            true => format!("All {bios} are shown."),
+            false => format!("{} of {bios} took {shown} or longer.", self.bios),
+        };
         match self.most() {
             Some((part, percent)) => {
                 let next = kind.next(part, self.requests / self.bios);

@@ -45,7 +45,9 @@ static __always_inline int bio_is_submitted(void *ctx, u64 bio, struct io *io)
 	}
 	if (with_stack)
 		by->stack_id = bpf_get_stackid(ctx, &stacks, 0);
-	bpf_get_current_comm(by->comm, sizeof(by->comm));
+	/* The process's name, not the thread's: the number is the process's, too. */
+	__builtin_memcpy(by->comm, bpf_get_current_task_btf()->group_leader->comm, sizeof(by->comm));
+	by->thread = bpf_get_current_pid_tgid();
 	return bio_starts(bio, io);
 }
 

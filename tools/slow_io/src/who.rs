@@ -89,8 +89,8 @@ pub fn print(
         let operation = operations.letters(of.operation);
         if options.json {
             let mut object = json!({
-                "kind": "cause", "pid": of.process, "process": process, "disk": disk,
-                "operation": operation, "bios": sum.bios, "bytes": sum.bytes, "total_ns": sum.sum,
+                "kind": "cause", "pid": of.process, "process": process, "disk": &*disk,
+                "operation": &*operation, "bios": sum.bios, "bytes": sum.bytes, "total_ns": sum.sum,
                 "max_ns": sum.max, "stack": stack,
             });
             for (key, ns) in KEYS.into_iter().zip(known) {

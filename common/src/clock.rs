@@ -1,0 +1,37 @@
+//! The clock of `bpf_ktime_get_ns()`, read in user space.
+
+use std::{fs, sync::OnceLock};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// What `bpf_ktime_get_ns()` would return now, in ns: CLOCK_MONOTONIC as the kernel has it. In a time namespace, the
+/// clock that programs read is set off from that (time_namespaces(7)).
+#[must_use]
+pub fn kernel_clock() -> u64 {
+    static OFFSET: OnceLock<i128> = OnceLock::new();
+    let offset = OFFSET.get_or_init(|| {
+        offset(&fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default()).unwrap_or(0)
+    });
+    let time = clock_gettime(ClockId::Monotonic);
+    let here = i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec);
+    u64::try_from(here - offset).unwrap_or(0)
+}
+
+/// The offset of the monotonic clock, in ns: `monotonic SECONDS NANOSECONDS` in /proc/PID/timens_offsets.
+fn offset(offsets: &str) -> Option<i128> {
+    let mut words = offsets.lines().find(|line| line.starts_with("monotonic"))?.split_whitespace();
+    let (seconds, ns) = (words.nth(1)?.parse::<i128>().ok()?, words.next()?.parse::<i128>().ok()?);
+    Some(seconds * 1_000_000_000 + ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offset_is_seconds_and_nanoseconds() {
+        let offsets = "monotonic      -86400         5\nboottime        7         0\n";
+        assert_eq!(offset(offsets), Some(-86_399_999_999_995));
+        assert_eq!(offset(""), None);
+    }
+}

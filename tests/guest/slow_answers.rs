@@ -1,0 +1,180 @@
+//! What `slow_io` answers: about the slow ones, about what waits, and whose it is.
+
+use rustix::thread::{gettid, set_name};
+
+use crate::prelude::*;
+
+tests![
+    slow_io_answers_for_the_slow_ones,
+    slow_io_adds_up_what_the_driver_had,
+    slow_io_shows_what_waits,
+    slow_io_names_the_process,
+    slow_io_knows_the_clock_of_a_namespace,
+];
+
+/// A busy, healthy neighbour beside a service that its cgroup throttles: most of the time of all is the disk's, and
+/// most of the slow ones' is not.
+fn slow_io_answers_for_the_slow_ones() -> Result<()> {
+    let disk = NullBlk::timer("busy", 1, "hw_queue_depth=64 submit_queues=1")?;
+    let cgroup = throttle_of(&disk.name)?;
+    let options = |min| vec!["--min", min, "--disk", &disk.name];
+    let running = Running::stages([
+        ("slow_io", [&options("40ms")[..], &["--json"]].concat()),
+        ("slow_io", options("40ms")),
+        ("slow_io", options("1h")),
+    ])?;
+    let neighbour = "--iodepth=8 --number_ios=6000 --size=200M";
+    let neighbour = Running::bash(&run::fio_direct_command(&disk.name, neighbour))?;
+    slow_io::read_throttled(&cgroup, &disk.name, 40)?;
+    neighbour.end_well()?;
+    let outputs = Running::interrupt_all(running);
+    shell(&format!("rmdir {cgroup}"))?;
+    let outputs = outputs?;
+    let [sums] = &objects(&outputs[0], "disk")?[..] else { bail!("one disk: {}", outputs[0]) };
+    let sum = |part: &str| sums[part]["sum_ns"].as_u64().unwrap_or(0);
+    ensure!(sum("device") > sum("wait"), "the neighbour is not busy enough: {sums}");
+    let slow = &sums["slow"];
+    let lines = objects(&outputs[0], "bio")?;
+    ensure!(slow["bios"] == lines.len() && lines.len() >= 15, "{} lines: {slow}", lines.len());
+    for name in ["wait_ns", "queue_ns", "device_ns", "end_ns", "total_ns"] {
+        let sum: u64 = lines.iter().filter_map(|line| line[name].as_u64()).sum();
+        ensure!(slow[name] == sum, "{name}: the lines sum up to {sum}, not {slow}");
+    }
+    ensure!(outputs[1].contains(" Of their time, wait has "), "{}", outputs[1]);
+    let is_silent = outputs[2].contains("\nNone took 1h or longer.\n");
+    ensure!(is_silent && !outputs[2].contains("Of their time"), "{}", outputs[2]);
+    Ok(())
+}
+
+fn throttle_of(disk: &str) -> Result<String> {
+    slow_io::cgroup("service", "io.max", &format!("{} riops=20", disks::numbers(disk)?))
+}
+
+/// A request that the driver gets twice: DEVICE is both times together. And one that no path takes is in QUEUE.
+fn slow_io_adds_up_what_the_driver_had() -> Result<()> {
+    const HALF: u64 = 40_000_000;
+    let disk = ScsiDebug::new("ndelay=40000000 opts=0x100 every_nth=2 dev_size_mb=64")?;
+    let load =
+        || shell(&format!("dd if=/dev/{} of=/dev/null bs=64k count=8 iflag=direct", disk.name));
+    let (_, lines) = slow_io::traced(&["--disk", &disk.name], load)?;
+    let mut twice = lines;
+    twice.retain(|line| line["starts"] == 2);
+    ensure!(twice.len() >= 3, "{} of 8 reads come in two parts", twice.len());
+    for line in &twice {
+        let [device, total] = ["device", "total"].map(|name| part(line, name));
+        let is_right = device >= 2 * HALF && device * 100 >= total * 80;
+        ensure!(is_right, "the disk had it twice for {HALF} ns: {line}");
+    }
+
+    const NO_PATH: u64 = 1_000_000_000;
+    let table = format!(
+        "0 65536 multipath 1 queue_if_no_path 0 1 1 service-time 0 1 2 /dev/{} 1 1",
+        disk.name
+    );
+    shell("modprobe -a dm_multipath dm_service_time")?;
+    let paths = Mapped::new("paths", &table)?;
+    let load = || {
+        let (name, path) = (paths.path(), &disk.name);
+        shell(&format!(
+            "dmsetup message {name} 0 'fail_path /dev/{path}'
+             (sleep {}; dmsetup message {name} 0 'reinstate_path /dev/{path}') &
+             dd if={name} of=/dev/null bs=4k count=1 iflag=direct status=none; wait",
+            NO_PATH / 1_000_000_000
+        ))
+    };
+    let (output, lines) = slow_io::traced(&[], load)?;
+    let lines = of_disk(&lines, &paths.disk()?);
+    let longest = lines.iter().max_by_key(|line| part(line, "total"));
+    let longest = longest.with_context(|| format!("no line: {output}"))?;
+    let [queue, device] = ["queue", "device"].map(|name| part(longest, name));
+    let is_right = queue >= NO_PATH * 8 / 10 && device < NO_PATH / 4;
+    ensure!(is_right, "no disk had it for {NO_PATH} ns: {longest}");
+    Ok(())
+}
+
+/// What hangs is the slowest of all: a line at the end, with its age, if it has waited for so long.
+fn slow_io_shows_what_waits() -> Result<()> {
+    let disk = Mapped::new("waits", &format!("0 131072 linear /dev/{} 0", disks::virtio()?))?;
+    let running = Running::stages([
+        ("slow_io", vec!["--min", "300ms", "--json"]),
+        ("slow_io", vec!["--min", "300ms"]),
+        ("slow_io", vec!["--min", "1h", "--json"]),
+    ])?;
+    disk.suspend(true)?;
+    let began = Instant::now();
+    let read = format!("exec dd if={} of=/dev/null bs=4k skip=9 count=1 iflag=direct", disk.path());
+    let reader = Running::bash(&read)?;
+    reader.waits_in("] __blkdev_direct_IO_simple+")?;
+    thread::sleep(Duration::from_millis(600));
+    let outputs = Running::interrupt_all(running);
+    let elapsed = began.elapsed().as_nanos() as u64;
+    disk.suspend(false)?;
+    reader.end_well()?;
+    let outputs = outputs?;
+    let [waiting] = &objects(&outputs[0], "waiting")?[..] else {
+        bail!("one waits: {}", outputs[0])
+    };
+    let age = waiting["age_ns"].as_u64().unwrap_or(0);
+    ensure!((600_000_000..elapsed).contains(&age), "of at most {elapsed} ns: {waiting}");
+    for (key, value) in [
+        ("disk", Value::from(disk.disk()?)),
+        ("operation", Value::from("RS")),
+        ("sector", Value::from(72)),
+        ("bytes", Value::from(4096)),
+        ("process", Value::from("dd")),
+    ] {
+        ensure!(waiting[key] == value, "{key} is {value}: {waiting}");
+    }
+    ensure!(outputs[1].contains("\nStill waiting: 1, the oldest first\n"), "{}", outputs[1]);
+    ensure!(
+        objects(&outputs[2], "waiting")?.is_empty(),
+        "it has not waited for 1 h: {}",
+        outputs[2]
+    );
+    Ok(())
+}
+
+/// PID and PROCESS are of the process, whatever its threads call themselves; so --who has one row for it.
+fn slow_io_names_the_process() -> Result<()> {
+    let disk = NullBlk::new("named", "")?;
+    let path = format!("/dev/{}", disk.name);
+    let (process, name) = (std::process::id(), fs::read_to_string("/proc/self/comm")?);
+    let mut threads = BTreeSet::new();
+    let (output, lines) = slow_io::traced(&["--who", "--disk", &disk.name], || {
+        let tids = in_threads(0..4_u64, |n| {
+            set_name(&std::ffi::CString::new(format!("worker-{n}"))?)?;
+            let mut direct = Direct::open(&path)?;
+            (0..5).try_for_each(|k| direct.read(4096, (n * 5 + k) * 4096).map(drop))?;
+            Ok(gettid().as_raw_nonzero().get() as u64)
+        })?;
+        threads.extend(tids);
+        Ok(())
+    })?;
+    let is_ours = |line: &&Value| line["pid"] == process && line["process"] == name.trim();
+    ensure!(lines.len() == 20 && lines.iter().all(|line| is_ours(&line)), "{name}: {lines:?}");
+    let seen: BTreeSet<u64> = lines.iter().filter_map(|line| line["tid"].as_u64()).collect();
+    ensure!(seen == threads, "threads {threads:?}, not {seen:?}");
+    let causes = objects(&output, "cause")?;
+    ensure!(causes.len() == 1 && causes[0]["bios"] == 20, "one process: {causes:?}");
+    Ok(())
+}
+
+/// In a time namespace, CLOCK_MONOTONIC is not the kernel's clock: a wall clock's time is right there, too.
+fn slow_io_knows_the_clock_of_a_namespace() -> Result<()> {
+    let disk = NullBlk::new("timed", "")?;
+    let command = format!("exec {} --min 0 --json --time wall", program("slow_io").display());
+    let shifted = ["--time", "--monotonic", "86400", "--boottime", "86400", "--fork", "bash", "-c"];
+    let mut running = Running::spawn(Command::new("unshare").args(shifted).arg(&command))?;
+    running.wait_for("tracing")?;
+    let now = || -> Result<u64> { Ok(shell("date +%s%N")?.trim().parse()?) };
+    let began = now()?;
+    shell(&reads(&disk.name, 3))?;
+    let ended = now()?;
+    let output = running.interrupt()?;
+    let lines = of_disk(&objects(&output, "bio")?, &disk.name);
+    let is_then = |line: &Value| {
+        line["ended_wall_ns"].as_u64().is_some_and(|time| (began..=ended).contains(&time))
+    };
+    ensure!(lines.len() == 3 && lines.iter().all(is_then), "{began} to {ended}: {output}");
+    Ok(())
+}
