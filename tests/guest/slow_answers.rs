@@ -162,7 +162,8 @@ fn slow_io_names_the_process() -> Result<()> {
 /// In a time namespace, CLOCK_MONOTONIC is not the kernel's clock: a wall clock's time is right there, too.
 fn slow_io_knows_the_clock_of_a_namespace() -> Result<()> {
     let disk = NullBlk::new("timed", "")?;
-    let command = format!("exec {} --min 0 --json --time wall", program("slow_io").display());
+    let stage = program("slow_io");
+    let command = format!("exec {} --min 0 --json --time wall --duration 5s", stage.display());
     let shifted = ["--time", "--monotonic", "86400", "--boottime", "86400", "--fork", "bash", "-c"];
     let mut running = Running::spawn(Command::new("unshare").args(shifted).arg(&command))?;
     running.wait_for("tracing")?;
@@ -170,7 +171,7 @@ fn slow_io_knows_the_clock_of_a_namespace() -> Result<()> {
     let began = now()?;
     shell(&reads(&disk.name, 3))?;
     let ended = now()?;
-    let output = running.interrupt()?;
+    let output = running.end_well()?.stdout;
     let lines = of_disk(&objects(&output, "bio")?, &disk.name);
     let is_then = |line: &Value| {
         line["ended_wall_ns"].as_u64().is_some_and(|time| (began..=ended).contains(&time))

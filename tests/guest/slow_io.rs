@@ -585,7 +585,7 @@ fn is_documented(output: &str) -> Result<()> {
 
 /// What the ring buffer has no room for is counted. `blkdiscard` submits a bio of zeroes for each MiB.
 fn slow_io_counts_lost_lines() -> Result<()> {
-    const KEPT: u64 = ((4 << 20) - 1) / 136; // bytes of the buffer, which is never full, and of a bio in it
+    const KEPT: u64 = ((4 << 20) - 1) / 144; // bytes of the buffer, which is never full, and of a bio in it
     shell("modprobe dm_zero")?;
     let zeros = Mapped::new("zeros", &format!("0 {} zero", 40_u64 << 21))?;
     let disk = zeros.disk()?;

@@ -142,7 +142,7 @@ __noinline int note(u64 bio, struct issue *issue)
 	if (!io)
 		return 0;
 	way = own ? &own->way : way_or_new(bio, io);
-	if (!way || (way->rq == issue->rq && way->started == issue->started))
+	if (!way || (way->rq == issue->rq && way->started == issue->started && way->completes))
 		return 0; /* the other program has noted them, or this is a flush around it */
 	io->by.requests += issue->completes;
 	take_times(way, issue);
@@ -231,15 +231,15 @@ static __always_inline struct times times_of(struct io *io, u64 now)
 			       .ended = now > io->submitted ? now : io->submitted };
 }
 
+static const struct way no_way = { .is_clones = 1 };
+
 /* Divides the time of a bio that completes. */
 static __always_inline void divide_io(u64 bio, struct io *io, struct times *times)
 {
-	struct way none = { .is_clones = 1 };
-
 	if (!io->has_clones)
 		divide(&io->way, times);
 	else
-		divide(way_of(bio, io) ?: &none, times);
+		divide(way_of(bio, io) ?: &no_way, times);
 }
 
 struct {

@@ -17,7 +17,8 @@ struct way {
 	u64 allocated, issued, done; /* of its request; of several, the one that completed last */
 	u64 rq, started; /* the address of that request, and when it was started last */
 	u64 below; /* when the clone completed */
-	u32 starts, is_clones; /* starts of that request: it may be requeued */
+	u32 starts; /* of that request: it may be requeued */
+	u16 completes, is_clones; /* all of that request has completed */
 };
 
 struct submission {
@@ -65,6 +66,7 @@ static __always_inline void take_times(struct way *way, struct issue *issue)
 	way->issued = issue->time;
 	way->done = issue->done;
 	way->starts = issue->starts;
+	way->completes = issue->completes;
 }
 
 /* Clocks of two CPUs may differ a little: so each time is put between its neighbours. A time of 0 becomes
