@@ -159,7 +159,7 @@ impl SlowOnes {
         match self.most() {
             Some((part, percent)) => {
                 let next = kind.next(part, self.requests / self.bios);
-                format!("{slow} Of their time, {part} has {percent} %: {next}")
+                format!("{slow} Of their time, {part} has {percent} %:\n  -> {next}")
             }
             None if self.parts.iter().all(Option::is_none) => {
                 format!("{slow} Where their time went is not known: no request of theirs was seen.")
@@ -282,7 +282,7 @@ mod tests {
         slow.add(&known);
         let verdict = slow.verdict(22_104, min, Kind::Disk);
         assert!(verdict.starts_with(
-            "19 of 22104 took 10ms or longer. Of their time, wait has 98 %: before a"
+            "19 of 22104 took 10ms or longer. Of their time, wait has 98 %:\n  -> before a"
         ));
         slow.add(&slow_ones { bios: 1, total: 100_000, ..known });
         assert!(slow.verdict(22_104, min, Kind::Disk).ends_with("No part has half of their time."));
