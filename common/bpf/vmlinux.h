@@ -168,6 +168,8 @@ struct blk_plug {
 };
 
 /* include/linux/blk-mq.h: one I/O, as a driver gets it: one bio, a part of one, or several. */
+enum mq_rq_state { MQ_RQ_IDLE }; /* no driver has it */
+
 struct request {
 	struct request_queue *q;
 	unsigned int cmd_flags; /* the operation, in the lowest 8 bits, and flags */
@@ -177,6 +179,7 @@ struct request {
 	struct block_device *part; /* NULL where nobody keeps statistics of it */
 	u64 start_time_ns; /* when it was made; without statistics 0, or what an earlier one has left here */
 	u64 io_start_time_ns; /* when the driver got it, the last time; 0 where it never did */
+	enum mq_rq_state state;
 	void *end_io; /* the function that completes it instead of the block layer, or NULL */
 };
 

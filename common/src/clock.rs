@@ -10,7 +10,11 @@ use rustix::time::{ClockId, clock_gettime};
 pub fn kernel_clock() -> u64 {
     static OFFSET: OnceLock<i128> = OnceLock::new();
     let offset = OFFSET.get_or_init(|| {
-        offset(&fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default()).unwrap_or(0)
+        // The file has the offsets of the namespace of children, which may be another one.
+        let namespace = |name| fs::read_link(format!("/proc/self/ns/{name}")).ok();
+        let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+        let is_ours = namespace("time") == namespace("time_for_children");
+        if is_ours { offset(&offsets).unwrap_or(0) } else { 0 }
     });
     let time = clock_gettime(ClockId::Monotonic);
     let here = i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec);

@@ -302,7 +302,8 @@ fn shows_log(guest: &BackgroundGuest<'_>, program: &Path, log: &[String]) -> Res
     let program = program.to_string_lossy();
     let language = ("LC_ALL", "C".to_owned());
     let taken = guest.take()?;
-    let (_, said) = taken.run(&[&program, "-v", "--duration", "1s"], language, |_| {})?;
+    let (status, said) = taken.run(&[&program, "-v", "--duration", "1s"], language, |_| {})?;
+    ensure!(status != 0, "the verifier accepts it");
     taken.is_clean()?; // it was not loaded: nothing of it is left
     is_shown(&said, log)
 }

@@ -62,6 +62,7 @@ impl Instruction {
         match self.code & 7 {
             0 => false,
             1 => self.from == 0,
+            2 => to, // the store of a constant has no register
             4 | 7 => from || to && self.code & 0xf0 != 0xb0,
             5 | 6 => self.code == EXIT || ![CALL, JUMP].contains(&self.code) && (to || from),
             _ => to || self.from == 0,
@@ -107,7 +108,7 @@ impl Kind {
 pub struct Functions(HashMap<String, i32>);
 
 impl Functions {
-    const NAMES: [&str; 9] = [
+    const NAMES: [&str; 10] = [
         "bpf_spin_lock",
         "bpf_get_smp_processor_id",
         "bpf_get_current_pid_tgid",
@@ -115,6 +116,7 @@ impl Functions {
         "bpf_get_current_task_btf",
         // The kernel puts the functions of each kind of map in the place of the helpers.
         "htab_map_delete_elem",
+        "htab_lru_map_delete_elem",
         "htab_map_update_elem",
         "htab_lru_map_update_elem",
         "array_map_update_elem",
@@ -352,7 +354,7 @@ impl<'a> Walk<'a> {
         let is_delete = first.map == self.rules.starts
             && first.map != 0
             && first.whose != Whose::Memory
-            && is("htab_map_delete_elem");
+            && (is("htab_map_delete_elem") || is("htab_lru_map_delete_elem"));
         let whose = if is("bpf_get_smp_processor_id") {
             Whose::Cpu
         } else if is("bpf_get_current_pid_tgid") {

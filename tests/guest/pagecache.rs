@@ -805,7 +805,7 @@ pub fn exercise_readers() -> Result<()> {
     let brought_in = into.resident(0, into.size)?;
     ensure!(got as u64 == 16 * page && brought_in == 16, "{brought_in} pages of the other file");
     let mut judged = vec![Read { hit: warm.bytes / page, miss: 0, ..warm }];
-    slow.slow_down(2000)?;
+    slow.slow_down(5000)?;
     let read_slowly = |number: u64| -> Result<Vec<Read>> {
         match number {
             // The third one, when both of the others wait.

@@ -303,7 +303,7 @@ impl Running {
         let name = self.name.rsplit('/').next().unwrap_or_default();
         let did = match (in_place_of(name), ended) {
             (Some(_), Some(status)) => format!("your program does not start: {}", how(status)),
-            (Some(_), None) => "your program does not begin".to_owned(),
+            (Some(_), None) => "your program does not start: it still runs".to_owned(),
             (None, _) => name.to_owned(),
         };
         let when =

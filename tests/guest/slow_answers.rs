@@ -16,7 +16,7 @@ tests![
 /// most of the slow ones' is not.
 fn slow_io_answers_for_the_slow_ones() -> Result<()> {
     let disk = NullBlk::timer("busy", 1, "hw_queue_depth=64 submit_queues=1")?;
-    let cgroup = throttle_of(&disk.name)?;
+    let cgroup = slow_io::throttle(&disk.name)?;
     let options = |min| vec!["--min", min, "--disk", &disk.name];
     let running = Running::stages([
         ("slow_io", [&options("40ms")[..], &["--json"]].concat()),
@@ -25,10 +25,12 @@ fn slow_io_answers_for_the_slow_ones() -> Result<()> {
     ])?;
     let neighbour = "--iodepth=8 --number_ios=6000 --size=200M";
     let neighbour = Running::bash(&run::fio_direct_command(&disk.name, neighbour))?;
-    slow_io::read_throttled(&cgroup, &disk.name, 40)?;
-    neighbour.end_well()?;
+    let read = slow_io::read_throttled(&cgroup, &disk.name, 40);
+    let neighbour = neighbour.end_well();
     let outputs = Running::interrupt_all(running);
     shell(&format!("rmdir {cgroup}"))?;
+    read?;
+    neighbour?;
     let outputs = outputs?;
     let [sums] = &objects(&outputs[0], "disk")?[..] else { bail!("one disk: {}", outputs[0]) };
     let sum = |part: &str| sums[part]["sum_ns"].as_u64().unwrap_or(0);
@@ -46,10 +48,6 @@ fn slow_io_answers_for_the_slow_ones() -> Result<()> {
     Ok(())
 }
 
-fn throttle_of(disk: &str) -> Result<String> {
-    slow_io::cgroup("service", "io.max", &format!("{} riops=20", disks::numbers(disk)?))
-}
-
 /// A request that the driver gets twice: DEVICE is both times together. And one that no path takes is in QUEUE.
 fn slow_io_adds_up_what_the_driver_had() -> Result<()> {
     const HALF: u64 = 40_000_000;
@@ -60,11 +58,12 @@ fn slow_io_adds_up_what_the_driver_had() -> Result<()> {
     let mut twice = lines;
     twice.retain(|line| line["starts"] == 2);
     ensure!(twice.len() >= 3, "{} of 8 reads come in two parts", twice.len());
-    for line in &twice {
-        let [device, total] = ["device", "total"].map(|name| part(line, name));
-        let is_right = device >= 2 * HALF && device * 100 >= total * 80;
-        ensure!(is_right, "the disk had it twice for {HALF} ns: {line}");
-    }
+    let odd = twice.iter().find(|line| part(line, "device") < 2 * HALF);
+    ensure!(odd.is_none(), "the disk had it twice for {HALF} ns: {odd:?}");
+    // A busy host stops the guest's CPU for some ms, also between the two.
+    let is_most = |line: &&Value| part(line, "device") * 100 >= part(line, "total") * 80;
+    let most = twice.iter().filter(is_most).count();
+    ensure!(most * 2 > twice.len(), "most of it is the disk's: {twice:?}");
 
     const NO_PATH: u64 = 1_000_000_000;
     let table = format!(
@@ -87,7 +86,7 @@ fn slow_io_adds_up_what_the_driver_had() -> Result<()> {
     let longest = lines.iter().max_by_key(|line| part(line, "total"));
     let longest = longest.with_context(|| format!("no line: {output}"))?;
     let [queue, device] = ["queue", "device"].map(|name| part(longest, name));
-    let is_right = queue >= NO_PATH * 8 / 10 && device < NO_PATH / 4;
+    let is_right = queue >= NO_PATH * 8 / 10 && 2 * device < queue;
     ensure!(is_right, "no disk had it for {NO_PATH} ns: {longest}");
     Ok(())
 }
@@ -95,10 +94,12 @@ fn slow_io_adds_up_what_the_driver_had() -> Result<()> {
 /// What hangs is the slowest of all: a line at the end, with its age, if it has waited for so long.
 fn slow_io_shows_what_waits() -> Result<()> {
     let disk = Mapped::new("waits", &format!("0 131072 linear /dev/{} 0", disks::virtio()?))?;
+    let name = disk.disk()?;
+    let options = |min| vec!["--disk", &*name, "--min", min];
     let running = Running::stages([
-        ("slow_io", vec!["--min", "300ms", "--json"]),
-        ("slow_io", vec!["--min", "300ms"]),
-        ("slow_io", vec!["--min", "1h", "--json"]),
+        ("slow_io", [&options("300ms")[..], &["--json"]].concat()),
+        ("slow_io", options("300ms")),
+        ("slow_io", [&options("1h")[..], &["--json"]].concat()),
     ])?;
     disk.suspend(true)?;
     let began = Instant::now();
@@ -117,7 +118,7 @@ fn slow_io_shows_what_waits() -> Result<()> {
     let age = waiting["age_ns"].as_u64().unwrap_or(0);
     ensure!((600_000_000..elapsed).contains(&age), "of at most {elapsed} ns: {waiting}");
     for (key, value) in [
-        ("disk", Value::from(disk.disk()?)),
+        ("disk", Value::from(&*name)),
         ("operation", Value::from("RS")),
         ("sector", Value::from(72)),
         ("bytes", Value::from(4096)),

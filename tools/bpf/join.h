@@ -30,7 +30,7 @@ struct {
 
 struct requeued { /* a request that the driver has given back */
 	u64 allocated; /* with its address, this identifies a request */
-	u64 started, had; /* its last start; ns that the driver had it, from each start to its end */
+	u64 had; /* ns that the driver had it, from each start to its end */
 	u64 starts;
 };
 
@@ -110,17 +110,23 @@ static __always_inline int bio_goes_down(u64 bio)
 	return 0;
 }
 
-/* The driver gives a request back, because the disk is busy, or after an error: the block layer starts it again. */
-static __always_inline int rq_is_requeued(u64 rq, u64 allocated, u64 started)
-{
-	struct requeued new = { allocated }, *found = bpf_map_lookup_elem(&requeued, &rq);
+/* What the kernel has noted in a request. */
+struct stamps {
+	u64 allocated, started; /* 0: never */
+	bool is_noted; /* else `allocated` may be an earlier request's: without statistics, nobody notes it */
+	bool is_idle; /* MQ_RQ_IDLE: no driver has it. Stamps do not say that: two starts of a plug may have one time */
+};
 
-	if (found && found->allocated == allocated)
+/* The driver gives a request back, because the disk is busy, or after an error: the block layer starts it again. */
+static __always_inline int rq_is_requeued(u64 rq, struct stamps *stamps)
+{
+	struct requeued new = { stamps->allocated }, *found = bpf_map_lookup_elem(&requeued, &rq);
+
+	if (found && found->allocated == stamps->allocated)
 		new = *found;
-	if (!started || started == new.started)
+	if (!stamps->started || stamps->is_idle)
 		return 0; /* not started since */
-	new.had += bpf_ktime_get_ns() - started;
-	new.started = started;
+	new.had += bpf_ktime_get_ns() - stamps->started;
 	new.starts++;
 	bpf_map_update_elem(&requeued, &rq, &new, BPF_ANY);
 	any_requeued = true;
@@ -142,18 +148,13 @@ __noinline int note(u64 bio, struct issue *issue)
 	if (!io)
 		return 0;
 	way = own ? &own->way : way_or_new(bio, io);
-	if (!way || (way->rq == issue->rq && way->started == issue->started && way->completes))
+	if (!way || (way->rq == issue->rq && way->started == issue->started &&
+		     way->allocated == issue->allocated && way->completes))
 		return 0; /* the other program has noted them, or this is a flush around it */
 	io->by.requests += issue->completes;
 	take_times(way, issue);
 	return 0;
 }
-
-/* What the kernel has noted in a request that completes, all of it or a part. */
-struct stamps {
-	u64 allocated, started; /* 0: never */
-	bool is_noted; /* else `allocated` may be an earlier request's: without statistics, nobody notes it */
-};
 
 static __always_inline void take_stamps(struct issue *issue, struct stamps *stamps)
 {
@@ -165,7 +166,7 @@ static __always_inline void take_stamps(struct issue *issue, struct stamps *stam
 	issue->starts = !!stamps->started;
 	if (!before || before->allocated != stamps->allocated)
 		return;
-	if (before->started == stamps->started) { /* not started since: it ends where it was requeued */
+	if (stamps->is_idle) { /* not started since: it ends where it was requeued */
 		issue->time = issue->done;
 		issue->starts = 0;
 	}
@@ -179,7 +180,7 @@ static __always_inline void take_stamps(struct issue *issue, struct stamps *stam
 static __always_inline struct stamps stamps_of(struct request *rq)
 {
 	return (struct stamps){ BPF_CORE_READ(rq, start_time_ns), BPF_CORE_READ(rq, io_start_time_ns),
-				BPF_CORE_READ(rq, part) };
+				BPF_CORE_READ(rq, part), BPF_CORE_READ(rq, state) == MQ_RQ_IDLE };
 }
 
 /* Notes the times of this request in each of its bios. */

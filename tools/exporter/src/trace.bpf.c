@@ -75,7 +75,8 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 	if (!io) {
 		bool is_unmatched = is_nobodys(bio, with_parts, now);
 
-		__sync_fetch_and_add(&unmatched, is_unmatched && program == first);
+		if (is_unmatched && program == first)
+			__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
 	times = times_of(io, now);
@@ -116,13 +117,15 @@ int BPF_PROG(bio_remap, struct bio *bio)
 SEC("tp_btf/block_rq_requeue")
 int BPF_PROG(rq_given_back, struct request *rq)
 {
-	return rq_is_requeued((u64)rq, rq->start_time_ns, rq->io_start_time_ns);
+	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part, rq->state == MQ_RQ_IDLE };
+
+	return rq_is_requeued((u64)rq, &stamps);
 }
 
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
-	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part };
+	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part, rq->state == MQ_RQ_IDLE };
 
 	return rq_ends((u64)rq, &stamps, number(rq->bio), number(rq->biotail), nr_bytes >= rq->__data_len);
 }

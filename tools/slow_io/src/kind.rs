@@ -24,7 +24,9 @@ pub enum Kind {
 impl Kind {
     /// Of a disk, or of a partition's disk. One that is gone is like any other.
     pub fn of(name: &str) -> Kind {
-        let directory = fs::canonicalize(format!("/sys/class/block/{name}")).unwrap_or_default();
+        let Ok(directory) = fs::canonicalize(format!("/sys/class/block/{name}")) else {
+            return Kind::Disk;
+        };
         let disk = match directory.join("partition").exists() {
             true => directory.parent().map(PathBuf::from).unwrap_or_default(),
             false => directory,

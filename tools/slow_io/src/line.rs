@@ -19,7 +19,7 @@ use crate::{
     event::Completed,
     file::{self, File},
     operation::Operations,
-    parts::{self, Mark, Ms},
+    parts::{self, Kib, Mark, Ms},
     recent,
     trace::TraceMaps,
 };
@@ -206,10 +206,7 @@ impl<'a> Lines<'a> {
             u64::MAX => write!(self.out, "{:>10} ", "-")?,
             sector => write!(self.out, "{sector:>10} ")?,
         }
-        match by.bytes % 1024 {
-            0 => write!(self.out, "{:>5} ", by.bytes / 1024)?,
-            _ => write!(self.out, "{:>5.1} ", f64::from(by.bytes) / 1024.0)?,
-        }
+        write!(self.out, "{:>5} ", Kib(by.bytes))?;
         let divided = parts::from_times(times);
         let (total, us) = parts::microseconds(latency(bio), &divided);
         write!(self.out, "{:>8}", Ms { us: Some(total), mark: Mark::None })?;

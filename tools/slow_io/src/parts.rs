@@ -44,6 +44,20 @@ pub fn microseconds(latency: u64, parts: &Parts) -> (u64, Parts) {
     (whole, us)
 }
 
+/// So many bytes in KiB: whole ones, or with a digit.
+pub struct Kib(pub u32);
+
+impl fmt::Display for Kib {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = Text::default();
+        match self.0 % 1024 {
+            0 => write!(text, "{}", self.0 / 1024)?,
+            _ => write!(text, "{:.1}", f64::from(self.0) / 1024.0)?,
+        }
+        f.pad(text.as_str())
+    }
+}
+
 /// So many us, as milliseconds with three digits; `-` where they are not known. A `*` or bold marks the largest part.
 pub struct Ms {
     pub us: Option<u64>,

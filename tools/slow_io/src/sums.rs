@@ -153,7 +153,7 @@ impl SlowOnes {
             return format!("None took {shown} or longer.");
         }
         let slow = match min.is_zero() {
-            true => format!("All {bios} are shown."),
+            true => format!("This is about all {bios}, as --min is 0."),
             false => format!("{} of {bios} took {shown} or longer.", self.bios),
         };
         match self.most() {

@@ -40,7 +40,8 @@ static __always_inline int bio_is_submitted(void *ctx, u64 bio, struct io *io)
 	    (only_process && by->process != only_process) ||
 	    (with_cgroup && !is_of_cgroup(bio, &by->cgroup))) {
 		/* An entry at this address is of an earlier bio, whose completion was not seen. */
-		__sync_fetch_and_add(&dropped, !bpf_map_delete_elem(&ios, &bio));
+		if (!bpf_map_delete_elem(&ios, &bio))
+			__sync_fetch_and_add(&dropped, 1);
 		return 0;
 	}
 	if (with_stack)
@@ -102,7 +103,9 @@ int BPF_PROG(bio_remap, struct bio *bio)
 SEC("tp_btf/block_rq_requeue")
 int BPF_PROG(rq_requeued, struct request *rq)
 {
-	return rq_is_requeued((u64)rq, rq->start_time_ns, rq->io_start_time_ns);
+	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part, rq->state == MQ_RQ_IDLE };
+
+	return rq_is_requeued((u64)rq, &stamps);
 }
 
 SEC("kprobe/bio_chain")
@@ -121,7 +124,8 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 		bool all = !only_disk && !only_process && !only_cgroup;
 		bool is_unmatched = is_nobodys(bio, true, now) && all;
 
-		__sync_fetch_and_add(&unmatched, is_unmatched && program == first);
+		if (is_unmatched && program == first)
+			__sync_fetch_and_add(&unmatched, 1);
 		return 0;
 	}
 	completed.times = times_of(io, now);
@@ -163,7 +167,7 @@ int BPF_PROG(bio_end, struct bio *bio)
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
-	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part };
+	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part, rq->state == MQ_RQ_IDLE };
 
 	if (first_has_seen(REQUEST, (u64)rq))
 		return 0;
@@ -186,7 +190,8 @@ int BPF_KPROBE(rq_end_probe, struct request *rq, int error, unsigned int nr_byte
 {
 	if (bpf_ksym_exists(bpf_rdonly_cast)) {
 		struct request *cast = bpf_core_cast(rq, struct request);
-		struct stamps stamps = { cast->start_time_ns, cast->io_start_time_ns, cast->part };
+		struct stamps stamps = { cast->start_time_ns, cast->io_start_time_ns, cast->part,
+					 cast->state == MQ_RQ_IDLE };
 
 		rq_ends((u64)rq, &stamps, number(cast->bio), number(cast->biotail),
 			nr_bytes >= cast->__data_len);

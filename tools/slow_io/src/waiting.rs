@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use libbpf_rs::{Map, MapCore, MapFlags};
 use serde::Serialize;
 
-use crate::{disks::Names, operation::Operations, trace::types::io};
+use crate::{disks::Names, operation::Operations, parts::Kib, trace::types::io};
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl plain::Plain for io {}
@@ -81,7 +81,7 @@ pub fn print(waiting: &[Waiting], json: bool) -> Result<()> {
         let age = format!("{}.{:03} s", age_ns / 1_000_000_000, age_ns / 1_000_000 % 1000);
         println!(
             "{age:>10} {disk:<7} {operation:<4} {sector:>10} {:>5} KiB {pid:>8} {process}",
-            bytes / 1024
+            Kib(*bytes)
         );
     }
     if waiting.len() > LINES {

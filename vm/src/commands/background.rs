@@ -9,10 +9,11 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 use common_base::duration;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use workshop::fail::{Fail, GUEST_DIED, fail};
 use workshop::say;
@@ -188,7 +189,12 @@ impl<'r> BackgroundGuest<'r> {
                 std::thread::sleep(PAUSE);
                 if !take(FlockOperation::NonBlockingLockExclusive) {
                     say!("waiting for an earlier check to end");
-                    while !take(FlockOperation::LockExclusive) {}
+                    while let Err(error) = flock(&in_use, FlockOperation::LockExclusive) {
+                        ensure!(
+                            error == Errno::INTR,
+                            "the run directory cannot be locked: {error}"
+                        );
+                    }
                 }
             }
             // Those who had it may have ended it.
