@@ -72,7 +72,7 @@ SEC("tp_btf/block_rq_complete")
 int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
 	struct times times = { rq->start_time_ns, rq->io_start_time_ns, bpf_ktime_get_ns() };
-	u64 io = (u64)BPF_CORE_READ(rq, bio), last = (u64)rq->biotail; /* numbers, for note() */
+	u64 io = (u64)BPF_CORE_READ(rq, bio), last = (u64)rq->biotail; /* io: a number, for note() */
 
 	if (!rq->part || !nr_bytes)
 		return 0; /* a disk without statistics: the times may be old; or the flush after a write */

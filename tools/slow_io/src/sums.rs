@@ -162,7 +162,9 @@ impl SlowOnes {
                 format!("{slow} Of their time, {part} has {percent} %:\n  -> {next}")
             }
             None if self.parts.iter().all(Option::is_none) => {
-                format!("{slow} Where their time went is not known: no request of theirs was seen.")
+                format!(
+                    "{slow} Where their time went is not known: none of their requests was seen."
+                )
             }
             None => format!("{slow} No part has half of their time."),
         }

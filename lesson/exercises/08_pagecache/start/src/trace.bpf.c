@@ -7,7 +7,7 @@ u64 completed, returned, not_judged, dropped, unmatched;
 
 struct read {
 	u64 inode, dev; /* the file */
-	u64 offset, bytes, end; /* what is asked for: `end` is where it ends, or the file before that */
+	u64 offset, bytes, end; /* what is asked for; `end`: where a read that gets all it can stops */
 };
 
 struct {

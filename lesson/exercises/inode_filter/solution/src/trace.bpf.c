@@ -9,7 +9,7 @@ u64 completed, total, hit, readahead, not_judged, dropped, unmatched;
 
 struct read {
 	u64 inode, dev; /* the file */
-	u64 offset, bytes, end; /* what is asked for: `end` is where it ends, or the file before that */
+	u64 offset, bytes, end; /* what is asked for; `end`: where a read that gets all it can stops */
 	u64 added, readahead; /* pages that this read added to the page cache: those asked for, and others */
 };
 
