@@ -73,14 +73,14 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 		bpf_map_delete_elem(&reads, &thread);
 		return 0;
 	}
-	u64 last = (iocb->ki_pos - 1) >> page_shift; /* the page of the last byte that was read */
-	u64 pages = bytes ? last - (read->offset >> page_shift) + 1 : 0;
+	u64 pages = bytes ? ((iocb->ki_pos - 1) >> page_shift) - (read->offset >> page_shift) + 1 : 0;
 	u64 missed = read->added < pages ? read->added : pages;
 	__sync_fetch_and_add(&completed, 1);
 	__sync_fetch_and_add(&total, pages);
 	__sync_fetch_and_add(&hit, pages - missed);
 	__sync_fetch_and_add(&readahead, read->readahead + read->added - missed);
-	bpf_printk("read(inode=%llu dev=%llu:%llu offset=%llu bytes=%llu) = %ld: hit %llu miss %llu readahead %llu",
+	bpf_printk("read(inode=%llu dev=%llu:%llu offset=%llu bytes=%llu) = %ld: "
+		   "hit %llu miss %llu readahead %llu",
 		   read->inode, read->dev >> 20, read->dev & 0xfffff, read->offset, read->bytes,
 		   ret, pages - missed, missed, read->readahead + read->added - missed);
 	bpf_map_delete_elem(&reads, &thread);
