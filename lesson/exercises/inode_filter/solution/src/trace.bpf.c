@@ -91,8 +91,8 @@ int BPF_PROG(read_ends, struct kiocb *iocb, struct iov_iter *iter, ssize_t alrea
 	__sync_fetch_and_add(&readahead, read->readahead + read->added - missed);
 	bpf_printk("read(inode=%llu dev=%llu:%llu offset=%llu bytes=%llu) = %ld: "
 		   "hit %llu miss %llu readahead %llu",
-		   read->inode, read->dev >> 20, read->dev & 0xfffff, read->offset, read->bytes,
-		   ret, pages - missed, missed, read->readahead + read->added - missed);
+		   read->inode, read->dev >> 20, read->dev & 0xfffff, read->offset, read->bytes, ret,
+		   pages - missed, missed, read->readahead + read->added - missed);
 	bpf_map_delete_elem(&reads, &thread);
 	return 0;
 }
