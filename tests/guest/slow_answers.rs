@@ -127,8 +127,8 @@ fn slow_io_shows_what_waits() -> Result<()> {
         ensure!(waiting[key] == value, "{key} is {value}: {waiting}");
     }
     let readme = fs::read_to_string(workspace().join("tools/slow_io/README.md"))?;
-    let keys = waiting.as_object().into_iter().flat_map(|object| object.keys());
-    let unknown = keys.filter(|key| !readme.contains(&format!("`{key}`"))).next();
+    let mut keys = waiting.as_object().into_iter().flat_map(|object| object.keys());
+    let unknown = keys.find(|key| !readme.contains(&format!("`{key}`")));
     ensure!(unknown.is_none(), "the README does not explain {unknown:?} of what waits");
     ensure!(outputs[1].contains("\nStill waiting: 1, the oldest first\n"), "{}", outputs[1]);
     ensure!(
