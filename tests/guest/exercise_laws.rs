@@ -207,7 +207,10 @@ fn exercise_order() -> Result<()> {
         }
         output
     })?;
-    let Some((lines, total)) = lines_of(&output)? else { return Ok(()) };
+    let Some((lines, total)) = lines_of(&output)? else {
+        compared("of all programs of yours, the one that sees a start was attached last");
+        return Ok(());
+    };
     let (number, completed) = (lines.len() as u64, total);
     let last = lines.last().copied().unwrap_or_default();
     let first_count =
