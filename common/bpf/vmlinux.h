@@ -167,9 +167,9 @@ struct blk_plug {
 	u64 cur_ktime; /* from 6.9 on */
 };
 
-/* include/linux/blk-mq.h: one I/O, as a driver gets it: one bio, a part of one, or several. */
-enum mq_rq_state { MQ_RQ_IDLE }; /* no driver has it */
+enum mq_rq_state { MQ_RQ_IDLE }; /* no driver has the request */
 
+/* include/linux/blk-mq.h: one I/O, as a driver gets it: one bio, a part of one, or several. */
 struct request {
 	struct request_queue *q;
 	unsigned int cmd_flags; /* the operation, in the lowest 8 bits, and flags */

@@ -15,7 +15,10 @@ const FIRST: &str = "/run/guest-tests.state";
 /// How long the kernel may take to free what has no user any more.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Settings below /proc/sys that change by themselves.
+/// How an instance of tracefs is shown, before its name.
+pub const INSTANCE: &str = "instance of tracefs ";
+
+/// Settings that change by themselves.
 const OWN_WAY: [&str; 6] = [
     "kernel/hung_task_detect_count",
     "kernel/hung_task_warnings",
@@ -25,11 +28,14 @@ const OWN_WAY: [&str; 6] = [
     "vm/stat_refresh",
 ];
 /// The settings of tracefs that one program changes for all.
-const OF_TRACEFS: [&str; 9] = [
+const OF_TRACEFS: [&str; 12] = [
+    "buffer_size_kb",
     "current_tracer",
+    "dynamic_events",
     "kprobe_events",
     "set_event",
     "set_event_pid",
+    "set_ftrace_filter",
     "set_ftrace_pid",
     "trace_clock",
     "tracing_cpumask",
@@ -38,13 +44,21 @@ const OF_TRACEFS: [&str; 9] = [
 ];
 
 /// What there is, by name, and what it is set to, where it is a setting.
-type State = BTreeMap<String, String>;
+pub type State = BTreeMap<String, String>;
+
+/// Whose processes belong to a state.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    All,
+    /// Those of this session do not: the guest's init ends them.
+    Others,
+}
 
 /// Keeps the state, unless an earlier run in this guest has: that was nearer to its boot.
 pub fn keep_first() -> Result<()> {
     match Path::new(FIRST).exists() {
         true => Ok(()),
-        false => Ok(fs::write(FIRST, serde_json::to_string(&now())?)?),
+        false => Ok(fs::write(FIRST, serde_json::to_string(&now(Of::Others))?)?),
     }
 }
 
@@ -53,7 +67,7 @@ pub fn left() -> Result<Vec<String>> {
     let first: State = serde_json::from_str(&fs::read_to_string(FIRST)?)?;
     let start = Instant::now();
     loop {
-        let left = difference(&first, &now());
+        let left = difference(&first, &now(Of::Others));
         if left.is_empty() || start.elapsed() > SOON {
             return Ok(left);
         }
@@ -61,28 +75,30 @@ pub fn left() -> Result<Vec<String>> {
     }
 }
 
-fn difference(first: &State, now: &State) -> Vec<String> {
+/// What came, went, or has another value.
+pub fn difference(first: &State, now: &State) -> Vec<String> {
     let came_or_changed = now.iter().filter_map(|(name, value)| match first.get(name) {
         Some(before) if before == value => None,
         Some(before) => Some(format!("{name} is {value:?} and was {before:?}")),
-        // A module brings settings of its own.
-        None if name.starts_with("/proc/sys/") => None,
+        // A module and a disk bring settings of their own.
+        None if name.starts_with('/') => None,
         None => Some(name.clone()),
     });
     let gone = first.keys().filter(|name| !now.contains_key(*name));
     came_or_changed.chain(gone.map(|name| format!("{name} is gone"))).collect()
 }
 
-fn now() -> State {
-    let things = [modules(), disks(), mounts(), processes(), loaded(), pins()].concat();
+/// The state now.
+pub fn now(of: Of) -> State {
+    let things = [modules(), disks(), mounts(), processes(of), loaded(), pins()].concat();
     let mut state: State = things.into_iter().map(|thing| (thing, String::new())).collect();
     let names = |kind: &str, directory: &str| {
-        entries(directory).into_iter().map(|path| format!("{kind} {}", name(&path))).collect()
+        entries(directory).into_iter().map(|path| format!("{kind}{}", name(&path))).collect()
     };
     let more: [Vec<String>; 3] = [
-        names("instance of tracefs", &format!("{TRACEFS}/instances")),
-        names("network interface", "/sys/class/net"),
-        names("disk of null_blk", "/sys/kernel/config/nullb"),
+        names(INSTANCE, &format!("{TRACEFS}/instances")),
+        names("network interface ", "/sys/class/net"),
+        names("disk of null_blk ", "/sys/kernel/config/nullb"),
     ];
     state.extend(more.concat().into_iter().map(|thing| (thing, String::new())));
     state.extend(settings());
@@ -130,15 +146,15 @@ fn mounts() -> Vec<String> {
     places.map(|place| format!("mount {place}")).collect()
 }
 
-/// Processes that are not the kernel's own, nor of this session: the guest's init ends those.
-fn processes() -> Vec<String> {
+/// Processes that are not the kernel's own.
+fn processes(of: Of) -> Vec<String> {
     let group = |process: &Path| fs::read_to_string(process.join("cgroup")).unwrap_or_default();
     let own = group(Path::new("/proc/self"));
     let shown = |process: PathBuf| {
         let number: u32 = name(&process).parse().ok()?;
         let program = fs::read_link(process.join("exe")).ok()?;
-        let is_other = group(&process) != own;
-        is_other.then(|| format!("process {number}, {}", program.display()))
+        let belongs = of == Of::All || group(&process) != own;
+        belongs.then(|| format!("process {number}, {}", program.display()))
     };
     entries("/proc").into_iter().filter_map(shown).collect()
 }
@@ -172,10 +188,12 @@ pub fn pins() -> Vec<String> {
     pins
 }
 
-/// What can be written, and has another value than after the boot: of the kernel, of tracefs and of each disk.
+/// What can be written: of the kernel, of tracefs and of each disk.
 fn settings() -> State {
     let mut files = Vec::new();
-    let mut directories = vec![PathBuf::from("/proc/sys")];
+    let mut directories = ["/proc/sys", "/sys/kernel/mm"].map(PathBuf::from).to_vec();
+    directories.push(Path::new(TRACEFS).join("options"));
+    directories.extend(entries("/sys/block").iter().map(|disk| disk.join("queue")));
     while let Some(directory) = directories.pop() {
         for path in entries(directory) {
             match fs::symlink_metadata(&path) {
@@ -190,16 +208,13 @@ fn settings() -> State {
     files.retain(|path| !OWN_WAY.iter().any(|own| path.ends_with(own)));
     files.extend(OF_TRACEFS.map(|name| Path::new(TRACEFS).join(name)));
     files.extend(["/sys/kernel/debug/kprobes/enabled".into()]);
-    let queues = entries("/sys/block").into_iter().filter(|disk| disk.join("device").exists());
-    for file in queues.flat_map(|disk| entries(disk.join("queue"))) {
-        let is_setting = fs::metadata(&file).is_ok_and(|it| it.is_file() && it.mode() & 0o200 != 0);
-        files.extend(is_setting.then_some(file));
-    }
     let value = |path: PathBuf| {
         let text = fs::read(&path).ok()?;
         // The kernel itself enables the event of bpf_printk(), for the first program that has it.
         let text = String::from_utf8_lossy(&text).replace("bpf_trace:bpf_trace_printk\n", "");
-        Some((path.display().to_string(), text.trim().to_owned()))
+        // A buffer grows when it is first used.
+        let text = text.split_once("(expanded: ").map_or(&*text, |(_, size)| size);
+        Some((path.display().to_string(), text.trim().trim_end_matches(')').to_owned()))
     };
     files.into_iter().filter_map(value).collect()
 }

@@ -13,13 +13,14 @@ tests![exercise_two_cpus, exercise_slowest, exercise_unseen, exercise_order];
 const LOOK_AT_DELETES: [&str; 8] =
     ["stage03", "stage04", "stage05", "stage06", "stage10", "stage11", "stage13", "stage14"];
 
-/// What is wrong with the program's instructions, once a judge of this process has read them: a start takes seconds.
+/// What is wrong with the program's instructions, once a judge of this process has read them: `prove` has several in
+/// one process, and a start takes seconds.
 static FAULT: OnceLock<Option<String>> = OnceLock::new();
 
 /// Reads them.
 fn read_program(subject: &str, maps: &Maps) {
     let looks = LOOK_AT_DELETES.contains(&subject);
-    let read = if looks { maps.ensure_atomic() } else { maps.ensure_atomic_counts() };
+    let read = maps.ensure_atomic(looks);
     // Only there, two programs do the same at one hook.
     let read =
         if subject == "stage11" { read.and_then(|()| maps.ensure_own_records()) } else { read };

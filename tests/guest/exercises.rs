@@ -9,8 +9,7 @@ use socket2::{SockFilter, SockRef};
 
 use crate::{
     bios::{ONE_PLACE, lines_add_up},
-    clean,
-    commands::instances,
+    clean::{self, Of},
     exercise_loads::split_out_of_order,
     prelude::*,
     requests,
@@ -41,84 +40,6 @@ tests![
 
 /// The name of a program that takes the place of no stage.
 pub const EXERCISE: &str = "exercise";
-
-/// What a program may leave or change beside what it loads, line by line: instances of tracefs, pins, mounts,
-/// processes that are not the kernel's own, settings.
-fn traces() -> Result<BTreeSet<String>> {
-    let instances = instances().into_iter().map(|instance| format!("instance {instance}"));
-    let processes = fs::read_dir("/proc")?.flatten().filter_map(|entry| {
-        let program = fs::read_link(entry.path().join("exe")).ok()?;
-        let number: u32 = entry.file_name().to_string_lossy().parse().ok()?;
-        Some(format!("process {number}, {}", program.display()))
-    });
-    let mounts = fs::read_to_string("/proc/mounts")?;
-    // Whoever looks into /sys/kernel/debug/tracing has the kernel mount that.
-    let mounts = mounts.lines().filter(|line| !line.contains(" tracefs "));
-    let mounts = mounts.map(|line| format!("mounted {line}"));
-    let mut settings = Vec::new();
-    let queues = fs::read_dir("/sys/block")?.flatten().map(|disk| disk.path().join("queue"));
-    let trees = ["/proc/sys", "/sys/kernel/tracing/options", "/sys/kernel/mm"].map(PathBuf::from);
-    for tree in trees.into_iter().chain(queues) {
-        files(&tree, &mut settings);
-    }
-    let of_tracing = OF_TRACING.iter().map(|name| Path::new(TRACEFS).join(name));
-    settings.extend(of_tracing.chain(["/sys/kernel/debug/kprobes/enabled".into()]));
-    let settings = settings.iter().flat_map(|file| {
-        let text = fs::read(file).unwrap_or_default();
-        let lines = String::from_utf8_lossy(&text).into_owned();
-        // The kernel itself enables the event of bpf_printk(), for the first program that has it.
-        let lines = lines.lines().filter(|line| !line.contains("bpf_trace_printk"));
-        lines.map(|line| format!("{}: {line}", file.display())).collect::<Vec<_>>()
-    });
-    let settings: Vec<_> = settings.collect();
-    let mut pins = Vec::new();
-    all_below(Path::new("/sys/fs/bpf"), &mut pins);
-    let pins = pins.iter().map(|pin| format!("pin {}", pin.display()));
-    Ok(instances.chain(processes).chain(mounts).chain(pins).chain(settings).collect())
-}
-
-/// What the kernel's own tracer is set to: the files that say it without being changed by that.
-const OF_TRACING: [&str; 12] = [
-    "trace_clock",
-    "tracing_on",
-    "current_tracer",
-    "tracing_cpumask",
-    "buffer_size_kb",
-    "set_event",
-    "set_event_pid",
-    "set_ftrace_filter",
-    "set_ftrace_pid",
-    "kprobe_events",
-    "uprobe_events",
-    "dynamic_events",
-];
-
-/// Settings that change by themselves.
-const CHANGE: [&str; 5] =
-    ["ns_last_pid", "stat_refresh", "tainted", "perf_event_max_sample_rate", "hung_task_warnings"];
-
-/// All that lies below a directory.
-fn all_below(directory: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            all_below(&path, found);
-        }
-        found.push(path);
-    }
-}
-
-/// The files below a directory that can be written and read.
-fn files(directory: &Path, found: &mut Vec<PathBuf>) {
-    const READ_AND_WRITE: u32 = 0o600;
-    let mut all = Vec::new();
-    all_below(directory, &mut all);
-    found.extend(all.into_iter().filter(|path| {
-        let changes = path.file_name().is_some_and(|it| CHANGE.iter().any(|name| it == *name));
-        let is_setting = |it: fs::Metadata| it.is_file() && it.mode() & 0o600 == READ_AND_WRITE;
-        !changes && fs::symlink_metadata(path).is_ok_and(is_setting)
-    }));
-}
 
 /// Starts an attempt, and says with which arguments: some exercises need something to filter by: a disk, a file,
 /// a process.
@@ -153,7 +74,7 @@ pub fn start_with<'a>(
 /// After Ctrl-C, and by itself after --duration, the attempt exits with 0, and nothing of it is left.
 fn exercise_leaves_nothing() -> Result<()> {
     let (subject, _) = subject().context("there is no attempt to judge")?;
-    let (before, traces_before, pins_before) = (clean::loaded(), traces()?, clean::pins());
+    let (before, first, pins_before) = (clean::loaded(), clean::now(Of::All), clean::pins());
     let programs = ProgInfoIter::default().count();
     let (arguments, running) = start(&subject)?;
     let mut command = Command::new(program(&subject));
@@ -181,10 +102,9 @@ fn exercise_leaves_nothing() -> Result<()> {
         let what = still_loaded().collect::<Vec<_>>().join(", ");
         format!("your program has ended, and this is still loaded, or attached: {what}")
     })?;
-    let now = traces()?;
-    let left: Vec<_> = now.difference(&traces_before).collect();
+    let left = clean::difference(&first, &clean::now(Of::All));
     // The next check is of a program that may have nothing to do with it.
-    for instance in left.iter().filter_map(|it| it.strip_prefix("instance ")) {
+    for instance in left.iter().filter_map(|it| it.strip_prefix(clean::INSTANCE)) {
         fs::remove_dir(Path::new(TRACEFS).join("instances").join(instance)).ok();
     }
     ensure!(left.is_empty(), "this is left, or has another value than before: {left:?}");
@@ -238,7 +158,7 @@ fn exercise_joins() -> Result<()> {
     let did = mixed.run(&ftrace)?;
     let split_up = split_out_of_order(&virtio, &ftrace)?;
     long_write.end_well()?;
-    maps.ensure_atomic_counts()?;
+    maps.ensure_atomic(false)?;
     let left = maps.in_flight()?;
     ensure!(left == 0, "all bios have completed, and {left} entries are left in your map `starts`");
     let output = whole(running.interrupt()?)?;
@@ -304,7 +224,7 @@ fn exercise_accounts() -> Result<()> {
     let verified = checksummed.run(&ftrace)?;
     long_write.end_well()?;
     ftrace.events()?;
-    maps.ensure_atomic()?;
+    maps.ensure_atomic(true)?;
     let left = maps.in_flight()?;
     ensure!(left == 0, "all bios have completed, and {left} entries are left in your map `starts`");
     let (taken, reads) = exercise_loads::take_an_address(&mixed.disk.name, &ftrace, &maps)?;
@@ -386,7 +306,7 @@ fn exercise_disk() -> Result<()> {
     other.run(&exercise_loads::bios()?)?;
     disks::read(&data, 30)?;
     long_write.end_well()?;
-    maps.ensure_atomic()?;
+    maps.ensure_atomic(true)?;
     let rooms = maps.named("starts")?.into_iter().map(|starts| fill(&starts, 0));
     let room = rooms.collect::<Result<Vec<_>>>()?[0];
     disks::read(disk, 1)?;
@@ -501,7 +421,7 @@ fn exercise_histogram() -> Result<()> {
 /// Two CPUs add to the same slots at once.
 fn exercise_histogram_of_two_cpus() -> Result<()> {
     let (ram, maps) = (Ram::new()?, Maps::new());
-    let race = || ram.race(RACE, false).and_then(|reads| maps.ensure_atomic().map(|()| reads));
+    let race = || ram.race(RACE, false).and_then(|reads| maps.ensure_atomic(true).map(|()| reads));
     let (reads, output) = beside(EXERCISE, &[], race)?;
     let disks = histograms(&output)?;
     let slots = disks.get(Ram::NAME).with_context(|| format!("no {}: {output}", Ram::NAME))?;
@@ -523,7 +443,7 @@ fn exercise_bytes() -> Result<()> {
     let stacked = Mapped::new("stacked", &format!("0 8192 linear /dev/{} 0", large.name))?;
     let maps = Maps::new();
     let running = Running::stage(EXERCISE, &[])?;
-    maps.ensure_atomic()?;
+    maps.ensure_atomic(true)?;
     let mut did = Vec::new();
     let direct = "iflag=direct status=none";
     let read = format!("if=/dev/{disk} of=/dev/null {direct}");

@@ -98,20 +98,9 @@ impl Maps {
 
     /// Checks that no program does what is wrong only where another CPU comes between. That is too rare to be
     /// waited for, and never happens where QEMU emulates both CPUs in one thread. See [`bytecode::fault`].
-    pub fn ensure_atomic(&self) -> Result<()> {
-        let id = |name: &str| self.added().find(|map| map.name == name).map_or(0, |map| map.id);
-        self.ensure_no_fault(id("starts"), true)
-    }
-
-    /// Checks only that nothing is added to in steps, that no record is shared, and that nothing is read whose entry
-    /// of `starts` is gone; not that the results of deletes are looked at.
-    pub fn ensure_atomic_counts(&self) -> Result<()> {
+    /// `deletes_count`: also that the result of each delete of a start is looked at.
+    pub fn ensure_atomic(&self, deletes_count: bool) -> Result<()> {
         let starts = self.added().find(|map| map.name == "starts").map_or(0, |map| map.id);
-        self.ensure_no_fault(starts, false)
-    }
-
-    /// `starts`: the map whose values go with a delete, or 0; and whether the results of deletes count.
-    fn ensure_no_fault(&self, starts: u32, deletes_count: bool) -> Result<()> {
         self.own_places(starts, deletes_count).map(drop)
     }
 

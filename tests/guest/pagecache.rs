@@ -329,41 +329,34 @@ fn stage08_agrees_with_mincore() -> Result<()> {
     Ok(())
 }
 
-/// Files that come in while another one is read, because the memory that this read fills is a mapping of theirs.
-struct MappedFiles {
-    files: Vec<(Watched, MmapMut)>,
-    _mounted: Mounted,
+/// A file that comes in while another one is read, because the memory that this read fills is a mapping of it.
+struct MappedFile {
+    file: Watched,
+    map: MmapMut,
 }
 
-impl MappedFiles {
+impl MappedFile {
     const PAGES: u64 = 8;
 
-    /// One on the file system of `file`, and one with its inode number on another file system.
-    fn beside(file: &Watched, mounted: &Mounted) -> Result<MappedFiles> {
-        let near = format!("{}/pagecache-mapped", mounted.path);
-        let (disk, elsewhere) =
-            (disks::virtio()?, Mounted::made("ext4", &disks::virtio()?, "noatime")?);
-        let far = twin(file.inode)?;
-        let files = [(near, &mounted.disk), (far, &disk)].map(|(path, disk)| {
-            fs::write(&path, vec![1; (Self::PAGES * page_size()) as usize])?;
-            let watched = Watched::cold(&path, disk)?;
-            let file = OpenOptions::new().read(true).write(true).open(&path)?;
-            // SAFETY: nobody else uses these files.
-            Ok((watched, unsafe { MmapMut::map_mut(&file)? }))
-        });
-        let files = files.into_iter().collect::<Result<_>>()?;
-        Ok(MappedFiles { files, _mounted: elsewhere })
+    /// A new one at this path, on this disk.
+    fn new(path: &str, disk: &str) -> Result<MappedFile> {
+        fs::write(path, vec![1; (Self::PAGES * page_size()) as usize])?;
+        let file = Watched::cold(path, disk)?;
+        let writable = OpenOptions::new().read(true).write(true).open(path)?;
+        // SAFETY: nobody else uses this file.
+        let map = unsafe { MmapMut::map_mut(&writable)? };
+        Ok(MappedFile { file, map })
     }
 
-    /// Reads into each mapping what is in memory by then: all hits, while as many pages of other files come in.
-    fn read(&mut self, from: &Watched) -> Result<Vec<Read>> {
-        let mut reads = vec![from.read(0, Self::PAGES * page_size())?];
-        for (file, map) in &mut self.files {
-            ensure!(file.resident(0, file.size)? == 0, "{} is in memory", file.path);
-            reads.push(from.read_into(map, 0, from.settled(0, file.size)?)?);
-            ensure!(file.resident(0, file.size)? > 0, "{} did not come in", file.path);
-        }
-        Ok(reads)
+    /// Reads what is in memory by then from the start of another file: all hits, while as many pages of this one
+    /// come in.
+    fn read(&mut self, from: &Watched) -> Result<Read> {
+        let MappedFile { file, map } = self;
+        ensure!(file.resident(0, file.size)? == 0, "{} is in memory", file.path);
+        let read = from.read_into(map, 0, from.settled(0, file.size)?)?;
+        let came = file.resident(0, file.size)?;
+        ensure!(read.hit == Self::PAGES && came == Self::PAGES, "{came} pages came in: {read:?}");
+        Ok(read)
     }
 }
 
@@ -376,11 +369,19 @@ pub fn exercise_hits_and_misses() -> Result<()> {
     let (random, odd, shared) =
         (new("random", 64 * MIB)?, new("odd", MIB + 100)?, new("shared", 16 * MIB)?);
     [&odd, &shared].into_iter().try_for_each(|file| file.advise(Advice::Random, 0, 0))?;
-    let mut mapped = MappedFiles::beside(&odd, &mounted)?;
+    // One on the same file system, and one with the same inode number on another.
+    let near = MappedFile::new(&format!("{}/pagecache-mapped", mounted.path), &mounted.disk)?;
+    let disk = disks::virtio()?;
+    let _elsewhere = Mounted::made("ext4", &disk, "noatime")?;
+    let mut mapped = [near, MappedFile::new(&twin(odd.inode)?, &disk)?];
     let running = Running::stage("stage08", &[])?;
     let mut judged = vec![("at random", &random, at_random(&random, 300, (0, 1))?)];
-    let beside_others = mapped.read(&odd)?;
-    judged.push(("odd ranges", &odd, [beside_others, odd_ranges(&odd)?].concat()));
+    let mut of_odd = vec![odd.read(0, MappedFile::PAGES * page_size())?];
+    for file in &mut mapped {
+        of_odd.push(file.read(&odd)?);
+    }
+    of_odd.extend(odd_ranges(&odd)?);
+    judged.push(("odd ranges", &odd, of_odd));
     let threads = in_threads(0..2, |n| {
         stay_on(n as usize)?;
         at_random(&shared, 200, (n, 2))
@@ -794,17 +795,12 @@ pub fn exercise_may_ask_again() -> Result<()> {
 pub fn exercise_readers() -> Result<()> {
     let (subject, _) = subject().context("there is no attempt to judge")?;
     let (page, mounted) = (page_size(), Mounted::new()?);
-    let (other, into) = (new_file(&mounted, "other", MIB)?, new_file(&mounted, "into", 16 * page)?);
+    let other = new_file(&mounted, "other", MIB)?;
+    let mut into = MappedFile::new(&format!("{}/pagecache-into", mounted.path), &mounted.disk)?;
     let slow = Resized::new()?;
-    let writable = OpenOptions::new().read(true).write(true).open(&into.path)?;
-    // SAFETY: nobody else changes the file.
-    let mut buffer = unsafe { memmap2::MmapMut::map_mut(&writable)? };
-    let warm = slow.file.read(0, 16 * page)?;
+    slow.file.read(0, MappedFile::PAGES * page)?;
     let (_, running) = exercises::start_with(&subject, &[&[], &[&slow.file.path]])?;
-    let got = slow.file.file.read_at(&mut buffer, 0)?;
-    let brought_in = into.resident(0, into.size)?;
-    ensure!(got as u64 == 16 * page && brought_in == 16, "{brought_in} pages of the other file");
-    let mut judged = vec![Read { hit: warm.bytes / page, miss: 0, ..warm }];
+    let mut judged = vec![into.read(&slow.file)?];
     slow.slow_down(5000)?;
     let read_slowly = |number: u64| -> Result<Vec<Read>> {
         match number {
@@ -830,7 +826,7 @@ pub fn exercise_readers() -> Result<()> {
     if !of_other.is_empty() || subject != EXERCISE {
         same("another file", &third, &of_other)?;
     }
-    let into = printed(&output, &into)?.0;
+    let into = printed(&output, &into.file)?.0;
     ensure!(into.is_empty(), "nobody reads the file that is mapped: {into:?}");
     compared("mincore agrees with your reads of several threads, beside pages of another file");
     totals(&output)

@@ -6,6 +6,7 @@ use crate::prelude::*;
 
 tests![
     slow_io_answers_for_the_slow_ones,
+    slow_io_knows_what_waits_behind_itself,
     slow_io_adds_up_what_the_driver_had,
     slow_io_shows_what_waits,
     slow_io_names_the_process,
@@ -38,13 +39,50 @@ fn slow_io_answers_for_the_slow_ones() -> Result<()> {
     let slow = &sums["slow"];
     let lines = objects(&outputs[0], "bio")?;
     ensure!(slow["bios"] == lines.len() && lines.len() >= 15, "{} lines: {slow}", lines.len());
-    for name in ["wait_ns", "queue_ns", "device_ns", "end_ns", "total_ns"] {
+    for name in ["requests", "wait_ns", "queue_ns", "device_ns", "end_ns", "total_ns"] {
         let sum: u64 = lines.iter().filter_map(|line| line[name].as_u64()).sum();
         ensure!(slow[name] == sum, "{name}: the lines sum up to {sum}, not {slow}");
     }
-    ensure!(outputs[1].contains(" Of their time, wait has "), "{}", outputs[1]);
+    is_about_its_lines(&outputs[1], &disk.name)?;
     let is_silent = outputs[2].contains("\nNone took 1h or longer.\n");
     ensure!(is_silent && !outputs[2].contains("Of their time"), "{}", outputs[2]);
+    Ok(())
+}
+
+/// The sentence has the number of the lines, and the share of WAIT in their time.
+fn is_about_its_lines(output: &str, disk: &str) -> Result<()> {
+    let lines = output.lines().filter(|line| line.contains(" RS "));
+    let column = |line: &str, place: usize| -> Result<f64> {
+        let word = line.split_whitespace().nth(place).with_context(|| line.to_owned())?;
+        Ok(word.trim_start_matches('*').parse()?)
+    };
+    let mut sums = [0.0; 2];
+    let mut number = 0;
+    for line in lines {
+        number += 1;
+        sums[0] += column(line, 5)?;
+        sums[1] += column(line, 6)?;
+    }
+    let all = between(output, &format!("\n{disk}: "), " bios\n")?;
+    let begin = format!("\n{number} of {all} took 40ms or longer. Of their time, wait has ");
+    let percent: f64 = between(output, &begin, " %:\n  -> before a request")?.parse()?;
+    let share = sums[1] / sums[0] * 100.0;
+    ensure!((percent - share).abs() < 0.6, "{percent} %, and the lines have {share}: {output}");
+    Ok(())
+}
+
+/// An I/O that is cut into requests, which the disk takes one after the other: it waits for its own.
+fn slow_io_knows_what_waits_behind_itself() -> Result<()> {
+    let disk = NullBlk::one_tag("one", 20)?;
+    fs::write(disk.queue("max_sectors_kb"), "64")?;
+    let load =
+        format!("dd if=/dev/{} of=/dev/null bs=1M count=2 iflag=direct status=none", disk.name);
+    let (_, output) =
+        beside("slow_io", &["--min", "100ms", "--disk", &disk.name], || shell(&load))?;
+    let words = output.split_whitespace().collect::<Vec<_>>().join(" ");
+    let is_named = words.contains("-> behind requests of the same I/O, which was cut into 16 (");
+    ensure!(is_named && words.contains("2 of 2 took 100ms or longer."), "{output}");
+    ensure!(output.lines().all(|line| line.chars().count() <= 120), "{output}");
     Ok(())
 }
 

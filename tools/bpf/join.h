@@ -117,6 +117,12 @@ struct stamps {
 	bool is_idle; /* MQ_RQ_IDLE: no driver has it. Stamps do not say that: two starts of a plug may have one time */
 };
 
+/* Those of a request whose fields can be read without a helper call. */
+static __always_inline struct stamps stamps_here(struct request *rq)
+{
+	return (struct stamps){ rq->start_time_ns, rq->io_start_time_ns, rq->part, rq->state == MQ_RQ_IDLE };
+}
+
 /* The driver gives a request back, because the disk is busy, or after an error: the block layer starts it again. */
 static __always_inline int rq_is_requeued(u64 rq, struct stamps *stamps)
 {
@@ -176,7 +182,7 @@ static __always_inline void take_stamps(struct issue *issue, struct stamps *stam
 		bpf_map_delete_elem(&requeued, &issue->rq);
 }
 
-/* The same of a request that the verifier knows as a number. */
+/* Those of a request that the verifier knows as a number. */
 static __always_inline struct stamps stamps_of(struct request *rq)
 {
 	return (struct stamps){ BPF_CORE_READ(rq, start_time_ns), BPF_CORE_READ(rq, io_start_time_ns),

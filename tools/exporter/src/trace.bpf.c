@@ -117,7 +117,7 @@ int BPF_PROG(bio_remap, struct bio *bio)
 SEC("tp_btf/block_rq_requeue")
 int BPF_PROG(rq_given_back, struct request *rq)
 {
-	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part, rq->state == MQ_RQ_IDLE };
+	struct stamps stamps = stamps_here(rq);
 
 	return rq_is_requeued((u64)rq, &stamps);
 }
@@ -125,7 +125,7 @@ int BPF_PROG(rq_given_back, struct request *rq)
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
-	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part, rq->state == MQ_RQ_IDLE };
+	struct stamps stamps = stamps_here(rq);
 
 	return rq_ends((u64)rq, &stamps, number(rq->bio), number(rq->biotail), nr_bytes >= rq->__data_len);
 }

@@ -34,9 +34,7 @@ impl Kind {
         let has = |entry: &str| disk.join(entry).exists();
         let text = |entry: &str| fs::read_to_string(disk.join(entry)).unwrap_or_default();
         match () {
-            () if text("dm/uuid").starts_with("mpath") || text("dm/name").starts_with("mpath") => {
-                Kind::Multipath
-            }
+            () if text("dm/uuid").starts_with("mpath-") => Kind::Multipath,
             () if has("dm") => Kind::Mapper,
             () if has("md") => Kind::Md,
             () if has("bcache/cache_mode") => Kind::Bcache,

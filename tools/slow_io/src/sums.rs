@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
 use plain::Plain;
 use serde_json::{Value, json};
+use textwrap::{Options, fill};
 
 use crate::{
     disks::{Id, Names},
@@ -22,6 +23,9 @@ use crate::{
 unsafe impl Plain for disk {}
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl Plain for disk_id {}
+
+/// How wide a sentence is at most.
+const COLUMNS: usize = 100;
 
 /// The place of the part that every bio with a request has: `enum part` in parts.h.
 const DEVICE: usize = 2;
@@ -142,7 +146,8 @@ impl SlowOnes {
     fn most(&self) -> Option<(&'static str, u64)> {
         let known = NAMES.into_iter().zip(self.parts).filter_map(|(name, ns)| Some((name, ns?)));
         let (name, ns) = known.max_by_key(|(_, ns)| *ns)?;
-        let percent = ns * 100 / self.total.max(1);
+        // Rounded as the shares of the table are.
+        let percent = (ns as f64 / self.total.max(1) as f64 * 100.0).round() as u64;
         (percent >= 50).then_some((name, percent))
     }
 
@@ -158,8 +163,10 @@ impl SlowOnes {
         };
         match self.most() {
             Some((part, percent)) => {
-                let next = kind.next(part, self.requests / self.bios);
-                format!("{slow} Of their time, {part} has {percent} %:\n  -> {next}")
+                let lines =
+                    Options::new(COLUMNS).initial_indent("  -> ").subsequent_indent("     ");
+                let next = fill(&kind.next(part, self.requests / self.bios), lines);
+                format!("{slow} Of their time, {part} has {percent} %:\n{next}")
             }
             None if self.parts.iter().all(Option::is_none) => {
                 format!(

@@ -103,7 +103,7 @@ int BPF_PROG(bio_remap, struct bio *bio)
 SEC("tp_btf/block_rq_requeue")
 int BPF_PROG(rq_requeued, struct request *rq)
 {
-	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part, rq->state == MQ_RQ_IDLE };
+	struct stamps stamps = stamps_here(rq);
 
 	return rq_is_requeued((u64)rq, &stamps);
 }
@@ -167,7 +167,7 @@ int BPF_PROG(bio_end, struct bio *bio)
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
-	struct stamps stamps = { rq->start_time_ns, rq->io_start_time_ns, rq->part, rq->state == MQ_RQ_IDLE };
+	struct stamps stamps = stamps_here(rq);
 
 	if (first_has_seen(REQUEST, (u64)rq))
 		return 0;
@@ -190,8 +190,7 @@ int BPF_KPROBE(rq_end_probe, struct request *rq, int error, unsigned int nr_byte
 {
 	if (bpf_ksym_exists(bpf_rdonly_cast)) {
 		struct request *cast = bpf_core_cast(rq, struct request);
-		struct stamps stamps = { cast->start_time_ns, cast->io_start_time_ns, cast->part,
-					 cast->state == MQ_RQ_IDLE };
+		struct stamps stamps = stamps_here(cast);
 
 		rq_ends((u64)rq, &stamps, number(cast->bio), number(cast->biotail),
 			nr_bytes >= cast->__data_len);
