@@ -27,9 +27,9 @@ const OWN_WAY: [&str; 6] = [
     "kernel/tainted",
     "vm/stat_refresh",
 ];
-/// The settings of tracefs that one program changes for all.
-const OF_TRACEFS: [&str; 12] = [
-    "buffer_size_kb",
+/// The settings of tracefs that one program changes for all. Not `buffer_size_kb`: the kernel itself lets the buffer
+/// grow when it is first used, and rounds its size.
+const OF_TRACEFS: [&str; 11] = [
     "current_tracer",
     "dynamic_events",
     "kprobe_events",
@@ -212,9 +212,7 @@ fn settings() -> State {
         let text = fs::read(&path).ok()?;
         // The kernel itself enables the event of bpf_printk(), for the first program that has it.
         let text = String::from_utf8_lossy(&text).replace("bpf_trace:bpf_trace_printk\n", "");
-        // A buffer grows when it is first used.
-        let text = text.split_once("(expanded: ").map_or(&*text, |(_, size)| size);
-        Some((path.display().to_string(), text.trim().trim_end_matches(')').to_owned()))
+        Some((path.display().to_string(), text.trim().to_owned()))
     };
     files.into_iter().filter_map(value).collect()
 }
