@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 
 use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
 
-use crate::prelude::*;
+use crate::{pagecache, prelude::*};
 
 /// Where the state after the boot is kept.
 const FIRST: &str = "/run/guest-tests.state";
@@ -27,9 +27,9 @@ const OWN_WAY: [&str; 6] = [
     "kernel/tainted",
     "vm/stat_refresh",
 ];
-/// The settings of tracefs that one program changes for all. Not `buffer_size_kb`: the kernel itself lets the buffer
-/// grow when it is first used, and rounds its size.
-const OF_TRACEFS: [&str; 11] = [
+/// The settings of tracefs that one program changes for all.
+const OF_TRACEFS: [&str; 12] = [
+    "buffer_size_kb",
     "current_tracer",
     "dynamic_events",
     "kprobe_events",
@@ -188,6 +188,14 @@ pub fn pins() -> Vec<String> {
     pins
 }
 
+/// The pages of a buffer of the tracer. The kernel itself lets it grow when it is first used, and says its size
+/// before as `7 (expanded: 1408)`, and then as what these pages hold: each has a header of 16 bytes.
+fn in_pages(size: &str) -> Option<String> {
+    let kib = size.split_once("(expanded: ").map_or(size, |(_, size)| size);
+    let kib: u64 = kib.trim().trim_end_matches(')').parse().ok()?;
+    Some((kib * 1024).div_ceil(pagecache::page_size() - 16).to_string())
+}
+
 /// What can be written: of the kernel, of tracefs and of each disk.
 fn settings() -> State {
     let mut files = Vec::new();
@@ -212,7 +220,9 @@ fn settings() -> State {
         let text = fs::read(&path).ok()?;
         // The kernel itself enables the event of bpf_printk(), for the first program that has it.
         let text = String::from_utf8_lossy(&text).replace("bpf_trace:bpf_trace_printk\n", "");
-        Some((path.display().to_string(), text.trim().to_owned()))
+        let is_buffer = path.ends_with("buffer_size_kb");
+        let text = if is_buffer { in_pages(&text)? } else { text.trim().to_owned() };
+        Some((path.display().to_string(), text))
     };
     files.into_iter().filter_map(value).collect()
 }

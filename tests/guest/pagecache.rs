@@ -471,7 +471,13 @@ impl Resized {
         self.slow_down(2000)?;
         let dd = format!("exec dd if={path} of={copy} bs={} count=1 status=none", 32 * page);
         let dd = Running::bash(&dd)?;
-        dd.waits_in("folio_wait_bit_common")?;
+        // It waits for pages of its program before, in a fault.
+        wait_until("a read that waits for a page", || {
+            let stack = dd.stack()?;
+            Ok(stack.contains("folio_wait_bit_common")
+                && stack.contains("filemap_read")
+                && fs::read_link(format!("/proc/{}/fd/0", dd.id()))? == Path::new(path))
+        })?;
         OpenOptions::new().write(true).open(path)?.set_len(12 * page)?;
         dd.end_well()?;
         ensure!(
