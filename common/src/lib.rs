@@ -39,8 +39,8 @@ pub use preflight::{has_function, has_sessions, pages_have, preempts, tracefs};
 pub use process::{Pid, PidCli, pid_namespace, process};
 pub use program::{Program, main};
 pub use results::{
-    constants, counters, of_measured, page_shift, per_cpu, print_skipped, print_skipped_by_both,
-    print_skipped_by_pairs, print_total, program_info, text, times_skipped,
+    Skips, constants, counters, of_measured, page_shift, per_cpu, print_skipped,
+    print_skipped_by_both, print_total, program_info, text, times_skipped,
 };
 pub use session::Session;
 pub use status::block_status;

@@ -26,7 +26,7 @@ pub fn print_total(count: u64, what: &str) {
 
 /// Prints how often a program of the object was skipped, and which one.
 pub fn print_skipped(object: &Object) -> Result<()> {
-    print_skips(object, &skipped(object)?, &not_counted(object)?);
+    Skips::of(object)?.print();
     Ok(())
 }
 
@@ -38,43 +38,71 @@ pub fn print_skipped_by_both(
     both: [&ProgramMut; 2],
     unmeasured: u64,
 ) -> Result<()> {
-    print_skipped_by_pairs(object, &[(both, unmeasured)])
-}
-
-/// Prints how often a program was skipped, of an object that hooks several events with two programs each:
-/// see [`print_skipped_by_both`].
-pub fn print_skipped_by_pairs(object: &Object, pairs: &[([&ProgramMut; 2], u64)]) -> Result<()> {
-    let (mut skips, not_counted) = (skipped(object)?, not_counted(object)?);
-    for (both, unmeasured) in pairs {
-        if both.iter().any(|program| !program.autoload()) {
-            continue;
-        }
-        let names = both.map(|program| program.name().to_string_lossy().into_owned());
-        let times = |name: &String| match skips.iter().find(|(skip, _)| skip == name) {
-            Some((_, times)) => *times,
-            None if not_counted.contains(name) => u64::MAX,
-            None => 0,
-        };
-        let least = names.iter().map(times).min().unwrap_or_default().min(*unmeasured);
-        skips.retain(|(name, _)| !names.contains(name));
-        skips.extend((least > 0).then(|| (names.join("() and "), least)));
-    }
-    print_skips(object, &skips, &not_counted);
+    Skips::by_pairs(object, &[(both, unmeasured)])?.print();
     Ok(())
 }
 
-fn print_skips(object: &Object, skips: &[(String, u64)], not_counted: &[String]) {
-    // Where none is counted, nobody knows whether it is 0.
-    let counts = object.progs().filter(|program| program.autoload()).count() > not_counted.len();
-    if skips.is_empty() && counts {
-        println!("{:>8} skipped (program already running on this CPU)", 0);
+/// How often the kernel skipped programs of an object, as far as it counts that.
+pub struct Skips {
+    /// Name and times, of those that were skipped.
+    times: Vec<(String, u64)>,
+    /// Those whose skips this kernel does not count.
+    not_counted: Vec<String>,
+    /// Whether any program's skips are counted.
+    counts: bool,
+}
+
+impl Skips {
+    /// Of an object that hooks several events with two programs each: see [`print_skipped_by_both`].
+    pub fn by_pairs(object: &Object, pairs: &[([&ProgramMut; 2], u64)]) -> Result<Skips> {
+        let mut skips = Skips::of(object)?;
+        for (both, unmeasured) in pairs {
+            if both.iter().any(|program| !program.autoload()) {
+                continue;
+            }
+            let names = both.map(|program| program.name().to_string_lossy().into_owned());
+            let Skips { times, not_counted, .. } = &mut skips;
+            let of = |name: &String| match times.iter().find(|(skip, _)| skip == name) {
+                Some((_, times)) => *times,
+                None if not_counted.contains(name) => u64::MAX,
+                None => 0,
+            };
+            let least = names.iter().map(of).min().unwrap_or_default().min(*unmeasured);
+            times.retain(|(name, _)| !names.contains(name));
+            times.extend((least > 0).then(|| (names.join("() and "), least)));
+        }
+        Ok(skips)
     }
-    for (program, times) in skips {
-        println!("{times:>8} skipped ({program}() already running on this CPU)");
+
+    fn of(object: &Object) -> Result<Skips> {
+        let (times, not_counted) = (skipped(object)?, not_counted(object)?);
+        let loaded = object.progs().filter(|program| program.autoload()).count();
+        // Where none is counted, nobody knows whether it is 0.
+        Ok(Skips { counts: loaded > not_counted.len(), times, not_counted })
     }
-    if let [program, others @ ..] = not_counted {
-        let others: String = others.iter().map(|other| format!(", {other}()")).collect();
-        println!("{:>8} skipped ({program}(){others}: not counted on this kernel)", '-');
+
+    /// How often, in all.
+    pub fn times(&self) -> u64 {
+        self.times.iter().map(|(_, times)| times).sum()
+    }
+
+    /// Prints those that were skipped.
+    pub fn print_times(&self) {
+        for (program, times) in &self.times {
+            println!("{times:>8} skipped ({program}() already running on this CPU)");
+        }
+    }
+
+    /// Prints all that is known: also that there were none, and which are not counted.
+    pub fn print(&self) {
+        if self.times.is_empty() && self.counts {
+            println!("{:>8} skipped (program already running on this CPU)", 0);
+        }
+        self.print_times();
+        if let [program, others @ ..] = &*self.not_counted {
+            let others: String = others.iter().map(|other| format!(", {other}()")).collect();
+            println!("{:>8} skipped ({program}(){others}: not counted on this kernel)", '-');
+        }
     }
 }
 

@@ -180,7 +180,7 @@ fn capabilities_are_enough() -> Result<()> {
         ("stage03", "", "bios completed", 20),
         ("stage06", "", "bios completed", 20),
         ("stage09", "1", "readahead", 0),
-        ("slow_io", "--min 1us", "bios completed", 20),
+        ("slow_io", "--min 1us", "I/Os were measured", 20),
     ];
     let start = |(name, arguments, ..): (&str, &str, &str, u64)| {
         let more = ["stage03", "stage09"].contains(&name).then_some("dac_override");

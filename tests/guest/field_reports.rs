@@ -186,7 +186,7 @@ fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
         NullBlk::new("test", "irqmode=2 completion_nsec=200000 hw_queue_depth=2 submit_queues=1")?;
     let mut slower = Running::bash(&format!("exec bpftrace -B line -e '{MEET}' >&2"))?;
     slower.wait_for("ready")?;
-    let running = Running::stage("slow_io", &["--min", "1h"])?;
+    let running = Running::stage("slow_io", &["--min", "1h", "-v"])?;
     let server = exporter::start(&["--bios"])?;
     let options = "--bs=256k --ioengine=psync --numjobs=4 --number_ios=100 --size=512M";
     // Stage 10 leaves such bios out, 12 to 43 in a round: until it has lost some, nothing is judged.
@@ -205,7 +205,7 @@ fn slow_io_and_exporter_see_ends_at_one_instant() -> Result<()> {
     if lost <= 8 {
         judged_weakly(&format!("stage 10 lost no more than {lost} bios"));
     }
-    let completed = count(&output, "bios completed")?;
+    let completed = count(&output, "I/Os completed")?;
     for none in ["in flight", "dropped", "unmatched"] {
         ensure!(count(&output, none)? == 0, "{none}: {output}");
     }

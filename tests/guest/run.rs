@@ -758,10 +758,11 @@ pub fn summary(output: &str) -> &str {
     output[lines..].trim_start_matches('\n')
 }
 
-/// The number in front of `what` in a summary: `  20000 bios completed`.
+/// The number in front of `what` in a summary: `  20000 bios completed`, or `All 20 I/Os were measured`.
 pub fn count(output: &str, what: &str) -> Result<u64> {
     let line = output
         .lines()
+        .map(|line| line.strip_prefix("All ").unwrap_or(line))
         .find(|line| {
             line.trim_start().split_once(' ').is_some_and(|(_, rest)| rest.starts_with(what))
         })

@@ -745,7 +745,7 @@ fn slow_io_shows_what_is_wanted() -> Result<()> {
         ["--min", "0", "--top", "3", "--disk", &null.name].to_vec(),
         ["--min", "0", "--disk", "shown"].to_vec(),
         ["--min", "0", "--disk", &partition, "--pid", &pid].to_vec(),
-        [&["--min", "10s", "--disk", &disk][..], &of_causes].concat(),
+        [&["--min", "10s", "-v", "--disk", &disk][..], &of_causes].concat(),
     ];
     let running = Running::stages(options.map(|options| ("slow_io", options)))?;
     let all = [(null.name.as_str(), 10), ("mapper/shown", 5), (&disk, 3)];
@@ -767,7 +767,7 @@ fn slow_io_shows_what_is_wanted() -> Result<()> {
     // Tables and histograms are of all bios, not only of the slow ones. Each dd is a cause.
     let counts = rows(&outputs[3], r"< +\S+ +\S+ +(\d+)").into_iter();
     let in_rows = counts.map(|[count]| Ok(count.parse::<u64>()?)).sum::<Result<u64>>()?;
-    let bios = count(&outputs[3], "bios completed")?;
+    let bios = count(&outputs[3], "I/Os completed")?;
     ensure!(in_rows == bios && bios >= 8, "{in_rows} of {bios} in rows: {}", outputs[3]);
     ensure!(outputs[3].contains("blkdev_"), "a cause's stack: {}", outputs[3]);
     let others = count(&outputs[3], "without a cause")?;

@@ -15,27 +15,27 @@ use crate::cgroups;
 /// The command line of `slow_io`.
 pub type SlowCli = Cli<Slow>;
 
-/// Which bios, and how they are shown.
+/// Which I/Os, and how they are shown.
 #[derive(Args, Debug)]
 pub struct Slow {
     /// The shortest latency that is shown: 10ms, 500us, 0
     #[arg(long, value_name = "TIME", value_parser = latency, default_value = "10ms")]
     pub min: Duration,
-    /// Only bios of this disk, its partitions included, or of this partition: vda, dm-0, /dev/mapper/home
+    /// Only I/Os of this disk, its partitions included, or of this partition: vda, dm-0, /dev/mapper/home
     #[arg(long, value_name = "NAME", value_parser = disk)]
     pub disk: Option<BlockDevice>,
-    /// Only bios that this process submits
+    /// Only I/Os that this process submits
     #[arg(long, value_name = "PID", value_parser = common::process)]
     pub pid: Option<u32>,
-    /// Show whose cgroup a bio is of; with a PATH, only bios of that cgroup and those below: /system.slice
+    /// Show whose cgroup an I/O is of; with a PATH, only I/Os of that cgroup and those below: /system.slice
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "/", value_parser = cgroups::number)]
     pub cgroup: Option<u64>,
-    /// Show which file a bio reads or writes: its inode's number, and its path in the file system
+    /// Show which file an I/O reads or writes: its inode's number, and its path in the file system
     #[arg(long)]
     pub file: bool,
-    /// The clock of a line's time: the kernel's, or the wall clock's beside it
-    #[arg(long, value_name = "CLOCK", default_value = "kernel")]
-    pub time: Clock,
+    /// The clock of a line's time [default: in a terminal day, else boot]
+    #[arg(long, value_name = "CLOCK")]
+    pub time: Option<Clock>,
     /// Show below each line the stack of the submission
     #[arg(long)]
     pub stack: bool,
@@ -45,7 +45,7 @@ pub struct Slow {
     /// Only the N slowest, at the end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub top: Option<u32>,
-    /// Show before each slow bio what completed on its disk in this time: 2s
+    /// Show before each slow I/O what completed on its disk in this time: 2s
     #[arg(long, value_name = "TIME", value_parser = common::duration, conflicts_with = "top")]
     pub before: Option<Duration>,
     /// At the end, who caused most of the latency: by process, disk and operation, or by stack, too
@@ -54,7 +54,7 @@ pub struct Slow {
     /// How many different causes --who has room for
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub causes: u32,
-    /// At the end, how many bios of each disk took how long
+    /// At the end, how many I/Os of each disk took how long
     #[arg(long, conflicts_with = "json")]
     pub histogram: bool,
     /// The size of the maps.
@@ -65,9 +65,11 @@ pub struct Slow {
 /// Which clocks a line shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Clock {
-    /// Seconds since the machine was started.
-    Kernel,
-    /// These, and date and time of day.
+    /// Seconds since the machine was started: the kernel's clock
+    Boot,
+    /// The time of day here
+    Day,
+    /// Date and time of day (UTC), beside the kernel's clock
     Wall,
 }
 

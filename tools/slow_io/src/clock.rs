@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use jiff::{Timestamp, tz::TimeZone};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Time since 1970 of a time of the kernel's clock, by how far the two are apart now. Where the wall clock was set
@@ -15,6 +16,12 @@ pub fn wall(ended: u64) -> Duration {
 pub fn text(wall: Duration) -> String {
     let time: SystemTime = UNIX_EPOCH + wall;
     humantime::format_rfc3339_millis(time).to_string()
+}
+
+/// `07:37:09.123`, the time of day in this zone.
+pub fn of_day(wall: Duration, zone: &TimeZone) -> String {
+    let time = Timestamp::from_nanosecond(wall.as_nanos() as i128).unwrap_or_default();
+    zone.to_datetime(time).strftime("%H:%M:%S.%3f").to_string()
 }
 
 /// In ns: how long it took to read both clocks, and the wall clock's time when the kernel's was 0.

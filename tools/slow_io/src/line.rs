@@ -1,4 +1,4 @@
-//! A line for each slow bio.
+//! A line for each slow I/O.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::Result;
+use jiff::tz::TimeZone;
 use libbpf_rs::Map;
 use serde::Serialize;
 
@@ -27,6 +28,8 @@ use crate::{
 /// Prints the slow bios, as they come or at the end.
 pub struct Lines<'a> {
     options: &'a Slow,
+    clock: Clock,
+    zone: TimeZone,
     bold: bool,
     operations: &'a Operations,
     names: &'a Names,
@@ -48,40 +51,34 @@ pub struct Lines<'a> {
 const MUCH: usize = 64 * 1024;
 
 impl<'a> Lines<'a> {
-    /// Prints the line that names the columns.
+    /// Prints the line that names the columns. A terminal has bold type, and a reader who looks at a clock.
     pub fn new(
         options: &'a Slow,
-        bold: bool,
+        is_terminal: bool,
         operations: &'a Operations,
         names: &'a Names,
         maps: &'a TraceMaps<'a>,
     ) -> Result<Lines<'a>> {
+        let clock = options.time.unwrap_or(if is_terminal { Clock::Day } else { Clock::Boot });
         if !options.json {
-            let wall = match options.time {
-                Clock::Wall => format!("{:<24} ", "WALL CLOCK"),
-                Clock::Kernel => String::new(),
+            let time = match clock {
+                Clock::Wall => format!("{:<24} {:>10}", "WALL CLOCK", "TIME"),
+                Clock::Boot => format!("{:>10}", "TIME"),
+                Clock::Day => format!("{:<12}", "TIME"),
             };
             let file = options.file.then_some("FILE");
             let mut process = String::new();
             columns(&mut process, "PROCESS", options.cgroup.map(|_| "CGROUP"), file)?;
             println!(
-                "{wall}{:>10} {:<7} {:<4} {:>10} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} ms {:>5} {process}",
-                "TIME",
-                "DISK",
-                "OP",
-                "SECTOR",
-                "KIB",
-                "TOTAL",
-                "WAIT",
-                "QUEUE",
-                "DEVICE",
-                "END",
-                "PID"
+                "{time} {:<7} {:<4} {:>10} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} ms {:>5} {process}",
+                "DISK", "OP", "SECTOR", "KIB", "TOTAL", "WAIT", "QUEUE", "DEVICE", "END", "PID"
             );
         }
         Ok(Lines {
             options,
-            bold,
+            clock,
+            zone: TimeZone::system(),
+            bold: is_terminal,
             operations,
             names,
             maps,
@@ -170,22 +167,20 @@ impl<'a> Lines<'a> {
             false => Vec::new(),
         };
         let disk = self.names.name((&bio.by).into())?;
-        let wall = (self.options.time == Clock::Wall).then(|| clock::wall(bio.times.ended));
         if self.options.json {
             let mut object = Line::new(bio, &disk, file, &stack);
             let letters = self.operations.letters(bio.by.operation);
             object.operation = &letters;
             object.before = is_before;
-            object.ended_wall_ns = wall.map(|wall| wall.as_nanos() as u64);
+            let is_wall = self.clock == Clock::Wall;
+            object.ended_wall_ns = is_wall.then(|| clock::wall(bio.times.ended).as_nanos() as u64);
             let cgroup = self.options.cgroup.and_then(|_| self.cgroups.name(bio.by.cgroup));
             object.cgroup = cgroup;
             self.out += &serde_json::to_string(&object)?;
             self.out.push('\n');
             return Ok(());
         }
-        if let Some(wall) = wall {
-            write!(self.out, "{} ", clock::text(wall))?;
-        }
+        self.print_time(bio.times.ended)?;
         self.print_columns(bio, &disk)?;
         self.print_process(bio, file)?;
         self.print_notes(bio, is_before)?;
@@ -196,12 +191,24 @@ impl<'a> Lines<'a> {
         Ok(())
     }
 
-    /// From when it ended to the number of its process.
+    fn print_time(&mut self, ended: u64) -> Result<()> {
+        let (seconds, ms) = (ended / 1_000_000_000, ended / 1_000_000 % 1000);
+        match self.clock {
+            Clock::Day => {
+                let time = clock::of_day(clock::wall(ended), &self.zone);
+                return Ok(write!(self.out, "{time} ")?);
+            }
+            Clock::Wall => write!(self.out, "{} ", clock::text(clock::wall(ended)))?,
+            Clock::Boot => {}
+        }
+        Ok(write!(self.out, "{seconds:>6}.{ms:03} ")?)
+    }
+
+    /// From its disk to the number of its process.
     fn print_columns(&mut self, bio: &Completed, disk: &str) -> Result<()> {
         let Completed { by, times } = bio;
-        let (seconds, ms) = (times.ended / 1_000_000_000, times.ended / 1_000_000 % 1000);
         let letters = self.operations.letters(by.operation);
-        write!(self.out, "{seconds:>6}.{ms:03} {disk:<7} {letters:<4} ")?;
+        write!(self.out, "{disk:<7} {letters:<4} ")?;
         match by.sector {
             u64::MAX => write!(self.out, "{:>10} ", "-")?,
             sector => write!(self.out, "{sector:>10} ")?,

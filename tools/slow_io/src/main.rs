@@ -1,4 +1,4 @@
-//! `slow_io`: every slow bio, and where its time went.
+//! `slow_io`: every slow I/O, and where its time went.
 
 use std::{
     cell::RefCell,
@@ -11,11 +11,10 @@ use anyhow::{Context, Result};
 use common::Session;
 use libbpf_rs::{
     ErrorKind::{Interrupted, PermissionDenied},
-    MapCore, RingBuffer, RingBufferBuilder,
-    skel::Skel,
+    RingBuffer, RingBufferBuilder,
 };
-use serde_json::json;
 
+mod answer;
 mod cgroups;
 mod cli;
 mod clock;
@@ -33,6 +32,7 @@ mod who;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
+use answer::Counts;
 use cli::{Slow, SlowCli as Cli, Who};
 use disks::Names;
 use line::Lines;
@@ -66,8 +66,8 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let operations = Operations::of_kernel()?;
     // poll() reads until the buffer is empty, and a busy disk may fill it faster than lines are printed: an
     // error from its callback ends it after each turn.
-    let bold = session.stdout_is_terminal();
-    let lines = RefCell::new(Lines::new(options, bold, &operations, &names, &skel.maps)?);
+    let is_terminal = session.stdout_is_terminal();
+    let lines = RefCell::new(Lines::new(options, is_terminal, &operations, &names, &skel.maps)?);
     let mut ring = RingBufferBuilder::new();
     ring.add(&skel.maps.events, |bytes| lines.borrow_mut().add(bytes))?;
     let ring = ring.build()?;
@@ -83,16 +83,19 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     lines.into_inner().finish()?;
     let disks = sums.read(&skel.maps.other_disks, &names)?;
     print_disks(&disks, options);
-    waiting::print(&waiting, options.json)?;
     if options.who.is_some() {
         who::print(&skel.maps, options, &operations, &names)?;
     }
-    let completed = disks.iter().map(Disk::bios).sum();
-    if options.json {
-        print_counters(&skel, completed)
-    } else {
-        print_totals(&skel, options, completed)
+    if !options.json && !disks.is_empty() {
+        answer::print_slow(&disks, options.min);
     }
+    waiting::print(&waiting, options.json)?;
+    let counts = Counts::read(&skel, options, disks.iter().map(Disk::bios).sum())?;
+    match options.json {
+        true => counts.print_json(),
+        false => counts.print(cli.verbose),
+    }
+    Ok(())
 }
 
 fn size_maps(open: &mut OpenTraceSkel<'_>, options: &Slow) -> Result<()> {
@@ -197,45 +200,7 @@ fn print_disks(disks: &[Disk], options: &Slow) {
     for disk in disks {
         match options.json {
             true => println!("{}", disk.json()),
-            false => disk.print(options.min, options.histogram),
+            false => disk.print(options.histogram),
         }
     }
-}
-
-/// The last line of --json.
-fn print_counters(skel: &TraceSkel<'_>, completed: u64) -> Result<()> {
-    let counts = common::counters(&skel.maps.bss_data)?;
-    let in_flight = skel.maps.ios.keys().count();
-    let counters = json!({
-        "kind": "counters", "completed": completed, "in_flight": in_flight,
-        "dropped": counts.dropped, "unmatched": counts.unmatched, "refused": counts.refused,
-        "lost": counts.lost, "without_cause": counts.nobody,
-        "skipped": common::times_skipped(skel.object())?,
-    });
-    println!("{counters}");
-    Ok(())
-}
-
-fn print_totals(skel: &TraceSkel<'_>, options: &Slow, completed: u64) -> Result<()> {
-    let counts = common::counters(&skel.maps.bss_data)?;
-    let in_flight = skel.maps.ios.keys().count();
-    println!();
-    common::print_total(completed, "bios completed");
-    println!("{in_flight:>8} in flight");
-    println!("{:>8} dropped (map full, or completion not seen)", counts.dropped);
-    println!("{:>8} unmatched (no start seen: a stripe of md, or older)", counts.unmatched);
-    println!(
-        "{:>8} refused (must not wait and would have had to: it is submitted again)",
-        counts.refused
-    );
-    println!("{:>8} lines lost (ring buffer full)", counts.lost);
-    if options.who.is_some() {
-        println!("{:>8} without a cause (more than --causes)", counts.nobody);
-    }
-    let progs = &skel.progs;
-    let (bio_ends, rq_ends) =
-        ([&progs.bio_end, &progs.bio_end_probe], [&progs.rq_end, &progs.rq_end_probe]);
-    // What is not known of a request is "-" in its bio's line.
-    let pairs = [(bio_ends, in_flight as u64 + counts.dropped), (rq_ends, u64::MAX)];
-    common::print_skipped_by_pairs(skel.object(), &pairs)
 }

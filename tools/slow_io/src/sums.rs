@@ -154,12 +154,9 @@ impl SlowOnes {
     /// An answer: how many of all were slow, and why, as far as that can be said.
     fn verdict(&self, bios: u64, min: Duration, kind: Kind) -> String {
         let shown = humantime::format_duration(min);
-        if self.bios == 0 {
-            return format!("None took {shown} or longer.");
-        }
         let slow = match min.is_zero() {
-            true => format!("This is about all {bios}, as --min is 0."),
-            false => format!("{} of {bios} took {shown} or longer.", self.bios),
+            true => format!("all {bios} I/Os, as --min is 0."),
+            false => format!("{} of {bios} I/Os took {shown} or longer.", self.bios),
         };
         match self.most() {
             Some((part, percent)) => {
@@ -194,9 +191,25 @@ impl Disk {
         Ok(sums)
     }
 
-    /// How many bios have completed.
+    /// How many of its I/Os have completed.
     pub fn bios(&self) -> u64 {
         self.total.bios()
+    }
+
+    /// How many of them took `--min` or longer.
+    pub fn slow(&self) -> u64 {
+        self.slow.bios
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many of its I/Os were slow, and why, as far as that can be said.
+    pub fn verdict(&self, min: Duration) -> String {
+        let Disk { name, total, slow, .. } = self;
+        format!("{name}: {}", slow.verdict(total.bios(), min, Kind::of(name)))
     }
 
     /// The parts that are known of any bio.
@@ -228,9 +241,9 @@ impl Disk {
         object
     }
 
-    /// Prints where the time of the disk's bios went, and why the slow ones were slow.
-    pub fn print(&self, min: Duration, histogram: bool) {
-        println!("\n{}: {} bios", self.name, self.total.bios());
+    /// Prints where the time of the disk's I/Os went.
+    pub fn print(&self, histogram: bool) {
+        println!("\n{}: {} I/Os", self.name, self.total.bios());
         println!(
             "{:>8} {:>12} {:>6} {:>10} {:>10} {:>10} ms",
             "", "sum", "share", "p50", "p99", "max"
@@ -247,9 +260,8 @@ impl Disk {
             println!("{}", line.trim_end());
         }
         if self.undivided() > 0 {
-            println!("{:>8} of these bios had no request that was seen", self.undivided());
+            println!("{:>8} of these had no request that was seen", self.undivided());
         }
-        println!("{}", self.slow.verdict(self.total.bios(), min, Kind::of(&self.name)));
         if histogram {
             print_histogram(&self.total);
         }
@@ -280,7 +292,6 @@ mod tests {
     fn a_verdict_is_about_the_slow_ones() {
         let min = Duration::from_millis(10);
         let mut slow = SlowOnes::default();
-        assert_eq!(slow.verdict(7, min, Kind::Disk), "None took 10ms or longer.");
         let known = slow_ones {
             bios: 19,
             requests: 19,
@@ -291,7 +302,7 @@ mod tests {
         slow.add(&known);
         let verdict = slow.verdict(22_104, min, Kind::Disk);
         assert!(verdict.starts_with(
-            "19 of 22104 took 10ms or longer. Of their time, wait has 98 %:\n  -> before a"
+            "19 of 22104 I/Os took 10ms or longer. Of their time, wait has 98 %:\n  -> before a"
         ));
         slow.add(&slow_ones { bios: 1, total: 100_000, ..known });
         assert!(slow.verdict(22_104, min, Kind::Disk).ends_with("No part has half of their time."));

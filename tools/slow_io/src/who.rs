@@ -75,7 +75,7 @@ pub fn print(
     if !options.json {
         println!(
             "\n{:>7} {:<15} {:<7} {:<4} {:>8} {:>10} {:>12} {:>10} ms MOST OF IT",
-            "PID", "PROCESS", "DISK", "OP", "BIOS", "KIB", "SUM", "MAX"
+            "PID", "PROCESS", "DISK", "OP", "I/OS", "KIB", "SUM", "MAX"
         );
     }
     for row in rows(maps)? {

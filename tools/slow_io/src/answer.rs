@@ -1,0 +1,111 @@
+//! What a run says at its end: which I/Os were slow, and why, and what was not measured.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use common::Skips;
+use libbpf_rs::{MapCore, skel::Skel};
+use serde_json::json;
+
+use crate::{
+    cli::Slow,
+    sums::Disk,
+    trace::{TraceProgs, TraceSkel},
+};
+
+/// Says of each disk how many of its I/Os were slow, and where their time went; in one sentence, which disks had none.
+pub fn print_slow(disks: &[Disk], min: Duration) {
+    let (slow, quick): (Vec<&Disk>, Vec<&Disk>) = disks.iter().partition(|disk| disk.slow() > 0);
+    println!();
+    slow.iter().for_each(|disk| println!("{}", disk.verdict(min)));
+    if !quick.is_empty() {
+        let names = quick.iter().map(|disk| disk.name()).collect::<Vec<_>>().join(", ");
+        let all: u64 = quick.iter().map(|disk| disk.bios()).sum();
+        let shown = humantime::format_duration(min);
+        println!("{names}: none of {all} I/Os took {shown} or longer.");
+    }
+}
+
+/// What was counted beside the I/Os that were measured.
+pub struct Counts {
+    completed: u64,
+    in_flight: u64,
+    dropped: u64,
+    unmatched: u64,
+    refused: u64,
+    lost: u64,
+    /// With `--who`: without a cause.
+    nobody: Option<u64>,
+    skips: Skips,
+    /// Those of `skips`, and what two programs for one event have missed each.
+    skipped: u64,
+}
+
+impl Counts {
+    /// To be called after the programs are detached.
+    pub fn read(skel: &TraceSkel<'_>, options: &Slow, completed: u64) -> Result<Counts> {
+        let counts = common::counters(&skel.maps.bss_data)?;
+        let in_flight = skel.maps.ios.keys().count() as u64;
+        Ok(Counts {
+            completed,
+            in_flight,
+            dropped: counts.dropped,
+            unmatched: counts.unmatched,
+            refused: counts.refused,
+            lost: counts.lost,
+            nobody: options.who.is_some().then_some(counts.nobody),
+            skips: skips(skel, in_flight + counts.dropped)?,
+            skipped: common::times_skipped(skel.object())?,
+        })
+    }
+
+    /// The last line of --json.
+    pub fn print_json(&self) {
+        let counters = json!({
+            "kind": "counters", "completed": self.completed, "in_flight": self.in_flight,
+            "dropped": self.dropped, "unmatched": self.unmatched, "refused": self.refused,
+            "lost": self.lost, "without_cause": self.nobody.unwrap_or(0), "skipped": self.skipped,
+        });
+        println!("{counters}");
+    }
+
+    /// Whether all was measured, and what is not 0; `with_all`: the rest, too.
+    pub fn print(&self, with_all: bool) {
+        let missing = [self.dropped, self.unmatched, self.lost, self.nobody.unwrap_or(0)];
+        let is_whole = missing.iter().all(|count| *count == 0) && self.skips.times() == 0;
+        println!();
+        if with_all || self.completed == 0 {
+            common::print_total(self.completed, "I/Os completed");
+        }
+        if !is_whole {
+            println!("Not all was measured:");
+        } else if self.completed > 0 {
+            println!("All {} I/Os were measured.", self.completed);
+        }
+        for (count, what) in [
+            (self.in_flight, "in flight"),
+            (self.dropped, "dropped (map full, or completion not seen)"),
+            (self.unmatched, "unmatched (no start seen: a stripe of md, or older)"),
+            (self.refused, "refused (must not wait and would have had to: it is submitted again)"),
+            (self.lost, "lines lost (ring buffer full)"),
+        ] {
+            if count > 0 || with_all {
+                println!("{count:>8} {what}");
+            }
+        }
+        if let Some(nobody) = self.nobody.filter(|count| *count > 0 || with_all) {
+            println!("{nobody:>8} without a cause (more than --causes)");
+        }
+        match with_all {
+            true => self.skips.print(),
+            false => self.skips.print_times(),
+        }
+    }
+}
+
+/// What is not known of a request is "-" in its line. So only a start or an end that nobody saw is a skip.
+fn skips(skel: &TraceSkel<'_>, unmeasured: u64) -> Result<Skips> {
+    let TraceProgs { bio_end, bio_end_probe, rq_end, rq_end_probe, .. } = &skel.progs;
+    let pairs = [([bio_end, bio_end_probe], unmeasured), ([rq_end, rq_end_probe], u64::MAX)];
+    Skips::by_pairs(skel.object(), &pairs)
+}
