@@ -43,6 +43,7 @@ mod readme;
 mod requests;
 mod run;
 mod slow_answers;
+mod slow_disk;
 mod slow_io;
 mod table;
 mod truth;
@@ -120,6 +121,7 @@ fn main() {
         ctracer_filters::TESTS,
         ctracer_types::TESTS,
         slow_answers::TESTS,
+        slow_disk::TESTS,
         slow_io::TESTS,
         field_reports::TESTS,
         table::TESTS,
