@@ -78,6 +78,8 @@ enum req_op {
 	REQ_OP_FLUSH,
 	REQ_OP_DISCARD,
 	REQ_OP_DRIVER = 32, /* from here on, commands of the driver's own */
+	REQ_OP_DRV_IN = 34,
+	REQ_OP_DRV_OUT,
 };
 #define REQ_OP_MASK 0xff
 
@@ -95,6 +97,7 @@ struct user_pt_regs {
 
 /* include/linux/blk_types.h: a disk or a partition. */
 struct block_device {
+	sector_t bd_start_sect; /* of a partition, its first one on the disk */
 	dev_t bd_dev;
 	struct gendisk *bd_disk; /* of a partition, the disk that it is on */
 	void *bd_holder; /* whose it is alone; on newer kernels, of a file system its super_block */

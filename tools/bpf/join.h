@@ -139,6 +139,14 @@ static __always_inline int rq_is_requeued(u64 rq, struct stamps *stamps)
 	return 0;
 }
 
+/* Each tool has these two for itself. A request has ended whose bios lead to nobody who was seen to submit one; what
+ * this returns, rq_ends() returns, too. */
+static __always_inline int rq_is_nobodys(struct issue *issue);
+
+/* Whether an entry is of such a request, and not of this one. */
+static __always_inline bool is_of_another(struct io *io, struct issue *issue);
+
+/* Returns whether it has found whose bio it is. */
 __noinline int note(u64 bio, struct issue *issue)
 {
 	struct io *io = bpf_map_lookup_elem(&ios, &bio), *own = io;
@@ -151,15 +159,15 @@ __noinline int note(u64 bio, struct issue *issue)
 		io = io_of(bio);
 		own = bpf_map_lookup_elem(&ios, &bio);
 	}
-	if (!io)
+	if (!io || is_of_another(io, issue))
 		return 0;
 	way = own ? &own->way : way_or_new(bio, io);
 	if (!way || (way->rq == issue->rq && way->started == issue->started &&
 		     way->allocated == issue->allocated && way->completes))
-		return 0; /* the other program has noted them, or this is a flush around it */
+		return 1; /* the other program has noted them, or this is a flush around it */
 	io->by.requests += issue->completes;
 	take_times(way, issue);
-	return 0;
+	return 1;
 }
 
 static __always_inline void take_stamps(struct issue *issue, struct stamps *stamps)
@@ -193,13 +201,14 @@ static __always_inline struct stamps stamps_of(struct request *rq)
 static __always_inline int rq_ends(u64 rq, struct stamps *stamps, u64 bio, u64 last, bool all)
 {
 	struct issue issue = { .rq = rq, .completes = all };
+	int found = 0;
 
 	take_stamps(&issue, stamps);
 	for (int i = 0; i < 1024 && bio; i++) {
-		note(bio, &issue);
+		found |= note(bio, &issue);
 		bio = bio == last ? 0 : (u64)BPF_CORE_READ((struct bio *)bio, bi_next);
 	}
-	return 0;
+	return found ? 0 : rq_is_nobodys(&issue);
 }
 
 /* `status` 0: no error. `program`: 0 for fentry, 1 for the kprobe. */

@@ -10,6 +10,8 @@
 enum part { WAIT, QUEUE, DEVICE, END, MAPPER, PARTS };
 #define UNKNOWN (~0ULL) /* it cannot be told from the next part, or from MAPPER, which then includes it */
 
+#define NOBODYS 2 /* of a bio whose submission was not seen, from the time on at which its request was allocated */
+
 /* One way from a bio, or from device mapper's clone of it, to a disk and back. Times in ns, 0: never seen. */
 struct way {
 	u64 of; /* when the bio of which this is a clone was submitted: an address alone identifies none */
@@ -18,7 +20,7 @@ struct way {
 	u64 rq, started; /* the address of that request, and when it was started last */
 	u64 below; /* when the clone completed */
 	u32 starts; /* of that request: it may be requeued */
-	u16 completes, is_clones; /* all of that request has completed */
+	u16 completes, is_clones; /* all of that request has completed; the way is a clone's, or NOBODYS */
 };
 
 struct submission {
@@ -28,7 +30,7 @@ struct submission {
 	u32 dev, operation, bytes, process;
 	s32 stack_id; /* a key of stacks, or a negative error */
 	u32 requests; /* of it that have completed */
-	u32 thread, unused; /* its number in the first PID namespace */
+	u32 thread, is_nobodys; /* its number in the first PID namespace; 1: nobody was seen to submit it */
 	char comm[16]; /* of the process */
 };
 
@@ -110,7 +112,7 @@ static __always_inline void divide(const struct way *way, struct times *times)
 		times->parts[QUEUE] = issued - allocated;
 	times->parts[DEVICE] = done - issued;
 	times->parts[END] = to - done;
-	if (way->is_clones)
+	if (way->is_clones == 1)
 		times->parts[MAPPER] = from - times->submitted + (times->ended - to);
 }
 

@@ -65,6 +65,17 @@ int BPF_KPROBE(bio_chained, struct bio *part, struct bio *whole)
 	return bio_is_chained((u64)whole);
 }
 
+/* Whose a request is, does not matter here. */
+static __always_inline int rq_is_nobodys(struct issue *issue)
+{
+	return 0;
+}
+
+static __always_inline bool is_of_another(struct io *io, struct issue *issue)
+{
+	return false;
+}
+
 __noinline int bio_completes(u64 bio, u32 status, u32 program)
 {
 	u64 now = bpf_ktime_get_ns();

@@ -17,7 +17,7 @@ use crate::{
 pub fn print_slow(disks: &[Disk], min: Duration) {
     let (slow, quick): (Vec<&Disk>, Vec<&Disk>) = disks.iter().partition(|disk| disk.slow() > 0);
     println!();
-    slow.iter().for_each(|disk| println!("{}", disk.verdict(min)));
+    slow.iter().for_each(|disk| println!("{}", disk.verdict(min, disks)));
     if !quick.is_empty() {
         let names = quick.iter().map(|disk| disk.name()).collect::<Vec<_>>().join(", ");
         let all: u64 = quick.iter().map(|disk| disk.bios()).sum();
@@ -33,6 +33,7 @@ pub struct Counts {
     dropped: u64,
     unmatched: u64,
     refused: u64,
+    commands: u64,
     lost: u64,
     /// With `--who`: without a cause.
     nobody: Option<u64>,
@@ -52,6 +53,7 @@ impl Counts {
             dropped: counts.dropped,
             unmatched: counts.unmatched,
             refused: counts.refused,
+            commands: counts.commands,
             lost: counts.lost,
             nobody: options.who.is_some().then_some(counts.nobody),
             skips: skips(skel, in_flight + counts.dropped)?,
@@ -64,7 +66,7 @@ impl Counts {
         let counters = json!({
             "kind": "counters", "completed": self.completed, "in_flight": self.in_flight,
             "dropped": self.dropped, "unmatched": self.unmatched, "refused": self.refused,
-            "lost": self.lost, "without_cause": self.nobody.unwrap_or(0), "skipped": self.skipped,
+            "commands": self.commands, "lost": self.lost, "without_cause": self.nobody.unwrap_or(0), "skipped": self.skipped,
         });
         println!("{counters}");
     }
@@ -85,8 +87,9 @@ impl Counts {
         for (count, what) in [
             (self.in_flight, "in flight"),
             (self.dropped, "dropped (map full, or completion not seen)"),
-            (self.unmatched, "unmatched (no start seen: a stripe of md, or older)"),
+            (self.unmatched, "unmatched (no start seen, on a disk without requests)"),
             (self.refused, "refused (must not wait and would have had to: it is submitted again)"),
+            (self.commands, "commands to a disk (smartctl, a scan), not I/O"),
             (self.lost, "lines lost (ring buffer full)"),
         ] {
             if count > 0 || with_all {

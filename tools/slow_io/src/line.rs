@@ -162,7 +162,7 @@ impl<'a> Lines<'a> {
     }
 
     fn print(&mut self, bio: &Completed, file: Option<&File>, is_before: bool) -> Result<()> {
-        let stack = match self.options.stack && !is_before {
+        let stack = match self.options.stack && !is_before && !is_nobodys(bio) {
             true => self.stack(&self.maps.stacks, bio.by.stack_id)?,
             false => Vec::new(),
         };
@@ -220,7 +220,11 @@ impl<'a> Lines<'a> {
         for place in 0..4 {
             write!(self.out, " {:>9}", self.part(us, parts::largest(&divided), place))?;
         }
-        Ok(write!(self.out, " {:>8} ", by.process)?)
+        match is_nobodys(bio) {
+            true => write!(self.out, " {:>8} ", "-")?,
+            false => write!(self.out, " {:>8} ", by.process)?,
+        }
+        Ok(())
     }
 
     fn part(&self, us: parts::Parts, largest: Option<usize>, place: usize) -> Ms {
@@ -239,7 +243,8 @@ impl<'a> Lines<'a> {
             Some(_) => Some(self.cgroups.name(bio.by.cgroup).unwrap_or("-")),
             None => None,
         };
-        columns(&mut self.out, &common::text(&bio.by.comm), cgroup, file.as_deref())
+        let process = process(bio).unwrap_or_else(|| "-".to_owned());
+        columns(&mut self.out, &process, cgroup, file.as_deref())
     }
 
     /// What few bios have, behind a semicolon.
@@ -261,6 +266,9 @@ impl<'a> Lines<'a> {
         }
         if times.starts > 1 {
             note(&mut self.out, format_args!("started {} times", times.starts))?;
+        }
+        if is_nobodys(bio) {
+            note(&mut self.out, format_args!("no submitter seen"))?;
         }
         if divided[2].is_none() {
             note(&mut self.out, format_args!("no request seen"))?;
@@ -309,15 +317,25 @@ fn latency(bio: &Completed) -> u64 {
     bio.times.ended - bio.times.submitted
 }
 
+/// Whether only its request was seen, and nobody who has submitted it.
+fn is_nobodys(bio: &Completed) -> bool {
+    bio.by.is_nobodys != 0
+}
+
+/// The name of the process that has submitted it.
+fn process(bio: &Completed) -> Option<String> {
+    (!is_nobodys(bio)).then(|| common::text(&bio.by.comm))
+}
+
 /// A line of --json. Every key is in every line, and has one type, or null.
 #[derive(Default, Serialize)]
 struct Line<'a> {
     kind: &'static str,
     ended_ns: u64,
     before: bool,
-    pid: u32,
-    process: String,
-    tid: u32,
+    pid: Option<u32>,
+    process: Option<String>,
+    tid: Option<u32>,
     disk: &'a str,
     diskseq: u64,
     major: u32,
@@ -354,9 +372,9 @@ impl<'a> Line<'a> {
         Line {
             kind: "bio",
             ended_ns: times.ended,
-            pid: by.process,
-            process: common::text(&by.comm),
-            tid: by.thread,
+            pid: (!is_nobodys(bio)).then_some(by.process),
+            process: process(bio),
+            tid: (!is_nobodys(bio)).then_some(by.thread),
             disk,
             diskseq: by.diskseq,
             major: by.dev >> 20,

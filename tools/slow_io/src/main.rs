@@ -15,6 +15,7 @@ use libbpf_rs::{
 };
 
 mod answer;
+mod below;
 mod cgroups;
 mod cli;
 mod clock;
@@ -58,7 +59,8 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let preempts = common::preempts()?;
     set_constants(&mut open, options, preempts)?;
     choose_programs(&mut open, options, preempts);
-    let skel = session.load(open)?;
+    let mut skel = session.load(open)?;
+    let runs = skel.maps.data_data.take().context("the program has no variables")?;
     let names = Names::default();
     names.look()?;
     let mut sums = Sums::default();
@@ -72,8 +74,10 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     ring.add(&skel.maps.events, |bytes| lines.borrow_mut().add(bytes))?;
     let ring = ring.build()?;
     attach(&skel.progs, session)?;
+    set(&mut runs.starts_unseen, false);
     session.begin()?;
     print_slow_bios(session, &skel, &ring, &lines, &names, &mut sums)?;
+    set(&mut runs.starts_unseen, true);
     let now = common::kernel_clock();
     session.detach()?;
     let waiting = waiting::waiting(&skel.maps.ios, now, options.min, &operations, &names)?;
@@ -96,6 +100,12 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         false => counts.print(cli.verbose),
     }
     Ok(())
+}
+
+/// Sets a variable that the kernel reads, in memory that both share.
+fn set(variable: &mut bool, value: bool) {
+    // SAFETY: it is a reference. The kernel reads it meanwhile: the compiler must leave no write out.
+    unsafe { std::ptr::write_volatile(variable, value) }
 }
 
 fn size_maps(open: &mut OpenTraceSkel<'_>, options: &Slow) -> Result<()> {

@@ -17,6 +17,7 @@ struct sum { /* of bios whose completion one program has seen on one CPU: there 
 
 struct disk {
 	struct sum parts[PARTS], total;
+	u64 nobodys; /* of the bios, those that nobody was seen to submit: their requests were */
 	struct slow_ones { /* the same of those that took --min or longer, in ns */
 		u64 bios, requests, total, parts[PARTS];
 		u64 known; /* bit of enum part: whether any of them has it */
@@ -90,7 +91,7 @@ static __always_inline void add_slow(struct slow_ones *slow_ones, struct times *
 }
 
 /* `slow_one`: of a bio that is a slow one; else NULL. */
-static __always_inline void add_to_disk(struct disk_id *id, struct times *times, u32 program,
+static __always_inline void add_to_disk(struct disk_id *id, struct times *times, u32 program, bool is_nobodys,
 					struct submission *slow_one)
 {
 	void *of_disk = bpf_map_lookup_elem(&disks, id);
@@ -108,6 +109,8 @@ static __always_inline void add_to_disk(struct disk_id *id, struct times *times,
 		if (times->parts[i] != UNKNOWN)
 			add(&disk->parts[i], times->parts[i]);
 	add(&disk->total, times->ended - times->submitted);
+	if (is_nobodys)
+		disk->nobodys++;
 	if (slow_one)
 		add_slow(&disk->slow_ones, times, slow_one);
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use textwrap::{Options, fill};
 
 use crate::{
+    below,
     disks::{Id, Names},
     kind::Kind,
     parts::{self, NAMES, Parts},
@@ -117,6 +118,8 @@ pub struct Disk {
     name: String,
     parts: [Sum; NAMES.len()],
     total: Sum,
+    /// Of these, how many nobody was seen to submit.
+    nobodys: u64,
     slow: SlowOnes,
 }
 
@@ -151,8 +154,14 @@ impl SlowOnes {
         (percent >= 50).then_some((name, percent))
     }
 
-    /// An answer: how many of all were slow, and why, as far as that can be said.
-    fn verdict(&self, bios: u64, min: Duration, kind: Kind) -> String {
+    /// The share of the time in no part, in percent.
+    fn unknown(&self) -> u64 {
+        let known: u64 = self.parts.iter().flatten().sum();
+        (self.total.saturating_sub(known) as f64 / self.total.max(1) as f64 * 100.0).round() as u64
+    }
+
+    /// An answer: how many of all were slow, and why, as far as that can be said. `next`: where to look.
+    fn verdict(&self, bios: u64, min: Duration, next: impl Fn(Part<'_>) -> String) -> String {
         let shown = humantime::format_duration(min);
         let slow = match min.is_zero() {
             true => format!("all {bios} I/Os, as --min is 0."),
@@ -160,14 +169,19 @@ impl SlowOnes {
         };
         match self.most() {
             Some((part, percent)) => {
-                let lines =
-                    Options::new(COLUMNS).initial_indent("  -> ").subsequent_indent("     ");
-                let next = fill(&kind.next(part, self.requests / self.bios), lines);
-                format!("{slow} Of their time, {part} has {percent} %:\n{next}")
+                let next = answer(&next(Part::Known(part, self.requests / self.bios)));
+                format!("{slow} Of their time, {part} has {percent} %:{next}")
             }
             None if self.parts.iter().all(Option::is_none) => {
+                let next = answer(&next(Part::Unknown));
                 format!(
-                    "{slow} Where their time went is not known: none of their requests was seen."
+                    "{slow} Where their time went is not known: none of their requests was seen.{next}"
+                )
+            }
+            None if self.unknown() >= 50 => {
+                let (percent, next) = (self.unknown(), answer(&next(Part::Unknown)));
+                format!(
+                    "{slow} Of their time, {percent} % is in no part: these have no request that was seen.{next}"
                 )
             }
             None => format!("{slow} No part has half of their time."),
@@ -175,7 +189,43 @@ impl SlowOnes {
     }
 }
 
+/// Where most of the slow ones' time is.
+enum Part<'a> {
+    /// A part, and how many requests one of them has.
+    Known(&'a str, u64),
+    /// In no part.
+    Unknown,
+}
+
+/// Below a sentence, where to look.
+fn answer(next: &str) -> String {
+    let lines = Options::new(COLUMNS).initial_indent("\n  -> ").subsequent_indent("     ");
+    if next.is_empty() { String::new() } else { fill(next, lines) }
+}
+
 impl Disk {
+    /// Which disks are below this one: those with a table, that of the most slow ones first; or all, if none has.
+    fn below(&self, all: &[Disk]) -> String {
+        let below = below::leaves(&self.name);
+        let mut tables: Vec<&Disk> = all.iter().filter(|disk| below.contains(&disk.name)).collect();
+        tables.sort_by_key(|disk| std::cmp::Reverse(disk.slow.total));
+        if !tables.is_empty() {
+            let names: Vec<&str> = tables.iter().map(|disk| &*disk.name).collect();
+            return format!(
+                "the disks below it have tables of their own, the slowest first: {}",
+                names.join(", ")
+            );
+        }
+        let names: Vec<&str> = below.iter().map(|name| &**name).collect();
+        match names.is_empty() {
+            true => String::new(),
+            false => format!(
+                "the disks below it have tables of their own without --disk, --pid and --cgroup: {}",
+                names.join(", ")
+            ),
+        }
+    }
+
     /// Of all CPUs, and of both programs.
     fn read(name: String, map: &impl MapCore) -> Result<Disk> {
         let mut sums = Disk { name, ..Disk::default() };
@@ -185,6 +235,7 @@ impl Disk {
                 let disk: &disk = plain::from_bytes(&bytes).map_err(|_| anyhow!("struct disk"))?;
                 sums.parts.iter_mut().zip(&disk.parts).for_each(|(sum, other)| sum.add(other));
                 sums.total.add(&disk.total);
+                sums.nobodys += disk.nobodys;
                 sums.slow.add(&disk.slow_ones);
             }
         }
@@ -206,10 +257,14 @@ impl Disk {
         &self.name
     }
 
-    /// How many of its I/Os were slow, and why, as far as that can be said.
-    pub fn verdict(&self, min: Duration) -> String {
+    /// How many of its I/Os were slow, and why, as far as that can be said. `all`: the disks that have a table.
+    pub fn verdict(&self, min: Duration, all: &[Disk]) -> String {
         let Disk { name, total, slow, .. } = self;
-        format!("{name}: {}", slow.verdict(total.bios(), min, Kind::of(name)))
+        let next = |part: Part<'_>| match part {
+            Part::Known(part, requests) => Kind::of(name).next(part, requests),
+            Part::Unknown => self.below(all),
+        };
+        format!("{name}: {}", slow.verdict(total.bios(), min, next))
     }
 
     /// The parts that are known of any bio.
@@ -226,6 +281,7 @@ impl Disk {
     pub fn json(&self) -> Value {
         let mut object = json!({
             "kind": "disk", "disk": self.name, "bios": self.total.bios(), "undivided": self.undivided(),
+            "no_submitter": self.nobodys,
         });
         for (name, sum) in NAMES.into_iter().zip(&self.parts).chain([("total", &self.total)]) {
             let [p50, p99] = [50, 99].map(|percent| sum.percentile(percent));
@@ -262,6 +318,12 @@ impl Disk {
         if self.undivided() > 0 {
             println!("{:>8} of these had no request that was seen", self.undivided());
         }
+        if self.nobodys > 0 {
+            println!(
+                "{:>8} of these had no submitter that was seen (md, bcache, a disk above; or older)",
+                self.nobodys
+            );
+        }
         if histogram {
             print_histogram(&self.total);
         }
@@ -292,6 +354,10 @@ mod tests {
     fn a_verdict_is_about_the_slow_ones() {
         let min = Duration::from_millis(10);
         let mut slow = SlowOnes::default();
+        let next = |part: Part<'_>| match part {
+            Part::Known(part, requests) => Kind::Disk.next(part, requests),
+            Part::Unknown => "the disks below".to_owned(),
+        };
         let known = slow_ones {
             bios: 19,
             requests: 19,
@@ -300,13 +366,18 @@ mod tests {
             known: 0b1111,
         };
         slow.add(&known);
-        let verdict = slow.verdict(22_104, min, Kind::Disk);
+        let verdict = slow.verdict(22_104, min, next);
         assert!(verdict.starts_with(
             "19 of 22104 I/Os took 10ms or longer. Of their time, wait has 98 %:\n  -> before a"
         ));
         slow.add(&slow_ones { bios: 1, total: 100_000, ..known });
-        assert!(slow.verdict(22_104, min, Kind::Disk).ends_with("No part has half of their time."));
+        assert!(slow.verdict(22_104, min, next).ends_with("No part has half of their time."));
         let unknown = SlowOnes { bios: 1, total: 5, ..SlowOnes::default() };
-        assert!(unknown.verdict(1, min, Kind::Md).contains("is not known"));
+        let verdict = unknown.verdict(1, min, next);
+        assert!(verdict.ends_with("none of their requests was seen.\n  -> the disks below"));
+        // Reads of a chunk are known, and the writes in stripes have most of the time.
+        slow.add(&slow_ones { bios: 6, total: 900_000, requests: 0, known: 0, ..known });
+        let verdict = slow.verdict(22_104, min, next);
+        assert!(verdict.contains("Of their time, 100 % is in no part: these"), "{verdict}");
     }
 }

@@ -3,6 +3,7 @@
 #include "cgroup.h"
 #include "file.h"
 #include "join.h"
+#include "nobodys.h"
 #include "process.h"
 #include "recent.h"
 #include "second.h"
@@ -114,6 +115,12 @@ int BPF_KPROBE(bio_chained, struct bio *part, struct bio *whole)
 	return bio_is_chained((u64)whole);
 }
 
+/* Where a process or a cgroup is asked for, a request of nobody's is of another one. */
+static __always_inline int rq_is_nobodys(struct issue *issue)
+{
+	return only_process || only_cgroup ? 0 : add_request(issue, only_disk, only_partition);
+}
+
 __noinline int bio_completes(u64 bio, u32 status, u32 program)
 {
 	u64 now = bpf_ktime_get_ns();
@@ -122,7 +129,7 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 
 	if (!io) {
 		bool all = !only_disk && !only_process && !only_cgroup;
-		bool is_unmatched = is_nobodys(bio, true, now) && all;
+		bool is_unmatched = is_nobodys(bio, true, now) && all && !is_of_a_request(bio);
 
 		if (is_unmatched && program == first)
 			__sync_fetch_and_add(&unmatched, 1);
@@ -132,7 +139,7 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 	completed.times.status = status;
 	divide_io(bio, io, &completed.times);
 	bool is_slow = completed.times.ended - completed.times.submitted >= slow;
-	bool is_kept = is_slow || who || record;
+	bool is_kept = is_slow || who || record, is_nobodys = io->by.is_nobodys;
 	struct disk_id disk = { io->by.diskseq, io->by.dev };
 
 	if (is_kept)
@@ -143,7 +150,7 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 		__sync_fetch_and_add(&refused, 1);
 		return 0;
 	}
-	add_to_disk(&disk, &completed.times, program, is_slow ? &completed.by : NULL);
+	add_to_disk(&disk, &completed.times, program, is_nobodys, is_slow ? &completed.by : NULL);
 	if (!is_kept)
 		return 0;
 	if (who)
@@ -171,7 +178,9 @@ int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 
 	if (first_has_seen(REQUEST, (u64)rq))
 		return 0;
-	return rq_ends((u64)rq, &stamps, number(rq->bio), number(rq->biotail), nr_bytes >= rq->__data_len);
+	if (rq_ends((u64)rq, &stamps, number(rq->bio), number(rq->biotail), nr_bytes >= rq->__data_len))
+		__sync_fetch_and_add(&commands, 1);
+	return 0;
 }
 
 /* Only where the kernel preempts: there, the two above are skipped for some completions in tasks. */
@@ -188,19 +197,23 @@ int BPF_KPROBE(bio_end_probe, struct bio *bio)
 SEC("kprobe/blk_update_request")
 int BPF_KPROBE(rq_end_probe, struct request *rq, int error, unsigned int nr_bytes)
 {
+	int is_command;
+
 	if (bpf_ksym_exists(bpf_rdonly_cast)) {
 		struct request *cast = bpf_core_cast(rq, struct request);
 		struct stamps stamps = stamps_here(cast);
 
-		rq_ends((u64)rq, &stamps, number(cast->bio), number(cast->biotail),
-			nr_bytes >= cast->__data_len);
+		is_command = rq_ends((u64)rq, &stamps, number(cast->bio), number(cast->biotail),
+				     nr_bytes >= cast->__data_len);
 	} else {
 		struct stamps stamps = stamps_of(rq);
 
-		rq_ends((u64)rq, &stamps, (u64)BPF_CORE_READ(rq, bio), (u64)BPF_CORE_READ(rq, biotail),
-			nr_bytes >= BPF_CORE_READ(rq, __data_len));
+		is_command = rq_ends((u64)rq, &stamps, (u64)BPF_CORE_READ(rq, bio),
+				     (u64)BPF_CORE_READ(rq, biotail),
+				     nr_bytes >= BPF_CORE_READ(rq, __data_len));
 	}
-	tell_second(REQUEST, (u64)rq);
+	if (!is_command) /* the program above counts them */
+		tell_second(REQUEST, (u64)rq);
 	return 0;
 }
 

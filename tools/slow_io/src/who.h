@@ -13,7 +13,7 @@ struct cause {
 	u64 diskseq;
 	u32 process, dev, operation;
 	s32 stack_id; /* 0 where stacks are not told apart */
-	u32 program, unused; /* the writer: there is no other one on this CPU */
+	u32 program, is_nobodys; /* the writer: there is no other one on this CPU */
 	char comm[16];
 };
 
@@ -41,7 +41,8 @@ __noinline int add_to_cause(struct completed *completed, u32 program)
 	struct cause_sum none = {}, *sum;
 	u64 latency = times->ended - times->submitted;
 
-	if (who_by_stack)
+	cause.is_nobodys = by->is_nobodys;
+	if (who_by_stack && !by->is_nobodys)
 		cause.stack_id = by->stack_id;
 	__builtin_memcpy(cause.comm, by->comm, sizeof(cause.comm));
 	bpf_map_update_elem(&causes, &cause, &none, BPF_NOEXIST);

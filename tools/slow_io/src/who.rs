@@ -81,15 +81,16 @@ pub fn print(
     for row in rows(maps)? {
         let (Row { of, sum }, known) = (&row, row.parts());
         let stack = match by_stack {
-            true => common::stack(&maps.stacks, of.stack_id.into())?,
-            false => Vec::new(),
+            true if of.is_nobodys == 0 => common::stack(&maps.stacks, of.stack_id.into())?,
+            _ => Vec::new(),
         };
         let id = Id { diskseq: of.diskseq, device: of.dev };
-        let (process, disk) = (common::text(&of.comm), names.name(id)?);
+        let disk = names.name(id)?;
+        let by = (of.is_nobodys == 0).then(|| (of.process, common::text(&of.comm)));
         let operation = operations.letters(of.operation);
         if options.json {
             let mut object = json!({
-                "kind": "cause", "pid": of.process, "process": process, "disk": &*disk,
+                "kind": "cause", "pid": by.as_ref().map(|by| by.0), "process": by.map(|by| by.1), "disk": &*disk,
                 "operation": &*operation, "bios": sum.bios, "bytes": sum.bytes, "total_ns": sum.sum,
                 "max_ns": sum.max, "stack": stack,
             });
@@ -99,12 +100,13 @@ pub fn print(
             println!("{object}");
             continue;
         }
+        let (pid, process) =
+            by.map_or_else(|| ("-".to_owned(), "-".to_owned()), |by| (by.0.to_string(), by.1));
         // Bios of which no part is known may have taken the most of the time.
         let rest = sum.sum.saturating_sub(sum.parts.iter().sum());
         let largest = parts::largest(&known).filter(|&part| sum.parts[part] > rest);
         println!(
-            "{:>7} {process:<15} {disk:<7} {operation:<4} {:>8} {:>10} {:>12} {:>10}    {}",
-            of.process,
+            "{pid:>7} {process:<15} {disk:<7} {operation:<4} {:>8} {:>10} {:>12} {:>10}    {}",
             sum.bios,
             sum.bytes / 1024,
             parts::ms(sum.sum),
