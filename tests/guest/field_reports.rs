@@ -101,7 +101,7 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
 }
 
 /// Makes an array of md's, by its files in /sys.
-fn md(level: &str, layout: &str, disks: &[&str]) -> Result<String> {
+pub fn md(level: &str, layout: &str, disks: &[&str]) -> Result<String> {
     let array = format!("md_{level}");
     fs::write("/sys/module/md_mod/parameters/new_array", &array)?;
     let add = |(slot, disk)| {

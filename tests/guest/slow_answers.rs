@@ -2,7 +2,7 @@
 
 use rustix::thread::{gettid, set_name};
 
-use crate::prelude::*;
+use crate::{field_reports::md, prelude::*};
 
 tests![
     slow_io_answers_for_the_slow_ones,
@@ -12,6 +12,9 @@ tests![
     slow_io_shows_what_waits,
     slow_io_names_the_process,
     slow_io_knows_the_clock_of_a_namespace,
+    slow_io_has_tables_below_an_array,
+    slow_io_has_tables_below_others,
+    slow_io_tells_commands_apart,
 ];
 
 /// A busy, healthy neighbour beside a service that its cgroup throttles: most of the time of all is the disk's, and
@@ -257,5 +260,169 @@ fn slow_io_knows_the_clock_of_a_namespace() -> Result<()> {
         line["ended_wall_ns"].as_u64().is_some_and(|time| (began..=ended).contains(&time))
     };
     ensure!(lines.len() == 3 && lines.iter().all(is_then), "{began} to {ended}: {output}");
+    Ok(())
+}
+
+/// Of a run with --json, the table of a disk, or null; and how many programs were skipped, which may have missed as many
+/// ends.
+fn table_of(output: &str, disk: &str) -> Result<(Value, u64)> {
+    let skipped = objects(output, "counters")?[0]["skipped"].as_u64().unwrap_or(0);
+    let tables = of_disk(&objects(output, "disk")?, disk);
+    Ok((tables.first().cloned().unwrap_or(Value::Null), skipped))
+}
+
+/// All that the disk has done was submitted by nobody, and its table has all of it.
+fn has_all(output: &str, disk: &str, did: u64) -> Result<Value> {
+    let (table, skipped) = table_of(output, disk)?;
+    let has = table["bios"].as_u64().unwrap_or(0);
+    let is_near = has <= did && did - has <= skipped;
+    ensure!(did > 0 && is_near, "{disk} has done {did}, {skipped} skipped: {table}, {output}");
+    ensure!(table["no_submitter"] == has, "{disk}: all are of the array: {table}");
+    Ok(table)
+}
+
+/// A RAID 5 with a slow leg: what it writes in stripes has no parts. The legs' tables have all that they did, the slow
+/// one's with the time of its timer; and the sentence leads there.
+fn slow_io_has_tables_below_an_array() -> Result<()> {
+    const SLOW: u64 = 150_000_000;
+    shell("modprobe -a md_mod raid456")?;
+    let [a, b] = [NullBlk::new("a", "memory_backed=1")?, NullBlk::new("b", "memory_backed=1")?];
+    let slow = NullBlk::timer("slow", SLOW / 1_000_000, "memory_backed=1")?;
+    let legs = [&slow.name, &a.name, &b.name];
+    let chunks = "echo 65536 >chunk_size; echo 2 >layout;";
+    // The first parity is on the last one.
+    let array = md("raid5", chunks, &[&a.name, &b.name, &slow.name])?;
+    disks::read(&array, 1)?; // the first to open it looks for partitions
+    let pid = std::process::id().to_string();
+    let runs = Running::stages([
+        ("slow_io", vec!["--json", "--min", "100ms"]),
+        ("slow_io", vec!["--min", "100ms"]),
+        ("slow_io", vec!["--json", "--min", "0", "--disk", &slow.name]),
+        ("slow_io", vec!["--json", "--min", "0", "--pid", &pid]),
+        ("slow_io", vec!["--min", "100ms", "--disk", &array]),
+    ])?;
+    let count = || legs.iter().map(|leg| disks::requests(leg)).collect::<Result<Vec<u64>>>();
+    let before = count()?;
+    shell(&format!("dd if=/dev/zero of=/dev/{array} bs=4k count=6 oflag=direct status=none"))?;
+    wait_until("idle disks", || Ok(disks::all_in_flight()? == 0))?;
+    let did: Vec<u64> = count()?.iter().zip(before).map(|(now, before)| now - before).collect();
+    let outputs = Running::interrupt_all(runs);
+    shell(&format!("echo clear >/sys/block/{array}/md/array_state"))?;
+    let outputs = outputs?;
+
+    for (leg, did) in legs.iter().zip(&did) {
+        has_all(&outputs[0], leg, *did)?;
+    }
+    for output in [&outputs[0], &outputs[2]] {
+        let table = has_all(output, &slow.name, did[0])?;
+        let [bios, device, queue] =
+            [&table["bios"], &table["device"]["sum_ns"], &table["queue"]["sum_ns"]]
+                .map(Value::as_u64);
+        ensure!(device >= bios.map(|bios| bios * SLOW) && queue < device, "its timer: {table}");
+        ensure!(table["wait"].is_null() && table["mapper"].is_null(), "nobody knows: {table}");
+        let lines = of_disk(&objects(output, "bio")?, &slow.name);
+        let is_right = |line: &Value| {
+            line["process"].is_null() && line["pid"].is_null() && line["bytes"] == 4096
+        };
+        ensure!(table["bios"] == lines.len() && lines.iter().all(is_right), "{lines:?}");
+        ensure!(table["slow"]["bios"] == lines.len(), "{table}");
+    }
+    ensure!(objects(&outputs[0], "counters")?[0]["unmatched"] == 0, "{}", outputs[0]);
+    let others = objects(&outputs[2], "disk")?.len() + objects(&outputs[3], "disk")?.len();
+    ensure!(others == 1, "of another disk, or process: {} {}", outputs[2], outputs[3]);
+    is_led_below(&outputs[1], &array, &slow.name)?;
+    let below =
+        "-> the disks below it have tables of their own without --disk, --pid and --cgroup: ";
+    let named = between(&outputs[4], below, "\n")?;
+    ensure!(legs.iter().all(|leg| named.contains(leg.as_str())), "{}", outputs[4]);
+    Ok(())
+}
+
+/// The array's sentence leads to the slow disk's table; there, a line counts those without a process.
+fn is_led_below(output: &str, array: &str, slow: &str) -> Result<()> {
+    let of_array = output.split(&format!("\n{array}: ")).last().context("no word of the array")?;
+    let first = between(of_array, "have tables of their own, the slowest first: ", ", ")?;
+    ensure!(first == slow, "{slow} is the slowest: {output}");
+    let mut of_slow = output.split(&format!("\n{slow}: ")).skip(1);
+    let table = of_slow.next().context("no table of the disk")?;
+    ensure!(of_slow.next().is_some_and(|it| it.contains("Of their time, device has")), "{output}");
+    let counted = between(table, "max ms\n", " of these had no submitter that was seen")?;
+    ensure!(counted.lines().count() == 5, "below the table: {output}");
+    Ok(())
+}
+
+/// md that checks a RAID 1, one leg of which has a queue; and the path of a multipath.
+fn slow_io_has_tables_below_others() -> Result<()> {
+    shell("modprobe -a md_mod raid1 dm_multipath dm_service_time")?;
+    let [a, path] = ["a", "path"].map(|name| NullBlk::new(name, "memory_backed=1"));
+    let (a, path, queued) = (a?, path?, NullBlk::one_tag("queued", 5)?);
+    queued.queues()?;
+    let array = md("raid1", "", &[&a.name, &queued.name])?;
+    disks::read(&array, 1)?;
+    let table = format!("0 65536 multipath 0 0 1 1 service-time 0 1 2 /dev/{} 1 1", path.name);
+    let mapped = Mapped::new("paths", &table)?;
+    disks::read(&mapped.path(), 1)?;
+    let legs = [&a.name, &queued.name, &path.name];
+    let count = || legs.iter().map(|leg| disks::requests(leg)).collect::<Result<Vec<u64>>>();
+    let before = count()?;
+    let (_, output) = beside("slow_io", &["--json", "--min", "1h"], || {
+        shell(&format!("echo check >/sys/block/{array}/md/sync_action"))?;
+        let action = format!("/sys/block/{array}/md/sync_action");
+        wait_until("the end of the check", || Ok(fs::read_to_string(&action)?.trim() == "idle"))?;
+        disks::read(&mapped.path(), 10)?;
+        wait_until("idle disks", || Ok(disks::all_in_flight()? == 0))
+    })?;
+    let did: Vec<u64> = count()?.iter().zip(before).map(|(now, before)| now - before).collect();
+    shell(&format!("echo clear >/sys/block/{array}/md/array_state"))?;
+    for (leg, did) in legs.iter().zip(&did) {
+        has_all(&output, leg, *did)?;
+    }
+    ensure!(did[1] > 50 && did[2] == 10, "{did:?}: {output}");
+    let (table, _) = table_of(&output, &queued.name)?;
+    let [queue, device] = ["queue", "device"].map(|part| table[part]["sum_ns"].as_u64());
+    ensure!(queue > device && device >= Some(did[1] * 5_000_000 * 9 / 10), "it queues: {table}");
+    let (table, _) = table_of(&output, &mapped.disk()?)?;
+    ensure!(table["bios"] == 10 && table["no_submitter"] == 0, "dd's: {table}");
+    Ok(())
+}
+
+/// What a disk is asked beside all I/O: as often as SCSI counts, without what is in `stat`.
+fn slow_io_tells_commands_apart() -> Result<()> {
+    let disk = ScsiDebug::new("dev_size_mb=64")?;
+    let path = format!("/sys/block/{}/device", disk.name);
+    let commands = || -> Result<u64> {
+        let done = fs::read_to_string(format!("{path}/iodone_cnt"))?;
+        let done = u64::from_str_radix(done.trim().trim_start_matches("0x"), 16)?;
+        Ok(done - disks::requests(&disk.name)? - disks::flushes(&disk.name)?)
+    };
+    let runs = Running::stages([
+        ("slow_io", vec!["--json", "--min", "0", "--disk", &disk.name]),
+        ("slow_io", vec!["--json", "--min", "0"]),
+        ("slow_io", vec!["--min", "1h", "-v"]),
+        ("slow_io", vec!["--json", "--min", "0", "--pid", "1"]),
+    ])?;
+    let before = [commands()?, disks::requests(&disk.name)?];
+    shell(&format!("for i in 1 2 3; do echo 1 >{path}/rescan; done"))?;
+    disks::read(&disk.name, 10)?;
+    wait_until("idle disks", || Ok(disks::all_in_flight()? == 0))?;
+    let now = [commands()?, disks::requests(&disk.name)?];
+    let outputs = Running::interrupt_all(runs)?;
+    let [asked, did] = [now[0] - before[0], now[1] - before[1]];
+    ensure!(asked >= 10, "{asked} commands: the test does not test");
+    for (output, exact) in [(&outputs[0], true), (&outputs[1], false)] {
+        let counters = &objects(output, "counters")?[0];
+        let [commands, skipped] =
+            ["commands", "skipped"].map(|name| counters[name].as_u64().unwrap_or(0));
+        let is_right = commands + skipped >= asked && (!exact || commands <= asked);
+        ensure!(is_right && counters["unmatched"] == 0, "{asked} commands: {counters}");
+        let lines = of_disk(&objects(output, "bio")?, &disk.name);
+        let is_near = lines.len() as u64 <= did && did - lines.len() as u64 <= skipped;
+        ensure!(is_near, "{did} I/Os, {} lines: {output}", lines.len());
+    }
+    let counted = count(&outputs[2], "commands to a disk")?;
+    let skipped = count(&outputs[2], "skipped (program")?;
+    ensure!(counted + skipped >= asked, "{asked} commands: {}", outputs[2]);
+    let of_process = &objects(&outputs[3], "counters")?[0];
+    ensure!(of_process["commands"] == 0, "these have no process: {of_process}");
     Ok(())
 }
