@@ -343,7 +343,8 @@ fn is_led_below(output: &str, array: &str, slow: &str) -> Result<()> {
     let of_array = output.split(&format!("\n{array}: ")).last().context("no word of the array")?;
     let first = between(of_array, "have tables of their own, the slowest first: ", ", ")?;
     ensure!(first == slow, "{slow} is the slowest: {output}");
-    let mut of_slow = output.split(&format!("\n{slow}: ")).skip(1);
+    let of_slow = format!("\n{slow}: ");
+    let mut of_slow = output.split(&of_slow).skip(1);
     let table = of_slow.next().context("no table of the disk")?;
     ensure!(of_slow.next().is_some_and(|it| it.contains("Of their time, device has")), "{output}");
     let counted = between(table, "max ms\n", " of these had no submitter that was seen")?;
