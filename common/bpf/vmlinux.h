@@ -95,10 +95,20 @@ struct user_pt_regs {
 	u64 regs[31], sp, pc, pstate;
 };
 
+/* include/linux/kobject.h, device.h: a directory of /sys. */
+struct kobject {
+	const char *name;
+};
+
+struct device {
+	struct kobject kobj;
+};
+
 /* include/linux/blk_types.h: a disk or a partition. */
 struct block_device {
 	sector_t bd_start_sect; /* of a partition, its first one on the disk */
 	dev_t bd_dev;
+	struct device bd_device; /* its name is the one in /sys/class/block */
 	struct gendisk *bd_disk; /* of a partition, the disk that it is on */
 	void *bd_holder; /* whose it is alone; on newer kernels, of a file system its super_block */
 };
@@ -159,6 +169,8 @@ struct gendisk {
 	int first_minor;
 	const struct block_device_operations *fops;
 	u64 diskseq; /* no other disk has had this number since the machine was started */
+	struct block_device *part0; /* the whole disk, beside its partitions */
+	void *private_data; /* its driver's */
 };
 
 struct request_queue {
@@ -207,6 +219,15 @@ struct dm_target_io {
 
 struct dm_crypt_io {
 	struct bio *base_bio;
+};
+
+/* drivers/md/dm-core.h, dm-ioctl.c: a disk of device mapper, which dmsetup knows by another name. */
+struct mapped_device {
+	void *interface_ptr; /* its struct hash_cell */
+};
+
+struct hash_cell {
+	char *name;
 };
 
 /* drivers/md/raid1.h, raid10.h, md.h: what a RAID keeps of a bio, and md's clone of it, for its statistics. */
@@ -399,11 +420,16 @@ struct cred {
  * task, its cgroup, and for each controller the nearest one above where that is enabled. */
 struct kernfs_node {
 	u64 id; /* of a directory in a file system of the kernel's: its inode number */
+	const char *name;
 };
 
 struct cgroup_subsys_state {
 	struct cgroup *cgroup;
 	struct cgroup_subsys_state *parent;
+};
+
+struct cgroup_root {
+	int hierarchy_id; /* 0: the one of v2 */
 };
 
 struct cgroup {
@@ -430,6 +456,7 @@ struct task_struct {
 	int tgid; /* of the process: what user space calls its pid */
 	struct task_struct *group_leader;
 	u64 start_time; /* ns since boot, without times of suspension */
+	u64 start_boottime; /* the same with them */
 	char comm[16];
 	struct pid *thread_pid;
 	const struct cred *real_cred;

@@ -36,7 +36,7 @@ pub use common_base::printable;
 pub use device::{BlockDevice, Device, block_devices};
 pub use error::{Unsupported, Usage, unsupported};
 pub use preflight::{has_function, has_sessions, pages_have, preempts, tracefs};
-pub use process::{Pid, PidCli, pid_namespace, process};
+pub use process::{Pid, PidCli, Process, pid_namespace, process};
 pub use program::{Program, main};
 pub use results::{
     Skips, constants, counters, of_measured, page_shift, per_cpu, print_skipped,

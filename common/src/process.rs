@@ -1,11 +1,21 @@
 //! The one process that a stage is to see.
 
-use std::{fs, os::unix::fs::MetadataExt};
+use std::{
+    fs,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    str::FromStr,
+    sync::Arc,
+};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    param::clock_ticks_per_second,
+    process::{Pid as Number, PidfdFlags, pidfd_open},
+};
 
-use crate::cli::Cli;
+use crate::{cli::Cli, clock::namespace_offset};
 
 /// The command line of a stage that can be limited to one process.
 pub type PidCli = Cli<Pid>;
@@ -48,6 +58,52 @@ pub fn process(text: &str) -> Result<u32, String> {
     }
 }
 
+/// One process: not a later one that gets its number.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Its number in this PID namespace.
+    pub number: u32,
+    /// When it was started, in ns of CLOCK_BOOTTIME as the kernel has it: `start_boottime` of its first thread is
+    /// less than a tick (USER_HZ, 10 ms) later.
+    pub started: u64,
+    pidfd: Arc<OwnedFd>,
+}
+
+impl FromStr for Process {
+    type Err = String;
+
+    /// The one that has this number now; else says why there is none.
+    fn from_str(text: &str) -> Result<Process, String> {
+        let number = process(text)?;
+        let gone = || format!("process {number} has just ended");
+        let pid = i32::try_from(number).ok().and_then(Number::from_raw).ok_or_else(gone)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())
+            .map_err(|error| format!("process {number} cannot be followed: {error}"))?;
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).map_err(|_| gone())?;
+        let ticks = started(&stat).ok_or_else(|| format!("/proc/{number}/stat is odd: {stat}"))?;
+        let tick = 1_000_000_000 / clock_ticks_per_second();
+        // In a time namespace, /proc shows the time by the namespace's clock.
+        let started = i128::from(ticks * tick) - namespace_offset("boottime");
+        let process = Process { number, started: started as u64, pidfd: Arc::new(pidfd) };
+        // Then what /proc has just said may have been of the next one with its number.
+        if process.has_ended() { Err(gone()) } else { Ok(process) }
+    }
+}
+
+impl Process {
+    /// Whether all of its threads have ended.
+    pub fn has_ended(&self) -> bool {
+        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        poll(&mut ended, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// The start of a process, in ticks: the 22nd field of /proc/PID/stat, whose second one is a name in parentheses,
+/// which may hold anything.
+fn started(stat: &str) -> Option<u64> {
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +131,21 @@ mod tests {
         child.wait().unwrap();
         let error = process(&child.id().to_string()).unwrap_err();
         assert!(error.contains("no such process"), "{error}");
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_start() {
+        let stat = "7 (a) b) (c) S 1 7 7 0 -1 4194560 9 0 0 0 1 2 3 4 20 0 1 0 4711 6 5";
+        assert_eq!(started(stat), Some(4711));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let process: Process = child.id().to_string().parse().unwrap();
+        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        assert!((0..1_000_000_000).contains(&(now - process.started)), "{now}: {process:?}");
+        assert!(!process.has_ended());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(process.has_ended());
     }
 
     #[test]

@@ -44,6 +44,7 @@ mod requests;
 mod run;
 mod slow_answers;
 mod slow_disk;
+mod slow_filters;
 mod slow_io;
 mod table;
 mod truth;
@@ -122,6 +123,7 @@ fn main() {
         ctracer_types::TESTS,
         slow_answers::TESTS,
         slow_disk::TESTS,
+        slow_filters::TESTS,
         slow_io::TESTS,
         field_reports::TESTS,
         table::TESTS,

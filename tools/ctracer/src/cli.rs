@@ -28,9 +28,9 @@ pub struct Ctracer {
     #[arg(long, value_name = "GLOB")]
     pub skip: Vec<Pattern>,
     /// Follow only what this process begins (bios, requests) or passes to a function (other structs)
-    #[arg(long, value_parser = common::process)]
-    pub pid: Option<u32>,
-    /// Follow only bios of this device, as lsblk shows it: 254:0
+    #[arg(long)]
+    pub pid: Option<common::Process>,
+    /// Follow only bios of the device that has this number, as lsblk shows it: 254:0
     #[arg(long, value_name = "MAJ:MIN", value_parser = device)]
     pub dev: Option<u32>,
     /// Follow only objects with such fields, from the first call at which they have: 'bi_opf & 0xff == 1

@@ -107,7 +107,9 @@ fn set_constants(
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.object_size = layout.size as u64;
     constants.by_address = tier == Tier::Single;
-    constants.pid = cli.pid.unwrap_or(0);
+    if let Some(process) = &cli.pid {
+        (constants.pid, constants.started) = (process.number, process.started);
+    }
     constants.pid_namespace = common::pid_namespace()?;
     constants.dev = cli.dev.unwrap_or(0);
     constants.sample = cli.sample.unwrap_or(1);

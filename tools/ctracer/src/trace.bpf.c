@@ -3,6 +3,7 @@
  * pointers to the struct. */
 #include "vmlinux.h"
 #include "process.h"
+#include "started.h"
 #include <bpf/bpf_tracing.h>
 
 #define BPF_MAP_TYPE_RINGBUF 27
@@ -32,6 +33,7 @@
 const volatile u64 object_size; /* bytes of the struct */
 const volatile bool by_address; /* the cookie is in the map `functions`, by the function's address */
 const volatile u32 pid, pid_namespace, dev, sample; /* 0: no such filter */
+const volatile u64 started; /* see started.h */
 /* A field compared with a number, by --filter. */
 struct comparison {
 	u64 mask, value;
@@ -117,13 +119,18 @@ static __always_inline u32 place(u64 key, u32 probe)
 	return ((u32)(key * 0x9e3779b97f4a7c15 >> 48) + probe) % PLACES;
 }
 
+static __always_inline bool is_of_process(void)
+{
+	return process_in(pid_namespace) == pid && was_started_at(started);
+}
+
 /* Decides about a life, at its first event. Where the rules of a type do not tell which one that is,
  * a process may come later. No life begins with its end: it began before the trace did. */
 static __always_inline u64 decide(u32 effect)
 {
 	struct counts *counts = own_counts();
 
-	if (AT_RETURN(effect) || (pid && process_in(pid_namespace) != pid))
+	if (AT_RETURN(effect) || (pid && !is_of_process()))
 		return by_life ? DECIDED : 0;
 	return !counts || counts->decided++ % sample ? DECIDED : DECIDED | WANTED;
 }

@@ -1,16 +1,11 @@
 //! The command line.
 
-use std::{
-    fs,
-    os::unix::fs::{FileTypeExt, MetadataExt},
-    path::Path,
-    time::Duration,
-};
+use std::time::Duration;
 
 use clap::Args;
-use common::{BlockDevice, Cli, Device, InFlight};
+use common::{Cli, InFlight, Process};
 
-use crate::cgroups;
+use crate::{cgroups::OnlyCgroup, only::OnlyDisk};
 
 /// The command line of `slow_io`.
 pub type SlowCli = Cli<Slow>;
@@ -22,14 +17,14 @@ pub struct Slow {
     #[arg(long, value_name = "TIME", value_parser = latency, default_value = "10ms")]
     pub min: Duration,
     /// Only I/Os of this disk, its partitions included, or of this partition: vda, dm-0, /dev/mapper/home
-    #[arg(long, value_name = "NAME", value_parser = disk)]
-    pub disk: Option<BlockDevice>,
-    /// Only I/Os that this process submits
-    #[arg(long, value_name = "PID", value_parser = common::process)]
-    pub pid: Option<u32>,
+    #[arg(long, value_name = "NAME")]
+    pub disk: Option<OnlyDisk>,
+    /// Only I/Os that this process submits; ends when it has ended
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<Process>,
     /// Show whose cgroup an I/O is of; with a PATH, only I/Os of that cgroup and those below: /system.slice
-    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "/", value_parser = cgroups::number)]
-    pub cgroup: Option<u64>,
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "/")]
+    pub cgroup: Option<OnlyCgroup>,
     /// Show which file an I/O reads or writes: its inode's number, and its path in the file system
     #[arg(long)]
     pub file: bool,
@@ -85,30 +80,4 @@ pub enum Who {
 /// A latency; 0 needs no unit.
 fn latency(text: &str) -> Result<Duration, String> {
     if text == "0" { Ok(Duration::ZERO) } else { common::duration(text) }
-}
-
-/// A block device by its name, as in /sys/class/block, which needs no /dev; or by its file, as device mapper
-/// names it.
-fn disk(name: &str) -> Result<BlockDevice, String> {
-    let devices = common::block_devices().map_err(|error| format!("{error:#}"))?;
-    let numbers = fs::read_to_string(Path::new("/sys/class/block").join(name_of(name)).join("dev"));
-    let by_name = numbers.ok().and_then(|numbers| numbers.trim().parse().ok());
-    let by_file = || {
-        let mut paths = ["", "/dev/mapper/"].iter().map(|directory| format!("{directory}{name}"));
-        paths.find_map(|path| by_file(&path))
-    };
-    let number: Option<Device> = by_name.or_else(by_file);
-    let found = devices.into_iter().find(|device| Some(device.device) == number);
-    found.ok_or("there is no such disk; `lsblk` shows those that there are".into())
-}
-
-fn name_of(path: &str) -> &str {
-    path.trim_start_matches("/dev/").trim_start_matches('/')
-}
-
-/// The number of a block device's file. stat(2) puts 12 bits of the major one between two pieces of the minor.
-fn by_file(path: &str) -> Option<Device> {
-    let file = fs::metadata(path).ok().filter(|file| file.file_type().is_block_device())?;
-    let dev = file.rdev();
-    Some(Device(((dev >> 8 & 0xfff) << 20 | (dev >> 12 & 0xfff00) | (dev & 0xff)) as u32))
 }

@@ -34,7 +34,7 @@ pub struct Lines<'a> {
     operations: &'a Operations,
     names: &'a Names,
     maps: &'a TraceMaps<'a>,
-    cgroups: Cgroups,
+    cgroups: Cgroups<'a>,
     /// The functions of stacks.
     stacks: HashMap<i32, Vec<String>>,
     /// With --top: the slowest, by latency; the second number tells equal ones apart.
@@ -68,7 +68,7 @@ impl<'a> Lines<'a> {
             };
             let file = options.file.then_some("FILE");
             let mut process = String::new();
-            columns(&mut process, "PROCESS", options.cgroup.map(|_| "CGROUP"), file)?;
+            columns(&mut process, "PROCESS", options.cgroup.as_ref().map(|_| "CGROUP"), file)?;
             println!(
                 "{time} {:<7} {:<4} {:>10} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} ms {:>5} {process}",
                 "DISK", "OP", "SECTOR", "KIB", "TOTAL", "WAIT", "QUEUE", "DEVICE", "END", "PID"
@@ -82,7 +82,7 @@ impl<'a> Lines<'a> {
             operations,
             names,
             maps,
-            cgroups: Cgroups::default(),
+            cgroups: Cgroups::new(options.cgroup.as_ref(), &maps.generations),
             stacks: HashMap::new(),
             top: BTreeMap::new(),
             failed: None,
@@ -174,7 +174,8 @@ impl<'a> Lines<'a> {
             object.before = is_before;
             let is_wall = self.clock == Clock::Wall;
             object.ended_wall_ns = is_wall.then(|| clock::wall(bio.times.ended).as_nanos() as u64);
-            let cgroup = self.options.cgroup.and_then(|_| self.cgroups.name(bio.by.cgroup));
+            let cgroup =
+                self.options.cgroup.as_ref().and_then(|_| self.cgroups.name(bio.by.cgroup));
             object.cgroup = cgroup;
             self.out += &serde_json::to_string(&object)?;
             self.out.push('\n');
@@ -284,7 +285,7 @@ impl<'a> Lines<'a> {
 
     /// The name of its cgroup, where that is asked for and known.
     fn cgroup(&mut self, bio: &Completed) -> Option<&str> {
-        self.options.cgroup.and_then(|_| self.cgroups.name(bio.by.cgroup))
+        self.options.cgroup.as_ref().and_then(|_| self.cgroups.name(bio.by.cgroup))
     }
 
     fn stack(&mut self, stacks: &Map<'_>, id: i32) -> Result<Vec<String>> {

@@ -24,6 +24,7 @@ mod event;
 mod file;
 mod kind;
 mod line;
+mod only;
 mod operation;
 mod parts;
 mod recent;
@@ -58,6 +59,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     size_maps(&mut open, options)?;
     let preempts = common::preempts()?;
     set_constants(&mut open, options, preempts)?;
+    only::set(&mut open, options)?;
     choose_programs(&mut open, options, preempts);
     let mut skel = session.load(open)?;
     let runs = skel.maps.data_data.take().context("the program has no variables")?;
@@ -73,10 +75,11 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut ring = RingBufferBuilder::new();
     ring.add(&skel.maps.events, |bytes| lines.borrow_mut().add(bytes))?;
     let ring = ring.build()?;
+    only::follow(&skel, session, options)?;
     attach(&skel.progs, session)?;
     set(&mut runs.starts_unseen, false);
     session.begin()?;
-    print_slow_bios(session, &skel, &ring, &lines, &names, &mut sums)?;
+    print_slow_bios(session, &skel, options, &ring, &lines, &names, &mut sums)?;
     set(&mut runs.starts_unseen, true);
     let now = common::kernel_clock();
     session.detach()?;
@@ -85,7 +88,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     ring.consume()?;
     drop(ring);
     lines.into_inner().finish()?;
-    let disks = sums.read(&skel.maps.other_disks, &names)?;
+    let disks = sums.read(&skel.maps.other_disks, &names, options.disk.is_some())?;
     print_disks(&disks, options);
     if options.who.is_some() {
         who::print(&skel.maps, options, &operations, &names)?;
@@ -93,6 +96,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     if !options.json && !disks.is_empty() {
         answer::print_slow(&disks, options.min);
     }
+    only::print(&skel, options)?;
     waiting::print(&waiting, options.json)?;
     let counts = Counts::read(&skel, options, disks.iter().map(Disk::bios).sum())?;
     match options.json {
@@ -125,15 +129,6 @@ fn size_maps(open: &mut OpenTraceSkel<'_>, options: &Slow) -> Result<()> {
 fn set_constants(open: &mut OpenTraceSkel<'_>, options: &Slow, preempts: bool) -> Result<()> {
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.slow = options.min.as_nanos() as u64;
-    if let Some(disk) = &options.disk {
-        constants.only_disk = disk.diskseq;
-        constants.only_partition = if disk.is_partition { disk.device.0 } else { 0 };
-    }
-    constants.only_process = options.pid.unwrap_or(0);
-    constants.with_cgroup = options.cgroup.is_some();
-    // Of the root, all.
-    let root = cgroups::number("/").ok();
-    constants.only_cgroup = options.cgroup.filter(|_| options.cgroup != root).unwrap_or(0);
     let namespace = common::pid_namespace()?;
     constants.pid_namespace = if namespace == INITIAL { 0 } else { namespace };
     constants.with_stack = with_stack(options);
@@ -178,13 +173,14 @@ fn attach(progs: &TraceProgs<'_>, session: &mut Session) -> Result<()> {
 fn print_slow_bios(
     session: &Session,
     skel: &TraceSkel<'_>,
+    options: &Slow,
     ring: &RingBuffer<'_>,
     lines: &RefCell<Lines<'_>>,
     names: &Names,
     sums: &mut Sums,
 ) -> Result<()> {
     let mut of_others = 0;
-    while !session.is_over() {
+    while !session.is_over() && !only::is_over(skel, options) {
         lines.borrow_mut().begin_turn(Instant::now() + TURN);
         match ring.poll(TURN) {
             // -1, with which a turn ends, is -EPERM.

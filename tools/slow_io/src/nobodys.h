@@ -8,6 +8,7 @@
 #define __NOBODYS_H__
 
 #include "join.h"
+#include "only.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
@@ -77,22 +78,22 @@ static __always_inline void describe_request(struct bio *last, struct begun *who
 	by->requests = by->is_nobodys = 1;
 }
 
-/* Adds a request, or a part of it, that completes; one of `disk` and `partition`, where these are not 0. Returns
- * whether it is no I/O, but a command. */
-__noinline int add_request(struct issue *issue, u64 disk, u32 partition)
+/* Adds a request, or a part of it, that completes. Returns whether it is no I/O, but a command. */
+__noinline int add_request(struct issue *issue)
 {
 	struct io io = {};
 	struct request *rq;
 	struct begun whole;
-	u64 last;
+	u64 last, disk;
 
 	if (!issue || starts_unseen)
 		return 0;
 	rq = (void *)issue->rq;
-	if (disk && BPF_CORE_READ(rq, q, disk, diskseq) != disk)
+	disk = only_disk ? BPF_CORE_READ(rq, q, disk, diskseq) : 0;
+	if (disk && !may_be_of_disk(disk))
 		return 0;
 	if (is_command(rq))
-		return issue->completes;
+		return issue->completes && (!disk || is_known(disk));
 	if (!BPF_CORE_READ(rq, bio))
 		return 0; /* a flush of the block layer's own; or of a multipath, it has completed with its data */
 	whole = whole_request(rq, issue->completes);
@@ -100,7 +101,7 @@ __noinline int add_request(struct issue *issue, u64 disk, u32 partition)
 		return 0;
 	last = (u64)BPF_CORE_READ(rq, biotail);
 	describe_request((void *)last, &whole, &io.by);
-	if (partition && io.by.dev != partition)
+	if (disk && !is_of_disk(last, &io.by))
 		return 0;
 	take_times(&io.way, issue);
 	io.way.is_clones = NOBODYS;

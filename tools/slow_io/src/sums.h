@@ -4,6 +4,7 @@
 #ifndef __SUMS_H__
 #define __SUMS_H__
 
+#include "only.h"
 #include "parts.h"
 #include <bpf/bpf_helpers.h>
 
@@ -100,7 +101,14 @@ static __always_inline void add_to_disk(struct disk_id *id, struct times *times,
 	if (of_disk) {
 		disk = bpf_map_lookup_elem(of_disk, &program);
 	} else {
-		disk = bpf_map_lookup_elem(&other_disks, &program);
+		struct disk_id first = { only_disk, id->dev };
+
+		/* With --disk, this one came later, and has its name. */
+		of_disk = only_disk ? bpf_map_lookup_elem(&disks, &first) : NULL;
+		if (of_disk)
+			disk = bpf_map_lookup_elem(of_disk, &program);
+		else
+			disk = bpf_map_lookup_elem(&other_disks, &program);
 		__sync_fetch_and_add(&of_others, 1);
 	}
 	if (!disk)

@@ -61,13 +61,26 @@ impl Sums {
         Ok(())
     }
 
-    /// What was added up for each disk that was used, and for others, until a turn after their first bio.
-    pub fn read(&self, others: &Map<'_>, names: &Names) -> Result<Vec<Disk>> {
-        let mut used = vec![Disk::read("other disks".to_owned(), others)?];
+    /// What was added up for each disk that was used, and for others, until a turn after their first bio. Disks that
+    /// had one name after another are one, where they are followed by it; else each is told apart.
+    pub fn read(&self, others: &Map<'_>, names: &Names, by_name: bool) -> Result<Vec<Disk>> {
+        let mut used = vec![Disk { name: "other disks".to_owned(), ..Disk::default() }];
+        used[0].add(others)?;
         for (id, map) in &self.0 {
-            used.push(Disk::read(names.name(*id)?.to_string(), map)?);
+            let name = names.name(*id)?.to_string();
+            let same = used.iter().position(|disk| by_name && disk.name == name);
+            let place = same.unwrap_or(used.len());
+            if same.is_none() {
+                used.push(Disk { name, ..Disk::default() });
+            }
+            used[place].diskseq = Some(id.diskseq);
+            used[place].add(map)?;
         }
         used.retain(|disk| disk.bios() > 0);
+        for place in 0..used.len() {
+            let same = |other: &&Disk| other.name == used[place].name;
+            used[place].shares_name = used.iter().filter(same).count() > 1;
+        }
         Ok(used)
     }
 }
@@ -116,6 +129,10 @@ fn longest(slot: usize) -> u64 {
 #[derive(Default)]
 pub struct Disk {
     name: String,
+    /// None of several disks.
+    diskseq: Option<u64>,
+    /// With another one that was used.
+    shares_name: bool,
     parts: [Sum; NAMES.len()],
     total: Sum,
     /// Of these, how many nobody was seen to submit.
@@ -227,19 +244,18 @@ impl Disk {
     }
 
     /// Of all CPUs, and of both programs.
-    fn read(name: String, map: &impl MapCore) -> Result<Disk> {
-        let mut sums = Disk { name, ..Disk::default() };
+    fn add(&mut self, map: &impl MapCore) -> Result<()> {
         for program in [0_u32, 1] {
             let values = map.lookup_percpu(&program.to_ne_bytes(), MapFlags::ANY)?;
             for bytes in values.into_iter().flatten() {
                 let disk: &disk = plain::from_bytes(&bytes).map_err(|_| anyhow!("struct disk"))?;
-                sums.parts.iter_mut().zip(&disk.parts).for_each(|(sum, other)| sum.add(other));
-                sums.total.add(&disk.total);
-                sums.nobodys += disk.nobodys;
-                sums.slow.add(&disk.slow_ones);
+                self.parts.iter_mut().zip(&disk.parts).for_each(|(sum, other)| sum.add(other));
+                self.total.add(&disk.total);
+                self.nobodys += disk.nobodys;
+                self.slow.add(&disk.slow_ones);
             }
         }
-        Ok(sums)
+        Ok(())
     }
 
     /// How many of its I/Os have completed.
@@ -264,7 +280,7 @@ impl Disk {
             Part::Known(part, requests) => Kind::of(name).next(part, requests),
             Part::Unknown => self.below(all),
         };
-        format!("{name}: {}", slow.verdict(total.bios(), min, next))
+        format!("{}: {}", self.which(), slow.verdict(total.bios(), min, next))
     }
 
     /// The parts that are known of any bio.
@@ -280,8 +296,8 @@ impl Disk {
     /// A line of --json.
     pub fn json(&self) -> Value {
         let mut object = json!({
-            "kind": "disk", "disk": self.name, "bios": self.total.bios(), "undivided": self.undivided(),
-            "no_submitter": self.nobodys,
+            "kind": "disk", "disk": self.name, "diskseq": self.diskseq, "bios": self.total.bios(),
+            "undivided": self.undivided(), "no_submitter": self.nobodys,
         });
         for (name, sum) in NAMES.into_iter().zip(&self.parts).chain([("total", &self.total)]) {
             let [p50, p99] = [50, 99].map(|percent| sum.percentile(percent));
@@ -297,9 +313,16 @@ impl Disk {
         object
     }
 
+    /// Its name; its diskseq, too, where another disk has the name.
+    fn which(&self) -> String {
+        let diskseq = self.diskseq.filter(|_| self.shares_name);
+        self.name.clone()
+            + &diskseq.map_or_else(String::new, |diskseq| format!(" (diskseq {diskseq})"))
+    }
+
     /// Prints where the time of the disk's I/Os went.
     pub fn print(&self, histogram: bool) {
-        println!("\n{}: {} I/Os", self.name, self.total.bios());
+        println!("\n{}: {} I/Os", self.which(), self.total.bios());
         println!(
             "{:>8} {:>12} {:>6} {:>10} {:>10} {:>10} ms",
             "", "sum", "share", "p50", "p99", "max"

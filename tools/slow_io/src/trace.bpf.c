@@ -4,6 +4,7 @@
 #include "file.h"
 #include "join.h"
 #include "nobodys.h"
+#include "only.h"
 #include "process.h"
 #include "recent.h"
 #include "second.h"
@@ -13,8 +14,7 @@
 #include <bpf/bpf_tracing.h>
 
 const volatile u64 slow; /* ns: a bio that takes as long or longer is an event */
-const volatile u64 only_disk; /* its diskseq; 0: all */
-const volatile u32 only_partition, only_process, pid_namespace; /* the partition's dev; 0: all */
+const volatile u32 pid_namespace;
 const volatile bool with_stack;
 u64 lost;
 
@@ -37,8 +37,7 @@ static __always_inline int bio_is_submitted(void *ctx, u64 bio, struct io *io)
 	if (!by->bytes && (by->operation & REQ_OP_MASK) <= REQ_OP_FLUSH)
 		by->sector = -1; /* a flush is of the whole disk; a command for a zone has its sector */
 	by->process = pid_namespace ? process_in(pid_namespace) : bpf_get_current_pid_tgid() >> 32;
-	if ((only_disk && by->diskseq != only_disk) || (only_partition && by->dev != only_partition) ||
-	    (only_process && by->process != only_process) ||
+	if ((only_disk && !is_of_disk(bio, by)) || (only_process && !is_of_process(by)) ||
 	    (with_cgroup && !is_of_cgroup(bio, &by->cgroup))) {
 		/* An entry at this address is of an earlier bio, whose completion was not seen. */
 		if (!bpf_map_delete_elem(&ios, &bio))
@@ -95,6 +94,13 @@ int BPF_PROG(bio_start, struct bio *bio)
 	return bio_is_submitted(ctx, number(bio), &io);
 }
 
+/* Only with --cgroup PATH. */
+SEC("tp_btf/cgroup_mkdir")
+int BPF_PROG(cgroup_made, struct cgroup *cgroup)
+{
+	return cgroup_is_made(cgroup);
+}
+
 SEC("tp_btf/block_bio_remap")
 int BPF_PROG(bio_remap, struct bio *bio)
 {
@@ -118,7 +124,7 @@ int BPF_KPROBE(bio_chained, struct bio *part, struct bio *whole)
 /* Where a process or a cgroup is asked for, a request of nobody's is of another one. */
 static __always_inline int rq_is_nobodys(struct issue *issue)
 {
-	return only_process || only_cgroup ? 0 : add_request(issue, only_disk, only_partition);
+	return only_process || only_depth ? 0 : add_request(issue);
 }
 
 __noinline int bio_completes(u64 bio, u32 status, u32 program)
@@ -128,7 +134,7 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 	struct completed completed;
 
 	if (!io) {
-		bool all = !only_disk && !only_process && !only_cgroup;
+		bool all = !only_disk && !only_process && !only_depth;
 		bool is_unmatched = is_nobodys(bio, true, now) && all && !is_of_a_request(bio);
 
 		if (is_unmatched && program == first)

@@ -1,0 +1,217 @@
+//! What a filter names is replaced while `slow_io` or `ctracer` runs: it is followed, or left out, and a line says so.
+
+use crate::{disks::Loop, prelude::*};
+
+tests![
+    slow_io_filters_follow_a_cgroup,
+    slow_io_filters_follow_a_disk,
+    slow_io_filters_follow_partitions_and_mapped_disks,
+    slow_io_filters_end_with_the_process,
+    slow_io_filters_know_a_process_by_its_start,
+];
+
+/// A service is restarted, then with the cgroup above it. Others have its name elsewhere, or another name there.
+fn slow_io_filters_follow_a_cgroup() -> Result<()> {
+    const ROOT: &str = "/sys/fs/cgroup";
+    let disk = NullBlk::new("again", "")?;
+    shell(&format!(
+        "mountpoint -q {ROOT} || mount -t cgroup2 none {ROOT}; mkdir -p {ROOT}/up/svc"
+    ))?;
+    let within = |cgroup: &str, count: u32| -> Result<String> {
+        let procs = format!("{ROOT}/{cgroup}/cgroup.procs");
+        shell(&format!("sh -c 'echo $$ >{procs}; exec {}'", reads(&disk.name, count)))
+    };
+    let running = Running::stages([
+        ("slow_io", vec!["--min", "0", "--cgroup", "/up/svc", "--json"]),
+        ("slow_io", vec!["--min", "0", "--cgroup", "/up/svc"]),
+        ("slow_io", vec!["--min", "0", "--cgroup=/up", "--json"]),
+    ])?;
+    within("up/svc", 10)?;
+    shell(&format!("cd {ROOT}/up; rmdir svc; mkdir svc"))?;
+    within("up/svc", 20)?;
+    shell(&format!("cd {ROOT}; rmdir up/svc up; mkdir -p up/svc/below up/svc2 svc sv"))?;
+    within("up/svc/below", 40)?;
+    for (other, count) in [("up/svc2", 1), ("svc", 2), ("sv", 3), ("up", 4)] {
+        within(other, count)?;
+    }
+    shell(&format!("cd {ROOT}; rmdir up/svc/below up/svc up/svc2 up svc sv"))?;
+    let outputs = Running::interrupt_all(running)?;
+    for (output, expected) in [(&outputs[0], 70), (&outputs[2], 75)] {
+        let lines = of_disk(&objects(output, "bio")?, &disk.name);
+        ensure!(lines.len() == expected, "{} lines, not {expected}: {output}", lines.len());
+    }
+    // Also after the cgroup was removed, its name is known.
+    let lines = of_disk(&objects(&outputs[0], "bio")?, &disk.name);
+    let of_svc = lines.iter().filter(|line| line["cgroup"] == "/up/svc").count();
+    ensure!(of_svc == 30, "{of_svc} lines of 30 have its path: {}", outputs[0]);
+    let [fate] = &objects(&outputs[0], "filter")?[..] else { bail!("{}", outputs[0]) };
+    let expected = serde_json::json!({
+        "kind": "filter", "filter": "cgroup", "name": "/up/svc", "replaced": true, "gone": true,
+    });
+    ensure!(*fate == expected, "{fate}");
+    let said = "\nThe cgroup /up/svc was made again, and is gone now. ";
+    ensure!(outputs[1].contains(said), "{}", outputs[1]);
+    Ok(())
+}
+
+/// A loop device is attached again: it is the same `gendisk`, with another diskseq. Another one comes meanwhile.
+fn slow_io_filters_follow_a_disk() -> Result<()> {
+    let [disk, other] = ["again", "other"].map(|name| Loop::new(name, 1 << 20));
+    let (disk, other) = (disk?, other?);
+    let [path, others] = [&disk, &other].map(|disk| format!("/dev/{}", disk.name));
+    let attach = |path: &str| shell(&format!("losetup -d {path}; losetup {path} /run/again"));
+    let mut running = Running::stages([
+        ("slow_io", vec!["--min", "0", "--disk", &disk.name, "--json"]),
+        ("slow_io", vec!["--min", "1h", "--disk", &path]),
+        ("slow_io", vec!["--min", "0"]),
+    ])?;
+    let did = || disks::bios(&disk.name);
+    // Attaching counts from 0, on some kernels.
+    let mut all = 0;
+    for (count, begins) in [(20, false), (30, true)] {
+        if begins {
+            attach(&path)?;
+        }
+        let before = did()?;
+        // A disk that is new has a table of its own after a turn.
+        for skip in [u64::from(count), u64::from(count) + 1] {
+            shell(&format!("{} skip={skip}", reads(&disk.name, 1)))?;
+            running[2].prints(&format!(" RS   {:>10} ", skip * 8))?;
+        }
+        disks::read(&disk.name, count - 2)?;
+        let now = did()?;
+        ensure!(now - before >= u64::from(count), "{before} to {now}: the oracle is odd");
+        all += now - before;
+        attach(&others)?;
+        disks::read(&other.name, 7)?;
+    }
+    let outputs = Running::interrupt_all(running)?;
+    let lines = objects(&outputs[0], "bio")?;
+    let of_dd = lines.iter().filter(|line| line["process"] == "dd").count() as u64;
+    ensure!(of_dd == all, "{of_dd} lines, and the disk did {all}: {}", outputs[0]);
+    let is_other = lines.iter().find(|line| line["disk"] != disk.name.as_str());
+    ensure!(is_other.is_none(), "{is_other:?}");
+    let diskseqs: BTreeSet<_> = lines.iter().filter_map(|line| line["diskseq"].as_u64()).collect();
+    ensure!(diskseqs.len() == 2, "not attached again: {diskseqs:?}");
+    let [table] = &objects(&outputs[0], "disk")?[..] else { bail!("one table: {}", outputs[0]) };
+    ensure!(table["bios"] == lines.len(), "{table}");
+    let [fate] = &objects(&outputs[0], "filter")?[..] else { bail!("{}", outputs[0]) };
+    ensure!(fate["replaced"] == true && fate["gone"] == false, "{fate}");
+
+    let said = format!("\n{} was attached again, or replaced. ", disk.name);
+    let headings =
+        |output: &str| rows::<1>(output, &format!("({}.*): \\d+ bios$", disk.name)).len();
+    ensure!(outputs[1].contains(&said) && headings(&outputs[1]) == 1, "{}", outputs[1]);
+    let apart =
+        diskseqs.iter().all(|n| outputs[2].contains(&format!("{} (diskseq {n}): ", disk.name)));
+    ensure!(apart && headings(&outputs[2]) == 2, "{diskseqs:?}: {}", outputs[2]);
+    Ok(())
+}
+
+/// Two partitions have one number, one after the other; a disk of device mapper is made again, with another number.
+fn slow_io_filters_follow_partitions_and_mapped_disks() -> Result<()> {
+    let null = NullBlk::new("parted", "memory_backed=1 size=64")?;
+    let add = |n: u32| shell(&format!("addpart /dev/{} {n} {} 2048", null.name, n * 4096));
+    let delete = |n: u32| shell(&format!("delpart /dev/{} {n}", null.name));
+    let name =
+        |n: u32| disks::partition(&null.name).trim_end_matches('1').to_owned() + &n.to_string();
+    add(1)?;
+    let first = name(1);
+    let table = format!("0 4096 linear /dev/{} 0", disks::virtio()?);
+    let mapped = Mapped::new("home", &table)?;
+    let path = mapped.path();
+    let running = Running::stages([
+        ("slow_io", vec!["--min", "0", "--disk", &first, "--json"]),
+        ("slow_io", vec!["--min", "0", "--disk", &path, "--json"]),
+        ("slow_io", vec!["--min", "0", "--disk", "home"]),
+    ])?;
+    let number = disks::numbers(&first)?;
+    disks::read(&first, 5)?;
+    delete(1)?;
+    add(2)?;
+    ensure!(disks::numbers(&name(2))? == number, "another number: the test does not test");
+    disks::read(&name(2), 3)?;
+    add(1)?;
+    ensure!(disks::numbers(&first)? != number, "the same number: the test does not test");
+    disks::read(&first, 11)?;
+
+    let was = mapped.disk()?;
+    disks::read(&path, 6)?;
+    drop(mapped);
+    let other = Mapped::new("house", &table)?;
+    ensure!(other.disk()? == was, "another disk: the test does not test");
+    disks::read(&other.path(), 4)?;
+    let mapped = Mapped::new("home", &table)?;
+    disks::read(&path, 12)?;
+    drop(mapped);
+    let outputs = Running::interrupt_all(running)?;
+    for (output, expected, gone) in [(&outputs[0], 16, false), (&outputs[1], 18, true)] {
+        let lines = objects(output, "bio")?;
+        let of_dd = lines.iter().filter(|line| line["process"] == "dd").count();
+        ensure!(of_dd == expected, "{of_dd} lines of {expected}: {output}");
+        let [fate] = &objects(output, "filter")?[..] else { bail!("{output}") };
+        ensure!(fate["gone"] == gone, "{fate}: {output}");
+    }
+    let said = "\nhome was attached again, or replaced, and is gone now. ";
+    ensure!(outputs[2].contains(said), "{}", outputs[2]);
+    Ok(())
+}
+
+/// The process ends while the disk has its readahead: the tool shows that, too, and ends.
+fn slow_io_filters_end_with_the_process() -> Result<()> {
+    let null = NullBlk::new("ends", "memory_backed=1 size=64")?;
+    shell("modprobe dm_delay")?;
+    let disk = Mapped::new("ends", &format!("0 8192 delay /dev/{} 0 2000", null.name))?;
+    let (path, name) = (disk.path(), disk.disk()?);
+    // Who closes a disk last waits for its readahead.
+    let _open = File::open(&path)?;
+    let gate = Gate::new()?;
+    let read = format!("exec dd if={path} of=/dev/null bs=4k count=4 status=none");
+    let process = Running::bash(&format!("{}\n{read}", Gate::WAIT))?;
+    let pid = process.id().to_string();
+    let running = Running::stage("slow_io", &["--min", "0", "--disk", &path, "--pid", &pid])?;
+    gate.open()?;
+    process.end_well()?;
+    ensure!(disks::in_flight(&name)? > 0, "nothing is in flight: the test does not test");
+    let output = running.end_well()?.stdout;
+    let shown = output.lines().filter(|line| line.contains(&format!(" {name} "))).count();
+    ensure!(shown >= 2 && count(&output, "in flight")? == 0, "{output}");
+    ensure!(output.contains(&format!("\nProcess {pid} has ended: ")), "{output}");
+    Ok(())
+}
+
+/// The number of a process is used again: the second one has it, and is left out.
+fn slow_io_filters_know_a_process_by_its_start() -> Result<()> {
+    let disk = NullBlk::new("used", "")?;
+    let gate = Gate::new()?;
+    let first = Running::bash(&format!("{}\nexec {}", Gate::WAIT, reads(&disk.name, 4)))?;
+    let pid = first.id();
+    let number = pid.to_string();
+    let running = Running::stages([
+        ("slow_io", vec!["--min", "0", "--pid", &number, "--json"]),
+        ("ctracer", vec!["--json", "--pid", &number, "--only=submit_bio", "--only=bio_endio"]),
+    ])?;
+    // Else slow_io ends with the process. What is in the kernel is not stopped.
+    running.iter().try_for_each(|running| running.signal(Signal::STOP))?;
+    gate.open()?;
+    first.end_well()?;
+    // A thread of the kernel may get the next number.
+    wait_until("the number to be used again", || {
+        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())?;
+        let second = Running::bash(&format!("exec {}", reads(&disk.name, 7)))?;
+        let has_it = second.id() == pid;
+        second.end_well()?;
+        Ok(has_it)
+    })?;
+    running.iter().try_for_each(|running| running.signal(Signal::CONT))?;
+    let outputs = Running::interrupt_all(running)?;
+    let lines = of_disk(&objects(&outputs[0], "bio")?, &disk.name);
+    ensure!(lines.len() == 4, "{} lines of 4: {}", lines.len(), outputs[0]);
+    let [fate] = &objects(&outputs[0], "filter")?[..] else { bail!("{}", outputs[0]) };
+    ensure!(fate["filter"] == "pid" && fate["gone"] == true, "{fate}");
+    let events = objects(&outputs[1], "event")?;
+    let is_submit = |event: &&Value| event["function"] == "submit_bio" && event["kind"] == "entry";
+    let submitted = events.iter().filter(is_submit).count();
+    ensure!(submitted == 4, "{submitted} of 4: {}", outputs[1]);
+    Ok(())
+}
