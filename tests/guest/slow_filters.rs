@@ -1,6 +1,6 @@
 //! What a filter names is replaced while `slow_io` or `ctracer` runs: it is followed, or left out, and a line says so.
 
-use crate::{disks::Loop, prelude::*};
+use crate::{ctracer::calls, disks::Loop, prelude::*};
 
 tests![
     slow_io_filters_follow_a_cgroup,
@@ -187,10 +187,19 @@ fn slow_io_filters_know_a_process_by_its_start() -> Result<()> {
     let first = Running::bash(&format!("{}\nexec {}", Gate::WAIT, reads(&disk.name, 4)))?;
     let pid = first.id();
     let number = pid.to_string();
-    let running = Running::stages([
+    let mut running = Running::stages([
         ("slow_io", vec!["--min", "0", "--pid", &number, "--json"]),
         ("ctracer", vec!["--json", "--pid", &number, "--only=submit_bio", "--only=bio_endio"]),
     ])?;
+    // The namespace's clock is ahead, and so is what /proc says there about a start.
+    let shifted = ["--time", "--boottime", "86400", "--fork"];
+    let mut elsewhere = Command::new("unshare");
+    elsewhere
+        .args(shifted)
+        .arg(program("slow_io"))
+        .args(["--min", "0", "--json", "--pid", &number]);
+    let mut elsewhere = Running::spawn(&mut elsewhere)?;
+    elsewhere.wait_for(": tracing ")?;
     // Else slow_io ends with the process. What is in the kernel is not stopped.
     running.iter().try_for_each(|running| running.signal(Signal::STOP))?;
     gate.open()?;
@@ -204,14 +213,21 @@ fn slow_io_filters_know_a_process_by_its_start() -> Result<()> {
         Ok(has_it)
     })?;
     running.iter().try_for_each(|running| running.signal(Signal::CONT))?;
-    let outputs = Running::interrupt_all(running)?;
-    let lines = of_disk(&objects(&outputs[0], "bio")?, &disk.name);
-    ensure!(lines.len() == 4, "{} lines of 4: {}", lines.len(), outputs[0]);
-    let [fate] = &objects(&outputs[0], "filter")?[..] else { bail!("{}", outputs[0]) };
-    ensure!(fate["filter"] == "pid" && fate["gone"] == true, "{fate}");
-    let events = objects(&outputs[1], "event")?;
-    let is_submit = |event: &&Value| event["function"] == "submit_bio" && event["kind"] == "entry";
-    let submitted = events.iter().filter(is_submit).count();
-    ensure!(submitted == 4, "{submitted} of 4: {}", outputs[1]);
+    let ctracer = running.pop().context("ctracer")?;
+    ctracer.signal(Signal::INT)?;
+    let ctracer = ctracer.end_well()?;
+    let slow_io = running.pop().context("slow_io")?.end_well()?;
+    for output in [slow_io.stdout, elsewhere.end_well()?.stdout] {
+        let lines = of_disk(&objects(&output, "bio")?, &disk.name);
+        ensure!(lines.len() == 4, "{} lines of 4: {output}", lines.len());
+        let [fate] = &objects(&output, "filter")?[..] else { bail!("{output}") };
+        ensure!(fate["filter"] == "pid" && fate["gone"] == true, "{fate}");
+    }
+    let lines = ctracer.stdout.lines().map(serde_json::from_str);
+    let lines = lines.collect::<Result<Vec<Value>, _>>()?;
+    let submitted = calls(&lines, "submit_bio").count();
+    ensure!(submitted == 4, "{submitted} of 4: {}", ctracer.stdout);
+    let said = format!("ctracer: process {pid} has ended\n");
+    ensure!(ctracer.stderr.contains(&said), "{}", ctracer.stderr);
     Ok(())
 }

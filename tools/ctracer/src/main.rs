@@ -93,6 +93,9 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     session.detach()?;
     let ledger = ledger::between(&before, &read()?);
     follower.take(reader.rest()?)?;
+    if let Some(process) = cli.pid.as_ref().filter(|process| process.has_ended()) {
+        eprintln!("ctracer: process {} has ended", process.number);
+    }
     outputs.write(follower.finish(ledger)?)
     // `attached` is dropped last: the user sees the results while the probes are removed.
 }
