@@ -102,6 +102,7 @@ struct kobject {
 
 struct device {
 	struct kobject kobj;
+	struct device *parent;
 };
 
 /* include/linux/blk_types.h: a disk or a partition. */
@@ -168,12 +169,27 @@ struct gendisk {
 	int major;
 	int first_minor;
 	const struct block_device_operations *fops;
+	struct request_queue *queue;
 	u64 diskseq; /* no other disk has had this number since the machine was started */
 	struct block_device *part0; /* the whole disk, beside its partitions */
 	void *private_data; /* its driver's */
 };
 
+/* include/linux/xarray.h: a tree. What looks like a pointer is an entry, its two lowest bits say. */
+struct xarray {
+	void *xa_head;
+};
+
+struct xa_node {
+	u8 shift; /* 0 where the slots hold entries, 6 more in every node above */
+	void *slots[64];
+};
+
 struct request_queue {
+	const void *mq_ops; /* NULL: the driver takes bios itself */
+	struct blk_mq_hw_ctx **queue_hw_ctx; /* on newer kernels, an array */
+	struct xarray hctx_table; /* on older ones */
+	unsigned int nr_hw_queues;
 	struct gendisk *disk;
 };
 
@@ -195,7 +211,19 @@ struct request {
 	u64 start_time_ns; /* when it was made; without statistics 0, or what an earlier one has left here */
 	u64 io_start_time_ns; /* when the driver got it, the last time; 0 where it never did */
 	enum mq_rq_state state;
+	atomic_t ref; /* 0: free */
 	void *end_io; /* the function that completes it instead of the block layer, or NULL */
+};
+
+/* include/linux/blk-mq.h, block/blk-mq.h: a queue of the hardware, and its requests. */
+struct blk_mq_hw_ctx {
+	struct blk_mq_tags *tags;
+	struct blk_mq_tags *sched_tags; /* where there is a scheduler: then bios get requests of these */
+};
+
+struct blk_mq_tags {
+	unsigned int nr_tags;
+	struct request **static_rqs; /* all there are, whether in use or free */
 };
 
 /* include/linux/bio-integrity.h: a bio's checksums. */
@@ -204,6 +232,22 @@ struct bio_integrity_payload {
 };
 
 #define BIP_BLOCK_INTEGRITY (1 << 0) /* they are the block layer's, not the submitter's */
+
+/* drivers/md/dm-core.h, dm-ioctl.c, include/linux/bio.h: a disk of device mapper. */
+struct bio_list {
+	struct bio *head;
+};
+
+struct hash_cell {
+	char *name; /* by which dmsetup knows it */
+};
+
+struct mapped_device {
+	struct request_queue *queue;
+	struct gendisk *disk;
+	struct bio_list deferred; /* what was submitted while it was suspended */
+	void *interface_ptr; /* its struct hash_cell */
+};
 
 /* drivers/md/dm-core.h, dm-crypt.c: device mapper's clone of a bio, and dm-crypt's of that. */
 struct dm_io {
@@ -219,15 +263,6 @@ struct dm_target_io {
 
 struct dm_crypt_io {
 	struct bio *base_bio;
-};
-
-/* drivers/md/dm-core.h, dm-ioctl.c: a disk of device mapper, which dmsetup knows by another name. */
-struct mapped_device {
-	void *interface_ptr; /* its struct hash_cell */
-};
-
-struct hash_cell {
-	char *name;
 };
 
 /* drivers/md/raid1.h, raid10.h, md.h: what a RAID keeps of a bio, and md's clone of it, for its statistics. */
@@ -249,16 +284,6 @@ struct md_io_acct {
 struct md_io_clone { /* from 6.6 on */
 	struct bio *orig_bio;
 	struct bio bio_clone;
-};
-
-/* include/linux/xarray.h: a tree. What looks like a pointer is an entry, its two lowest bits say. */
-struct xarray {
-	void *xa_head;
-};
-
-struct xa_node {
-	u8 shift; /* 0 where the slots hold pages, 6 more in every node above */
-	void *slots[64];
 };
 
 /* include/linux/fs.h: the pages of a file that are in memory, the file, a file that is open. */
@@ -452,6 +477,10 @@ struct css_set {
 };
 
 struct task_struct {
+	unsigned int __state; /* bits: 2 is TASK_UNINTERRUPTIBLE */
+	void *stack; /* its lowest address */
+	unsigned int in_iowait : 1; /* in io_schedule() */
+	unsigned long nvcsw, nivcsw; /* how often it gave its CPU away, and lost it */
 	int pid; /* of the thread: what user space calls its tid */
 	int tgid; /* of the process: what user space calls its pid */
 	struct task_struct *group_leader;
@@ -461,6 +490,21 @@ struct task_struct {
 	struct pid *thread_pid;
 	const struct cred *real_cred;
 	struct css_set *cgroups;
+};
+
+/* include/linux/bpf.h, kernel/bpf/map_iter.c, task_iter.c: what an iterator gives its program. */
+struct bpf_iter_meta {
+	struct seq_file *seq; /* what user space reads */
+};
+
+struct bpf_iter__bpf_map_elem {
+	struct bpf_iter_meta *meta;
+	void *key, *value; /* NULL at the end */
+};
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task; /* NULL at the end */
 };
 
 /* include/net/sock.h, include/linux/in6.h: a connection. Port numbers are of 16 bits. */

@@ -41,6 +41,14 @@ impl Names {
         Ok(())
     }
 
+    /// The name of a disk that is there now, by its number alone.
+    pub fn of_device(&self, device: u32) -> Result<Rc<str>> {
+        self.look()?;
+        let known = self.0.borrow();
+        let newest = known.keys().filter(|id| id.device == device).max();
+        newest.map_or_else(|| self.name(Id { diskseq: 0, device }), |id| Ok(Rc::clone(&known[id])))
+    }
+
     /// All that have been seen.
     pub fn all(&self) -> Vec<Id> {
         self.0.borrow().keys().copied().collect()

@@ -41,6 +41,7 @@ use line::Lines;
 use operation::Operations;
 use sums::{Disk, Sums};
 use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
+use waiting::Watch;
 
 /// How long slow bios are printed before the end of the run is looked for.
 const TURN: Duration = Duration::from_millis(100);
@@ -58,15 +59,15 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     size_maps(&mut open, options)?;
     let preempts = common::preempts()?;
+    open.progs.look_at_disk.set_autoload(common::has_function("part_inflight_show")?);
     set_constants(&mut open, options, preempts)?;
     only::set(&mut open, options)?;
     choose_programs(&mut open, options, preempts);
     let mut skel = session.load(open)?;
     let runs = skel.maps.data_data.take().context("the program has no variables")?;
     let names = Names::default();
-    names.look()?;
-    let mut sums = Sums::default();
-    sums.follow(&skel.maps.disks, &names)?;
+    let mut sums = Sums::new(&names);
+    sums.follow(&skel.maps.disks)?;
     let operations = Operations::of_kernel()?;
     // poll() reads until the buffer is empty, and a busy disk may fill it faster than lines are printed: an
     // error from its callback ends it after each turn.
@@ -77,18 +78,19 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let ring = ring.build()?;
     only::follow(&skel, session, options)?;
     attach(&skel.progs, session)?;
+    let mut watch = Watch::new(&skel, options, &operations, &names)?;
     set(&mut runs.starts_unseen, false);
     session.begin()?;
-    print_slow_bios(session, &skel, options, &ring, &lines, &names, &mut sums)?;
+    print_slow_bios(session, &skel, options, &ring, &lines, &mut sums, &mut watch)?;
     set(&mut runs.starts_unseen, true);
-    let now = common::kernel_clock();
+    let look = watch.look()?;
     session.detach()?;
-    let waiting = waiting::waiting(&skel.maps.ios, now, options.min, &operations, &names)?;
+    let waiting = watch.list(&look)?;
     lines.borrow_mut().end_turns();
     ring.consume()?;
     drop(ring);
     lines.into_inner().finish()?;
-    let disks = sums.read(&skel.maps.other_disks, &names, options.disk.is_some())?;
+    let disks = sums.read(&skel.maps.other_disks, options.disk.is_some())?;
     print_disks(&disks, options);
     if options.who.is_some() {
         who::print(&skel.maps, options, &operations, &names)?;
@@ -142,6 +144,7 @@ fn set_constants(open: &mut OpenTraceSkel<'_>, options: &Slow, preempts: bool) -
     if options.file {
         constants.directs = common::kernel_functions_if_any(file::DIRECTS)?;
     }
+    constants.looker = std::process::id();
     constants.first = preempts.into();
     Ok(())
 }
@@ -176,8 +179,8 @@ fn print_slow_bios(
     options: &Slow,
     ring: &RingBuffer<'_>,
     lines: &RefCell<Lines<'_>>,
-    names: &Names,
-    sums: &mut Sums,
+    sums: &mut Sums<'_>,
+    watch: &mut Watch<'_>,
 ) -> Result<()> {
     let mut of_others = 0;
     while !session.is_over() && !only::is_over(skel, options) {
@@ -189,11 +192,13 @@ fn print_slow_bios(
             }
             _ => lines.borrow_mut().flush()?,
         }
+        if session.stdout_is_terminal() {
+            watch.show()?;
+        }
         let others = common::counters(&skel.maps.bss_data)?.of_others;
         if others != of_others {
             of_others = others; // there is a new disk, or was one
-            names.look()?;
-            sums.follow(&skel.maps.disks, names)?;
+            sums.follow(&skel.maps.disks)?;
         }
         if lines.borrow().has_failed() {
             break;

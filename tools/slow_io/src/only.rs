@@ -83,6 +83,12 @@ fn by_file(path: &str) -> Option<Device> {
 }
 
 impl OnlyDisk {
+    /// Whether this is the disk or partition that it was at the start.
+    pub fn was(&self, diskseq: u64, dev: u32) -> bool {
+        let first = &self.first;
+        first.diskseq == diskseq && (!first.is_partition || first.device.0 == dev)
+    }
+
     fn set(&self, constants: &mut rodata) {
         constants.only_disk = self.first.diskseq;
         constants.newest_disk = self.newest;

@@ -32,17 +32,25 @@ const COLUMNS: usize = 100;
 const DEVICE: usize = 2;
 
 /// What is added up in the kernel: a map for each disk and partition.
-#[derive(Default)]
-pub struct Sums(BTreeMap<Id, MapHandle>);
+pub struct Sums<'a> {
+    names: &'a Names,
+    maps: BTreeMap<Id, MapHandle>,
+}
 
-impl Sums {
+impl<'a> Sums<'a> {
+    /// Of disks that have these names: none yet.
+    pub fn new(names: &'a Names) -> Sums<'a> {
+        Sums { names, maps: BTreeMap::new() }
+    }
+
     /// Puts a map of its own into the kernel for each new disk. Only of these: while a task is in bpf(2), the
     /// kernel skips all kprobe programs on its CPU (kernel/bpf/syscall.c, bpf_disable_instrumentation()), also
     /// when it has taken the CPU from that task.
-    pub fn follow(&mut self, disks: &Map<'_>, names: &Names) -> Result<()> {
-        let mut new = names.all();
-        new.retain(|id| !self.0.contains_key(id));
-        new.truncate(disks.max_entries() as usize - self.0.len());
+    pub fn follow(&mut self, disks: &Map<'_>) -> Result<()> {
+        self.names.look()?;
+        let mut new = self.names.all();
+        new.retain(|id| !self.maps.contains_key(id));
+        new.truncate(disks.max_entries() as usize - self.maps.len());
         for id in new {
             let (key, value) = (size_of::<u32>() as u32, size_of::<disk>() as u32);
             let options = bpf_map_create_opts {
@@ -56,18 +64,18 @@ impl Sums {
             // SAFETY: the struct is integers without padding.
             let key = unsafe { plain::as_bytes(&key) };
             disks.update(key, &map.as_fd().as_raw_fd().to_ne_bytes(), MapFlags::ANY)?;
-            self.0.insert(id, map);
+            self.maps.insert(id, map);
         }
         Ok(())
     }
 
     /// What was added up for each disk that was used, and for others, until a turn after their first bio. Disks that
     /// had one name after another are one, where they are followed by it; else each is told apart.
-    pub fn read(&self, others: &Map<'_>, names: &Names, by_name: bool) -> Result<Vec<Disk>> {
+    pub fn read(&self, others: &Map<'_>, by_name: bool) -> Result<Vec<Disk>> {
         let mut used = vec![Disk { name: "other disks".to_owned(), ..Disk::default() }];
         used[0].add(others)?;
-        for (id, map) in &self.0 {
-            let name = names.name(*id)?.to_string();
+        for (id, map) in &self.maps {
+            let name = self.names.name(*id)?.to_string();
             let same = used.iter().position(|disk| by_name && disk.name == name);
             let place = same.unwrap_or(used.len());
             if same.is_none() {

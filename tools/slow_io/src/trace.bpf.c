@@ -9,12 +9,11 @@
 #include "recent.h"
 #include "second.h"
 #include "sums.h"
+#include "waiting.h"
 #include "who.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-const volatile u64 slow; /* ns: a bio that takes as long or longer is an event */
-const volatile u32 pid_namespace;
 const volatile bool with_stack;
 u64 lost;
 
