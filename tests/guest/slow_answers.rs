@@ -10,6 +10,9 @@ tests![
     slow_io_knows_what_waits_behind_itself,
     slow_io_adds_up_what_the_driver_had,
     slow_io_shows_what_waits,
+    slow_io_says_how_far_what_waits_has_come,
+    slow_io_shows_what_is_older_than_itself,
+    slow_io_shows_in_a_terminal_what_waits,
     slow_io_names_the_process,
     slow_io_knows_the_clock_of_a_namespace,
     slow_io_has_tables_below_an_array,
@@ -214,6 +217,177 @@ fn slow_io_shows_what_waits() -> Result<()> {
         "it has not waited for 1 h: {}",
         outputs[2]
     );
+    Ok(())
+}
+
+/// Reads a page of a disk or of a file, past the page cache.
+fn read_page(path: &str, page: u32) -> Result<Running> {
+    Running::bash(&format!(
+        "exec dd if={path} of=/dev/null bs=4k skip={page} count=1 iflag=direct status=none"
+    ))
+}
+
+/// Of what waits, the one that begins at this page.
+fn at_page(output: &str, page: u32) -> Result<Value> {
+    let waiting = objects(output, "waiting")?;
+    let found = waiting.into_iter().find(|waiting| waiting["sector"] == page * 8);
+    found.with_context(|| format!("nothing waits at page {page}: {output}"))
+}
+
+/// Whether each of these keys has this value.
+fn has(waiting: &Value, expected: &[(&str, Value)]) -> Result<()> {
+    for (key, value) in expected {
+        ensure!(waiting[key] == *value, "{key} is {value}: {waiting}");
+    }
+    Ok(())
+}
+
+/// A disk that takes one request has one I/O, which came through device mapper. The next one has no request, or,
+/// where there is a scheduler, one that lies in the queue.
+fn slow_io_says_how_far_what_waits_has_come() -> Result<()> {
+    const TIME: Duration = Duration::from_millis(600);
+    let disk = ScsiDebug::new("max_queue=1 dev_size_mb=64 delay=0")?;
+    let name = &*disk.name;
+    let over = Mapped::new("over", &format!("0 65536 linear /dev/{name} 0"))?;
+    shell("modprobe -q mq-deadline")?;
+    // From here on, it takes seconds: so many jiffies.
+    fs::write("/sys/bus/pseudo/drivers/scsi_debug/delay", "1000")?;
+    for (scheduler, reached) in [("none", "none"), ("mq-deadline", "queue")] {
+        fs::write(format!("/sys/block/{name}/queue/scheduler"), scheduler)?;
+        let slow_io = Running::stage("slow_io", &["--json", "--min", "300ms"])?;
+        let began = Instant::now();
+        let first = read_page(&over.path(), 5)?;
+        first.waits_in("] __blkdev_direct_IO_simple+")?;
+        let second = read_page(&format!("/dev/{name}"), 6)?;
+        second.waits_in("] __blkdev_direct_IO_simple+")?;
+        thread::sleep(TIME);
+        let busy = shell(&format!("cat /sys/kernel/debug/block/{name}/hctx*/busy"))?;
+        let output = slow_io.interrupt()?;
+        let elapsed = began.elapsed().as_nanos() as u64;
+        first.end_well()?;
+        second.end_well()?;
+        ensure!(busy.matches(".state=in_flight").count() == 1, "the disk has one: {busy}");
+        let ns = |waiting: &Value| waiting["reached_ns"].as_u64().unwrap_or(0);
+        let is_since = |waiting| (TIME.as_nanos() as u64..elapsed).contains(&ns(waiting));
+        let waiting = at_page(&output, 5)?;
+        has(
+            &waiting,
+            &[
+                ("disk", over.disk()?.into()),
+                ("reached", "driver".into()),
+                ("reached_disk", name.into()),
+                ("requests", 1.into()),
+                ("before_start", false.into()),
+            ],
+        )?;
+        ensure!(is_since(&waiting), "it has had it for {TIME:?} and more: {waiting}");
+        let waiting = at_page(&output, 6)?;
+        has(&waiting, &[("disk", name.into()), ("reached", reached.into())])?;
+        match reached {
+            "none" => has(&waiting, &[("requests", 0.into()), ("reached_ns", Value::Null)])?,
+            _ => ensure!(is_since(&waiting), "it is there for {TIME:?} and more: {waiting}"),
+        }
+    }
+    Ok(())
+}
+
+/// What was submitted before the tool started is found in the kernel: what a suspended disk holds, with its task; of
+/// what a delaying target keeps to itself, the task that waits for it.
+fn slow_io_shows_what_is_older_than_itself() -> Result<()> {
+    let disk = disks::virtio()?;
+    let held = Mapped::new("held", &format!("0 65536 linear /dev/{disk} 0"))?;
+    let kept = Mapped::new("kept", &format!("0 65536 delay /dev/{disk} 0 10000"))?;
+    held.suspend(true)?;
+    let older = read_page(&held.path(), 7)?;
+    let task = read_page(&kept.path(), 8)?;
+    for reader in [&older, &task] {
+        reader.waits_in("] __blkdev_direct_IO_simple+")?;
+    }
+    let began = Instant::now();
+    let name = held.disk()?;
+    let of_task = task.id().to_string();
+    let options = ["--json", "--min", "300ms"];
+    let running = Running::stages([
+        ("slow_io", options.to_vec()),
+        ("slow_io", [&options[..], &["--disk", &name]].concat()),
+        ("slow_io", [&options[..], &["--pid", &of_task]].concat()),
+    ])?;
+    let newer = read_page(&held.path(), 9)?;
+    newer.waits_in("] __blkdev_direct_IO_simple+")?;
+    thread::sleep(Duration::from_millis(600));
+    let outputs = Running::interrupt_all(running);
+    let elapsed = began.elapsed().as_nanos() as u64;
+    held.suspend(false)?;
+    let (older_id, task_id) = (older.id(), task.id());
+    for reader in [older, task, newer] {
+        reader.end_well()?;
+    }
+    let outputs = outputs?;
+    let waiting = objects(&outputs[0], "waiting")?;
+    ensure!(waiting.len() == 3, "three wait: {waiting:?}");
+    let waiting = at_page(&outputs[0], 7)?;
+    has(
+        &waiting,
+        &[
+            ("before_start", true.into()),
+            ("disk", (&*name).into()),
+            ("operation", "RS".into()),
+            ("bytes", 4096.into()),
+            ("pid", older_id.into()),
+            ("process", "dd".into()),
+            ("reached", "none".into()),
+        ],
+    )?;
+    let age = waiting["age_ns"].as_u64().unwrap_or(0);
+    ensure!((600_000_000..elapsed).contains(&age), "the tool has run for {elapsed} ns: {waiting}");
+    has(&at_page(&outputs[0], 9)?, &[("before_start", false.into())])?;
+    let of_disk = objects(&outputs[1], "waiting")?;
+    ensure!(of_disk.len() == 2 && of_disk.iter().all(|one| one["disk"] == *name), "{of_disk:?}");
+    let [of_task] = &objects(&outputs[2], "waiting")?[..] else { bail!("one: {}", outputs[2]) };
+    has(
+        of_task,
+        &[
+            ("before_start", true.into()),
+            ("pid", task_id.into()),
+            ("function", "__blkdev_direct_IO_simple".into()),
+            ("disk", Value::Null),
+        ],
+    )
+}
+
+/// While it runs in a terminal, what waits has a line after a second, and one whenever its age has doubled. To look
+/// for it keeps no program from running.
+fn slow_io_shows_in_a_terminal_what_waits() -> Result<()> {
+    const SCREEN: &str = "/run/screen";
+    let disk = Mapped::new("waits", &format!("0 65536 linear /dev/{} 0", disks::virtio()?))?;
+    fs::remove_file(SCREEN).ok();
+    disk.suspend(true)?;
+    let path = program("slow_io");
+    let terminal = Running::bash(&format!(
+        "exec script -qfc 'exec {} --min 100ms --disk {} --duration 9s' {SCREEN} </dev/null >/dev/null",
+        path.display(),
+        disk.disk()?
+    ))?;
+    let screen = || String::from_utf8_lossy(&fs::read(SCREEN).unwrap_or_default()).into_owned();
+    wait_until("slow_io", || Ok(screen().contains("tracing for")))?;
+    let reader = read_page(&disk.path(), 9)?;
+    let ended = terminal.end_well();
+    disk.suspend(false)?;
+    reader.end_well()?;
+    ended?;
+    let screen = screen();
+    let mut ages = Vec::new();
+    for line in screen.lines().filter(|line| line.starts_with("   waiting ")) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        ensure!(words.len() > 6 && words[2..5] == ["RS", "72", "4"], "{line}");
+        ensure!(line.contains(" so far, no request yet (suspended) "), "{line}");
+        ensure!(line.trim_end().ends_with(" dd"), "{line}");
+        ages.push(words[5].parse::<f64>()?);
+    }
+    ensure!((2..=4).contains(&ages.len()) && ages[0] >= 1000.0, "{ages:?}: {screen}");
+    ensure!(ages.windows(2).all(|two| two[1] >= 2.0 * two[0]), "{ages:?}");
+    ensure!(screen.contains("\nStill waiting: 1, "), "{screen}");
+    ensure!(screen.contains("       0 skipped"), "{screen}");
     Ok(())
 }
 
