@@ -10,7 +10,7 @@
 enum part { WAIT, QUEUE, DEVICE, END, MAPPER, PARTS };
 #define UNKNOWN (~0ULL) /* it cannot be told from the next part, or from MAPPER, which then includes it */
 
-#define NOBODYS 2 /* of a bio whose submission was not seen, from the time on at which its request was allocated */
+#define NOBODYS 2 /* of a bio that nobody was seen to submit: its time begins with its request */
 
 /* One way from a bio, or from device mapper's clone of it, to a disk and back. Times in ns, 0: never seen. */
 struct way {

@@ -110,7 +110,7 @@ __noinline int add_request(struct issue *issue)
 	if (!bpf_map_delete_elem(&ios, &last))
 		__sync_fetch_and_add(&dropped, 1);
 	if (!io.submitted || bpf_map_update_elem(&ios, &last, &io, BPF_NOEXIST))
-		__sync_fetch_and_add(&unmatched, 1); /* nobody knows since when it was there; or the map is full */
+		__sync_fetch_and_add(&unmatched, 1); /* since when, nobody knows; or the map is full */
 	return 0;
 }
 

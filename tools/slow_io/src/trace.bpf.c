@@ -213,9 +213,9 @@ int BPF_KPROBE(rq_end_probe, struct request *rq, int error, unsigned int nr_byte
 	} else {
 		struct stamps stamps = stamps_of(rq);
 
-		is_command = rq_ends((u64)rq, &stamps, (u64)BPF_CORE_READ(rq, bio),
-				     (u64)BPF_CORE_READ(rq, biotail),
-				     nr_bytes >= BPF_CORE_READ(rq, __data_len));
+		is_command =
+			rq_ends((u64)rq, &stamps, (u64)BPF_CORE_READ(rq, bio),
+				(u64)BPF_CORE_READ(rq, biotail), nr_bytes >= BPF_CORE_READ(rq, __data_len));
 	}
 	if (!is_command) /* the program above counts them */
 		tell_second(REQUEST, (u64)rq);
