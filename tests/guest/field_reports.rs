@@ -102,7 +102,11 @@ fn slow_io_explains_by_the_last_way() -> Result<()> {
 
 /// Makes an array of md's, by its files in /sys.
 pub fn md(level: &str, layout: &str, disks: &[&str]) -> Result<String> {
-    let array = format!("md_{level}");
+    // Newer kernels may keep one that was cleared.
+    let is_free = |name: &String| !Path::new("/sys/block").join(name).exists();
+    let names =
+        (0..100).map(|n| if n == 0 { format!("md_{level}") } else { format!("md_{level}_{n}") });
+    let array = names.into_iter().find(is_free).context("no name for an array is free")?;
     fs::write("/sys/module/md_mod/parameters/new_array", &array)?;
     let add = |(slot, disk)| {
         format!("cat /sys/block/{disk}/dev >new_dev; echo {slot} >dev-{disk}/slot; ")
