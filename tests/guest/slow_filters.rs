@@ -169,14 +169,22 @@ fn slow_io_filters_end_with_the_process() -> Result<()> {
     let read = format!("exec dd if={path} of=/dev/null bs=4k count=4 status=none");
     let process = Running::bash(&format!("{}\n{read}", Gate::WAIT))?;
     let pid = process.id().to_string();
-    let running = Running::stage("slow_io", &["--min", "0", "--disk", &path, "--pid", &pid])?;
+    let options = ["--min", "0", "--disk", &path, "--pid", &pid];
+    let running = Running::stages([
+        ("slow_io", options.to_vec()),
+        ("slow_io", [&options[..], &["--json"]].concat()),
+    ])?;
     gate.open()?;
     process.end_well()?;
-    ensure!(disks::in_flight(&name)? > 0, "nothing is in flight: the test does not test");
-    let output = running.end_well()?.stdout;
-    let shown = output.lines().filter(|line| line.contains(&format!(" {name} "))).count();
-    ensure!(shown >= 2 && count(&output, "in flight")? == 0, "{output}");
-    ensure!(output.contains(&format!("\nProcess {pid} has ended: ")), "{output}");
+    let ended = now();
+    let outputs = running.into_iter().map(|running| Ok(running.end_well()?.stdout));
+    let outputs = outputs.collect::<Result<Vec<_>>>()?;
+    let said = format!("\nProcess {pid} has ended: ");
+    ensure!(outputs[0].contains(&said), "{}", outputs[0]);
+    let lines = of_disk(&objects(&outputs[1], "bio")?, &name);
+    let later = lines.iter().filter(|line| line["ended_ns"].as_u64() > Some(ended)).count();
+    let counters = objects(&outputs[1], "counters")?;
+    ensure!(later > 0 && counters[0]["in_flight"] == 0, "after {ended}: {}", outputs[1]);
     Ok(())
 }
 
