@@ -13,7 +13,10 @@ use anyhow::Result;
 use libbpf_rs::{Map, MapCore, MapFlags};
 use walkdir::WalkDir;
 
-use crate::{only::Fate, trace::types::level};
+use crate::{
+    named::{self, Fate},
+    trace::types::level,
+};
 
 // SAFETY: the C struct holds integers only: any bytes are a value of it.
 unsafe impl plain::Plain for level {}
@@ -65,7 +68,7 @@ pub struct OnlyCgroup {
     levels: Vec<(u64, OsString)>,
 }
 
-/// So many levels are followed: only.h goes up as far.
+/// So many levels at most: cgroup.h goes up as far.
 const DEEPEST: usize = 64;
 
 impl FromStr for OnlyCgroup {
@@ -151,7 +154,7 @@ impl OnlyCgroup {
         let above = self.levels.len() - self.depth() as usize;
         let mut level = level { number, ..level::default() };
         let name = self.levels[above + place as usize].1.as_bytes();
-        crate::only::copy(name, &mut level.name);
+        named::copy(name, &mut level.name);
         // SAFETY: the struct is integers without padding.
         let bytes = unsafe { plain::as_bytes(&level) };
         levels.update(&place.to_ne_bytes(), bytes, MapFlags::ANY)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use common::{Cli, InFlight, Process};
 
-use crate::{cgroups::OnlyCgroup, only::OnlyDisk};
+use crate::{cgroups::OnlyCgroup, named::OnlyDisk};
 
 /// The command line of `slow_io`.
 pub type SlowCli = Cli<Slow>;

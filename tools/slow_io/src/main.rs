@@ -24,6 +24,7 @@ mod event;
 mod file;
 mod kind;
 mod line;
+mod named;
 mod only;
 mod operation;
 mod parts;
