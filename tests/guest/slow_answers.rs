@@ -296,7 +296,7 @@ fn slow_io_says_how_far_what_waits_has_come() -> Result<()> {
 fn slow_io_shows_what_is_older_than_itself() -> Result<()> {
     let disk = disks::virtio()?;
     let held = Mapped::new("held", &format!("0 65536 linear /dev/{disk} 0"))?;
-    let kept = Mapped::new("kept", &format!("0 65536 delay /dev/{disk} 0 10000"))?;
+    let kept = Mapped::new("kept", &format!("0 65536 delay /dev/{disk} 0 60000"))?;
     held.suspend(true)?;
     let older = read_page(&held.path(), 7)?;
     let task = read_page(&kept.path(), 8)?;
@@ -318,6 +318,9 @@ fn slow_io_shows_what_is_older_than_itself() -> Result<()> {
     let outputs = Running::interrupt_all(running);
     let elapsed = began.elapsed().as_nanos() as u64;
     held.suspend(false)?;
+    // The target lets go of what it keeps.
+    kept.suspend(true)?;
+    kept.suspend(false)?;
     let (older_id, task_id) = (older.id(), task.id());
     for reader in [older, task, newer] {
         reader.end_well()?;
