@@ -42,13 +42,10 @@ use line::Lines;
 use operation::Operations;
 use sums::{Disk, Sums};
 use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
-use waiting::Watch;
+use waiting::{INITIAL, Watch};
 
 /// How long slow bios are printed before the end of the run is looked for.
 const TURN: Duration = Duration::from_millis(100);
-
-/// The inode number of the PID namespace of the host: PROC_PID_INIT_INO of the kernel.
-const INITIAL: u32 = 0xeffffffc;
 
 fn main() -> ExitCode {
     common::main(common::program!(), run)

@@ -17,7 +17,6 @@ use plain::Plain;
 use serde::Serialize;
 
 use crate::{
-    INITIAL,
     cli::{Clock, Slow},
     clock,
     disks::{Id, Names},
@@ -69,6 +68,9 @@ pub struct Waiting {
 
 /// An address alone identifies no bio. 0 for a time: it was submitted before the start.
 type Key = (u64, u64);
+
+/// The inode number of the PID namespace of the host: PROC_PID_INIT_INO of the kernel.
+pub const INITIAL: u32 = 0xeffffffc;
 
 /// How long an I/O has waited before a terminal shows it, and how often that looks.
 const SECOND: Duration = Duration::from_secs(1);
@@ -398,11 +400,12 @@ fn waits_for(task: &waiter, older: &found) -> bool {
 }
 
 /// Functions that only wait.
-const WAITS: [&str; 9] = [
+const WAITS: [&str; 10] = [
     "io_schedule",
     "blk_io_schedule",
     "wait_for_completion",
     "submit_bio_wait",
+    "bio_await",
     "bit_wait",
     "__wait_on_bit",
     "out_of_line_wait",
