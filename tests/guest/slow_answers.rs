@@ -318,7 +318,7 @@ fn slow_io_shows_what_is_older_than_itself() -> Result<()> {
     let outputs = Running::interrupt_all(running);
     let elapsed = began.elapsed().as_nanos() as u64;
     held.suspend(false)?;
-    // The target lets go of what it keeps.
+    // The target submits what it keeps.
     kept.suspend(true)?;
     kept.suspend(false)?;
     let (older_id, task_id) = (older.id(), task.id());
