@@ -771,7 +771,7 @@ fn slow_io_shows_what_is_wanted() -> Result<()> {
     let bios = count(&outputs[3], "I/Os completed")?;
     ensure!(in_rows == bios && bios >= 8, "{in_rows} of {bios} in rows: {}", outputs[3]);
     ensure!(outputs[3].contains("blkdev_"), "a cause's stack: {}", outputs[3]);
-    let from_above = "\n       5 of these bios had no submitter that was seen";
+    let from_above = "\n       5 of these had no submitter that was seen";
     ensure!(outputs[3].contains(from_above), "through device mapper: {}", outputs[3]);
     let others = count(&outputs[3], "without a cause")?;
     ensure!((4..bios).contains(&others), "{others} of {bios} without a cause: {}", outputs[3]);
