@@ -380,7 +380,7 @@ fn slow_io_shows_in_a_terminal_what_waits() -> Result<()> {
     ended?;
     let screen = screen();
     let mut ages = Vec::new();
-    for line in screen.lines().filter(|line| line.starts_with("   waiting ")) {
+    for line in screen.lines().filter(|line| line.starts_with("waiting ")) {
         let words: Vec<&str> = line.split_whitespace().collect();
         ensure!(words.len() > 6 && words[2..5] == ["RS", "72", "4"], "{line}");
         ensure!(line.contains(" so far, no request yet (suspended) "), "{line}");
@@ -390,7 +390,7 @@ fn slow_io_shows_in_a_terminal_what_waits() -> Result<()> {
     ensure!((2..=4).contains(&ages.len()) && ages[0] >= 1000.0, "{ages:?}: {screen}");
     ensure!(ages.windows(2).all(|two| two[1] >= 2.0 * two[0]), "{ages:?}");
     ensure!(screen.contains("\nStill waiting: 1, "), "{screen}");
-    ensure!(screen.contains("       0 skipped"), "{screen}");
+    ensure!(!screen.contains(" skipped ("), "{screen}");
     Ok(())
 }
 

@@ -100,7 +100,7 @@ fn slow_io_filters_follow_a_disk() -> Result<()> {
 
     let said = format!("\n{} was attached again, or replaced. ", disk.name);
     let headings =
-        |output: &str| rows::<1>(output, &format!("({}.*): \\d+ bios$", disk.name)).len();
+        |output: &str| rows::<1>(output, &format!("({}.*): \\d+ I/Os$", disk.name)).len();
     ensure!(outputs[1].contains(&said) && headings(&outputs[1]) == 1, "{}", outputs[1]);
     let apart =
         diskseqs.iter().all(|n| outputs[2].contains(&format!("{} (diskseq {n}): ", disk.name)));

@@ -29,6 +29,8 @@ pub fn print_slow(disks: &[Disk], min: Duration) {
 /// What was counted beside the I/Os that were measured.
 pub struct Counts {
     completed: u64,
+    /// Of these, how many nobody was seen to submit.
+    nobodys: u64,
     in_flight: u64,
     dropped: u64,
     unmatched: u64,
@@ -44,11 +46,12 @@ pub struct Counts {
 
 impl Counts {
     /// To be called after the programs are detached.
-    pub fn read(skel: &TraceSkel<'_>, options: &Slow, completed: u64) -> Result<Counts> {
+    pub fn read(skel: &TraceSkel<'_>, options: &Slow, disks: &[Disk]) -> Result<Counts> {
         let counts = common::counters(&skel.maps.bss_data)?;
         let in_flight = skel.maps.ios.keys().count() as u64;
         Ok(Counts {
-            completed,
+            completed: disks.iter().map(Disk::bios).sum(),
+            nobodys: disks.iter().map(Disk::nobodys).sum(),
             in_flight,
             dropped: counts.dropped,
             unmatched: counts.unmatched,
@@ -77,7 +80,10 @@ impl Counts {
         let is_whole = missing.iter().all(|count| *count == 0) && self.skips.times() == 0;
         println!();
         if with_all || self.completed == 0 {
-            common::print_total(self.completed, "I/Os completed");
+            common::print_total(self.completed - self.nobodys, "I/Os completed");
+        }
+        if with_all {
+            println!("{:>8} more that nobody was seen to submit", self.nobodys);
         }
         if !is_whole {
             println!("Not all was measured:");

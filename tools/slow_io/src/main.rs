@@ -98,7 +98,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     }
     only::print(&skel, options)?;
     waiting::print(&waiting, options.json)?;
-    let counts = Counts::read(&skel, options, disks.iter().map(Disk::bios).sum())?;
+    let counts = Counts::read(&skel, options, &disks)?;
     match options.json {
         true => counts.print_json(),
         false => counts.print(cli.verbose),

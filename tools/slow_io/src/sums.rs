@@ -271,6 +271,11 @@ impl Disk {
         self.total.bios()
     }
 
+    /// How many of them nobody was seen to submit.
+    pub fn nobodys(&self) -> u64 {
+        self.nobodys
+    }
+
     /// How many of them took `--min` or longer.
     pub fn slow(&self) -> u64 {
         self.slow.bios
