@@ -81,6 +81,11 @@ impl Skips {
         Ok(Skips { counts: loaded > not_counted.len(), times, not_counted })
     }
 
+    /// Whether this kernel counts how often it skips this program.
+    pub fn counts(&self, program: &str) -> bool {
+        !self.not_counted.iter().any(|name| name == program)
+    }
+
     /// How often, in all.
     pub fn times(&self) -> u64 {
         self.times.iter().map(|(_, times)| times).sum()

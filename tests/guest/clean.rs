@@ -188,12 +188,15 @@ pub fn pins() -> Vec<String> {
     pins
 }
 
-/// The pages of a buffer of the tracer. The kernel itself lets it grow when it is first used, and says its size
-/// before as `7 (expanded: 1408)`, and then as what these pages hold: each has a header of 16 bytes.
+/// The pages of a buffer of the tracer; nothing where the size is the kernel's own. It lets the buffer grow when it is
+/// first used, and says its size before as `7 (expanded: 1408)`, and then as what these pages hold: each has a header
+/// of 16 bytes. Before 6.6, whoever has sized the buffer of an instance has `7` here.
 fn in_pages(size: &str) -> Option<String> {
-    let kib = size.split_once("(expanded: ").map_or(size, |(_, size)| size);
-    let kib: u64 = kib.trim().trim_end_matches(')').parse().ok()?;
-    Some((kib * 1024).div_ceil(pagecache::page_size() - 16).to_string())
+    let kib: u64 = size.split_whitespace().next()?.parse().ok()?;
+    let in_pages = |kib: u64| (kib * 1024).div_ceil(pagecache::page_size() - 16);
+    let pages = in_pages(kib);
+    let is_usual = pages == in_pages(7) || pages == in_pages(1408);
+    Some(if is_usual { String::new() } else { pages.to_string() })
 }
 
 /// What can be written: of the kernel, of tracefs and of each disk.

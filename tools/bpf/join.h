@@ -159,8 +159,13 @@ __noinline int note(u64 bio, struct issue *issue)
 		io = io_of(bio);
 		own = bpf_map_lookup_elem(&ios, &bio);
 	}
-	if (!io || is_of_another(io, issue))
+	if (!io)
 		return 0;
+	if (is_of_another(io, issue)) { /* whose completion was not seen */
+		if (own && !bpf_map_delete_elem(&ios, &bio))
+			__sync_fetch_and_add(&dropped, 1);
+		return 0;
+	}
 	way = own ? &own->way : way_or_new(bio, io);
 	if (!way || (way->rq == issue->rq && way->started == issue->started &&
 		     way->allocated == issue->allocated && way->completes))

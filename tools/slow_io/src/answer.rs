@@ -1,7 +1,5 @@
 //! What a run says at its end: which I/Os were slow, and why, and what was not measured.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use common::Skips;
 use libbpf_rs::{MapCore, skel::Skel};
@@ -14,17 +12,20 @@ use crate::{
 };
 
 /// Says of each disk how many of its I/Os were slow, and where their time went; in one sentence, which disks had none.
-pub fn print_slow(disks: &[Disk], min: Duration) {
+pub fn print_slow(disks: &[Disk], options: &Slow) {
     let (slow, quick): (Vec<&Disk>, Vec<&Disk>) = disks.iter().partition(|disk| disk.slow() > 0);
     println!();
-    slow.iter().for_each(|disk| println!("{}", disk.verdict(min, disks)));
+    slow.iter().for_each(|disk| println!("{}", disk.verdict(options, disks)));
     if !quick.is_empty() {
         let names = quick.iter().map(|disk| disk.name()).collect::<Vec<_>>().join(", ");
         let all: u64 = quick.iter().map(|disk| disk.bios()).sum();
-        let shown = humantime::format_duration(min);
+        let shown = humantime::format_duration(options.min);
         println!("{names}: none of {all} I/Os took {shown} or longer.");
     }
 }
+
+/// A start that it misses is an I/O that nobody has seen.
+const START_PROBE: &str = "bio_start_probe";
 
 /// What was counted beside the I/Os that were measured.
 pub struct Counts {
@@ -67,7 +68,8 @@ impl Counts {
     /// The last line of --json.
     pub fn print_json(&self) {
         let counters = json!({
-            "kind": "counters", "completed": self.completed, "in_flight": self.in_flight,
+            "kind": "counters", "completed": self.completed, "no_submitter": self.nobodys,
+            "in_flight": self.in_flight,
             "dropped": self.dropped, "unmatched": self.unmatched, "refused": self.refused,
             "commands": self.commands, "lost": self.lost, "without_cause": self.nobody.unwrap_or(0), "skipped": self.skipped,
         });
@@ -80,7 +82,11 @@ impl Counts {
         let is_whole = missing.iter().all(|count| *count == 0) && self.skips.times() == 0;
         println!();
         if with_all || self.completed == 0 {
-            common::print_total(self.completed - self.nobodys, "I/Os completed");
+            let submitted = self.completed - self.nobodys;
+            match self.completed {
+                0 => common::print_total(0, "I/Os completed"),
+                _ => println!("{submitted:>8} I/Os completed"),
+            }
         }
         if with_all {
             println!("{:>8} more that nobody was seen to submit", self.nobodys);
@@ -88,7 +94,8 @@ impl Counts {
         if !is_whole {
             println!("Not all was measured:");
         } else if self.completed > 0 {
-            println!("All {} I/Os were measured.", self.completed);
+            let seen = if self.skips.counts(START_PROBE) { "" } else { " that were seen" };
+            println!("All {} I/Os{seen} were measured.", self.completed);
         }
         for (count, what) in [
             (self.in_flight, "in flight"),
@@ -105,7 +112,7 @@ impl Counts {
         if let Some(nobody) = self.nobody.filter(|count| *count > 0 || with_all) {
             println!("{nobody:>8} without a cause (more than --causes)");
         }
-        match with_all {
+        match with_all || !self.skips.counts(START_PROBE) {
             true => self.skips.print(),
             false => self.skips.print_times(),
         }

@@ -5,10 +5,20 @@ use std::{collections::BTreeSet, fs, path::Path};
 /// Those that have requests of their own, by name: the disks below them are not looked for. None where the disk is made
 /// of no others, or is gone.
 pub fn leaves(name: &str) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    look(Path::new("/sys/class/block"), name, 8, &mut found);
-    found.remove(name);
+    let class = Path::new("/sys/class/block");
+    let (mut found, name) = (BTreeSet::new(), whole(class, name));
+    look(class, &name, 8, &mut found);
+    found.remove(&name);
     found
+}
+
+/// Of a partition, its disk.
+fn whole(class: &Path, name: &str) -> String {
+    let directory = class.join(name);
+    let is_partition = directory.join("partition").exists();
+    let disk = fs::canonicalize(directory).ok().filter(|_| is_partition);
+    let disk = disk.and_then(|path| Some(path.parent()?.file_name()?.to_str()?.to_owned()));
+    disk.unwrap_or_else(|| name.to_owned())
 }
 
 fn look(class: &Path, name: &str, levels: u32, found: &mut BTreeSet<String>) {

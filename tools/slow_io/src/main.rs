@@ -94,7 +94,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         who::print(&skel.maps, options, &operations, &names)?;
     }
     if !options.json && !disks.is_empty() {
-        answer::print_slow(&disks, options.min);
+        answer::print_slow(&disks, options);
     }
     only::print(&skel, options)?;
     waiting::print(&waiting, options.json)?;

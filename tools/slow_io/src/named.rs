@@ -105,7 +105,10 @@ impl OnlyDisk {
             _ => device.name == self.name,
         };
         let now = common::block_devices()?.into_iter().find(is_it);
-        let other = |device: &BlockDevice| device.diskseq != self.first.diskseq;
+        // A partition that is made again has another number, on the same disk.
+        let other = |device: &BlockDevice| {
+            (device.diskseq, device.device) != (self.first.diskseq, self.first.device)
+        };
         Ok(Fate {
             kind: "filter",
             filter: "disk",

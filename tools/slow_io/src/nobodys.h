@@ -13,7 +13,7 @@
 #include <bpf/bpf_helpers.h>
 
 u64 commands; /* what a program or a driver asks a disk itself, beside all I/O */
-bool starts_unseen = true; /* main.rs: not yet, or no more, is each submission seen */
+bool starts_unseen = true; /* main.rs: until all hooks are attached, and after the run */
 
 struct begun { /* a request, a part of which has completed: as it was before that */
 	u64 allocated, sector;
@@ -89,11 +89,11 @@ __noinline int add_request(struct issue *issue)
 	if (!issue || starts_unseen)
 		return 0;
 	rq = (void *)issue->rq;
-	disk = only_disk ? BPF_CORE_READ(rq, q, disk, diskseq) : 0;
-	if (disk && !may_be_of_disk(disk))
+	disk = only_disk ? BPF_CORE_READ(rq, q, disk, diskseq) : 0; /* a controller's own queue has none */
+	if (only_disk && !may_be_of_disk(disk))
 		return 0;
 	if (is_command(rq))
-		return issue->completes && (!disk || is_known(disk));
+		return issue->completes && (!only_disk || is_known(disk));
 	if (!BPF_CORE_READ(rq, bio))
 		return 0; /* a flush of the block layer's own; or of a multipath, it has completed with its data */
 	whole = whole_request(rq, issue->completes);
@@ -101,7 +101,7 @@ __noinline int add_request(struct issue *issue)
 		return 0;
 	last = (u64)BPF_CORE_READ(rq, biotail);
 	describe_request((void *)last, &whole, &io.by);
-	if (disk && !is_of_disk(last, &io.by))
+	if (only_disk && !is_of_disk(last, &io.by))
 		return 0;
 	take_times(&io.way, issue);
 	io.way.is_clones = NOBODYS;
@@ -109,8 +109,10 @@ __noinline int add_request(struct issue *issue)
 	/* An entry at this address is of an earlier one, whose completion was not seen. */
 	if (!bpf_map_delete_elem(&ios, &last))
 		__sync_fetch_and_add(&dropped, 1);
-	if (!io.submitted || bpf_map_update_elem(&ios, &last, &io, BPF_NOEXIST))
-		__sync_fetch_and_add(&unmatched, 1); /* since when, nobody knows; or the map is full */
+	if (!io.submitted)
+		__sync_fetch_and_add(&unmatched, 1); /* since when it was there, nobody knows */
+	else if (bpf_map_update_elem(&ios, &last, &io, BPF_NOEXIST))
+		__sync_fetch_and_add(&dropped, 1); /* the map is full */
 	return 0;
 }
 

@@ -14,6 +14,7 @@ use textwrap::{Options, fill};
 
 use crate::{
     below,
+    cli::Slow,
     disks::{Id, Names},
     kind::Kind,
     parts::{self, NAMES, Parts},
@@ -230,7 +231,7 @@ fn answer(next: &str) -> String {
 
 impl Disk {
     /// Which disks are below this one: those with a table, that of the most slow ones first; or all, if none has.
-    fn below(&self, all: &[Disk]) -> String {
+    fn below(&self, all: &[Disk], is_filtered: bool) -> String {
         let below = below::leaves(&self.name);
         let mut tables: Vec<&Disk> = all.iter().filter(|disk| below.contains(&disk.name)).collect();
         tables.sort_by_key(|disk| std::cmp::Reverse(disk.slow.total));
@@ -244,10 +245,11 @@ impl Disk {
         let names: Vec<&str> = below.iter().map(|name| &**name).collect();
         match names.is_empty() {
             true => String::new(),
-            false => format!(
+            false if is_filtered => format!(
                 "the disks below it have tables of their own without --disk, --pid and --cgroup: {}",
                 names.join(", ")
             ),
+            false => format!("the disks below it have no requests, either: {}", names.join(", ")),
         }
     }
 
@@ -287,13 +289,15 @@ impl Disk {
     }
 
     /// How many of its I/Os were slow, and why, as far as that can be said. `all`: the disks that have a table.
-    pub fn verdict(&self, min: Duration, all: &[Disk]) -> String {
+    pub fn verdict(&self, options: &Slow, all: &[Disk]) -> String {
+        let is_filtered =
+            options.disk.is_some() || options.pid.is_some() || options.cgroup.is_some();
         let Disk { name, total, slow, .. } = self;
         let next = |part: Part<'_>| match part {
             Part::Known(part, requests) => Kind::of(name).next(part, requests),
-            Part::Unknown => self.below(all),
+            Part::Unknown => self.below(all, is_filtered),
         };
-        format!("{}: {}", self.which(), slow.verdict(total.bios(), min, next))
+        format!("{}: {}", self.which(), slow.verdict(total.bios(), options.min, next))
     }
 
     /// The parts that are known of any bio.

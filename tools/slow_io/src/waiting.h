@@ -24,7 +24,7 @@ struct found { /* an I/O that a request serves, or that a suspended disk of devi
 	u32 below; /* the disk that has the request */
 	enum stage stage;
 	u32 unused;
-	u64 allocated, started; /* of the request; 0: never, or not noted */
+	u64 rq, allocated, started; /* of the request; 0: never, or not noted */
 };
 
 struct {
@@ -91,6 +91,7 @@ static long next_request(u32 n, struct walk *walk)
 	if (!walk->bio)
 		return 0;
 	walk->last = (u64)BPF_CORE_READ(rq, biotail);
+	walk->found.rq = (u64)rq;
 	stamps = stamps_of(rq);
 	walk->found.stage = stamps.is_idle ? IN_QUEUE : WITH_DRIVER;
 	walk->found.allocated = stamps.is_noted ? stamps.allocated : 0;

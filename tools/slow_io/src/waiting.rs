@@ -138,15 +138,19 @@ impl<'a> Watch<'a> {
         older.retain(|found| found.submitted == 0 && watch.is_asked_for(found));
         watch.older = older;
         // They are known by their numbers on the host. With --cgroup, nobody knows whose they are.
-        if common::pid_namespace()? == INITIAL && options.cgroup.is_none() {
+        if common::pid_namespace()? == INITIAL && watch.is_of_all_cgroups() {
             watch.waiters = watch.look_at_tasks()?;
         }
         Ok(watch)
     }
 
+    fn is_of_all_cgroups(&self) -> bool {
+        self.options.cgroup.as_ref().is_none_or(|cgroup| cgroup.depth() == 0)
+    }
+
     /// Whether --disk asks for it, as far as it is known.
     fn is_asked_for(&self, found: &found) -> bool {
-        self.options.cgroup.is_none()
+        self.is_of_all_cgroups()
             && self.options.disk.as_ref().is_none_or(|disk| disk.was(found.diskseq, found.dev))
     }
 
@@ -176,6 +180,7 @@ impl<'a> Watch<'a> {
                 list.push(self.of_io(key, &io, age, found, look)?);
             }
         }
+        list.extend(self.without_submitter(look, &requests, is_old)?);
         if is_old(look.now.saturating_sub(self.began)) {
             list.extend(self.older(look, &requests)?);
         }
@@ -192,8 +197,8 @@ impl<'a> Watch<'a> {
             sector: (by.sector != u64::MAX).then_some(by.sector),
             bytes: Some(by.bytes),
             age_ns: age,
-            pid: Some(by.process),
-            process: Some(common::text(&by.comm)),
+            pid: (by.is_nobodys == 0).then_some(by.process),
+            process: (by.is_nobodys == 0).then(|| common::text(&by.comm)),
             key,
             ..Waiting::default()
         };
@@ -204,7 +209,8 @@ impl<'a> Watch<'a> {
     /// Notes how far it has come, as what was found of it says.
     fn reach(&self, waiting: &mut Waiting, dev: u32, found: &[&found], look: &Look) -> Result<()> {
         let served = found.iter().filter(|found| found.stage != stage::NO_REQUEST);
-        waiting.requests = served.clone().count() as u32;
+        let requests: HashSet<u64> = served.clone().map(|found| found.rq).collect();
+        waiting.requests = requests.len() as u32;
         let Some(first) = served.min_by_key(|found| found.allocated) else {
             if look.is_whole {
                 waiting.reached = Some("none");
@@ -233,13 +239,52 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
+    /// Requests that nobody was seen to submit: of an array, a cache, a multipath. They have an entry only when they end.
+    fn without_submitter(
+        &self,
+        look: &Look,
+        requests: &HashMap<Key, Vec<&found>>,
+        is_old: impl Fn(u64) -> bool,
+    ) -> Result<Vec<Waiting>> {
+        let mut list = Vec::new();
+        if self.options.pid.is_some() {
+            return Ok(list);
+        }
+        for (key, found) in requests.iter().filter(|((_, submitted), _)| *submitted == 0) {
+            let is_older = self.older.iter().any(|older| older.bio == key.0);
+            let Some(first) = found.iter().find(|found| found.allocated != 0) else { continue };
+            let age = look.now.saturating_sub(first.allocated);
+            if is_older || !is_old(age) || !self.is_asked_for(first) {
+                continue;
+            }
+            let disk = Id { diskseq: first.diskseq, device: first.dev };
+            let mut waiting = Waiting {
+                kind: "waiting",
+                disk: Some(self.names.name(disk)?.to_string()),
+                operation: Some(self.operations.letters(first.operation).to_string()),
+                sector: Some(first.sector),
+                bytes: Some(first.bytes),
+                age_ns: age,
+                key: (key.0, first.allocated),
+                ..Waiting::default()
+            };
+            self.reach(&mut waiting, first.dev, found, look)?;
+            waiting.text += ", no submitter seen";
+            list.push(waiting);
+        }
+        Ok(list)
+    }
+
     /// What was in flight when the programs were attached, and still is.
     fn older(&self, look: &Look, now: &HashMap<Key, Vec<&found>>) -> Result<Vec<Waiting>> {
         let is_same = |a: &found, b: &found| {
             (a.bio, a.diskseq, a.sector, a.bytes) == (b.bio, b.diskseq, b.sector, b.bytes)
         };
         let is_still = |then: &waiter| {
-            let is_it = |now: &waiter| (now.task, now.switches) == (then.task, then.switches);
+            let is_it = |now: &waiter| {
+                let woken = now.switches.saturating_sub(then.switches);
+                now.task == then.task && woken <= woken_at_most(look.now - self.began)
+            };
             look.waiters.iter().any(is_it)
         };
         let tasks: Vec<&waiter> = self.waiters.iter().filter(|task| is_still(task)).collect();
@@ -306,8 +351,13 @@ impl<'a> Watch<'a> {
         let are_older = !self.older.is_empty() || !self.waiters.is_empty();
         let some_wait = self.look_at_ios()?.keys().any(|&(_, submitted)| is_old(submitted));
         let mut list = Vec::new();
-        if some_wait || are_older && is_old(self.began) {
+        let has_looked = some_wait || are_older && is_old(self.began);
+        if has_looked {
             list = self.list(&self.look()?)?;
+        }
+        if has_looked && is_old(self.began) && !list.iter().any(|waiting| waiting.before_start) {
+            // None of them is there any more, or will be.
+            (self.older, self.waiters) = (Vec::new(), Vec::new());
         }
         list.retain(|waiting| waiting.age_ns >= least);
         let shown = std::mem::take(&mut self.shown);
@@ -388,6 +438,14 @@ pub struct Look {
     /// Each request was found.
     is_whole: bool,
     now: u64,
+}
+
+/// How often a task that waits for one I/O wakes in so many ns, to show that it does not hang itself: twice in the
+/// time after which the kernel says that of a task (block/blk.h, blk_wait_io()).
+fn woken_at_most(ns: u64) -> u64 {
+    let timeout = fs::read_to_string("/proc/sys/kernel/hung_task_timeout_secs");
+    let seconds = timeout.ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
+    (2 * ns / 1_000_000_000).checked_div(seconds).map_or(0, |times| times + 1)
 }
 
 /// How much memory a task's stack has.
