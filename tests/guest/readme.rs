@@ -11,7 +11,7 @@ tests![readmes_show_real_output, readmes_name_what_exists];
 const WORDS: &str = "
     LIBBPF_SYS_LIBRARY_PATH NSpid O_DIRECT RWF_NOWAIT ___old account_page_dirtied arg0 lhist map_value ptr_bio
     blk_account_io_completion blk_start_request blktrace cpid dm_crypt folio_account_dirtied
-    histogram_quantile inline ksoftirqd libelf libz llvm map_value_or_null memlock nvme
+    histogram_quantile inline kcryptd ksoftirqd libelf libz llvm map_value_or_null memlock nvme
     perf_event_max_stack printf smartctl stageNN start_request taskset trace_bp umount vda xlated";
 
 /// The tools whose READMEs show what they print.

@@ -76,8 +76,8 @@ impl Counts {
         println!("{counters}");
     }
 
-    /// Whether all was measured, and what is not 0; `with_all`: the rest, too.
-    pub fn print(&self, with_all: bool) {
+    /// Whether all was measured, and what is not 0; `with_all`: the rest, too. `hooks_ran`: nobody has switched them off.
+    pub fn print(&self, with_all: bool, hooks_ran: bool) {
         let missing = [self.dropped, self.unmatched, self.lost, self.nobody.unwrap_or(0)];
         let is_whole = missing.iter().all(|count| *count == 0) && self.skips.times() == 0;
         println!();
@@ -94,7 +94,8 @@ impl Counts {
         if !is_whole {
             println!("Not all was measured:");
         } else if self.completed > 0 {
-            let seen = if self.skips.counts(START_PROBE) { "" } else { " that were seen" };
+            let are_all_seen = hooks_ran && self.skips.counts(START_PROBE);
+            let seen = if are_all_seen { "" } else { " that were seen" };
             println!("All {} I/Os{seen} were measured.", self.completed);
         }
         for (count, what) in [

@@ -101,7 +101,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let counts = Counts::read(&skel, options, &disks)?;
     match options.json {
         true => counts.print_json(),
-        false => counts.print(cli.verbose),
+        false => counts.print(cli.verbose, session.hooks_still_run().is_ok()),
     }
     Ok(())
 }
