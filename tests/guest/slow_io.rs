@@ -10,7 +10,6 @@ tests![
     slow_io_names_errors,
     slow_io_names_commands_for_zones,
     slow_io_names_files,
-    slow_io_shows_what_is_wanted,
     slow_io_records_what_came_before,
     stage13_counts_what_is_lost,
     stage13_prints_slow_bios,
@@ -727,55 +726,6 @@ fn slow_io_names_files() -> Result<()> {
         [(read, "/one/deep/read"), (linked, "/one/second"), (closed, "(deleted)")].into_iter();
     let is_shown = shown.all(|(inode, path)| outputs[1].contains(&format!(" {inode} {path}")));
     ensure!(is_shown, "{}", outputs[1]);
-    Ok(())
-}
-
-/// --min, --top, --histogram, --disk, --pid, --causes.
-fn slow_io_shows_what_is_wanted() -> Result<()> {
-    let null = NullBlk::timer("test", 20, "")?;
-    // A disk with its partitions, a partition, and a name that `lsblk` shows.
-    let disk = disks::virtio()?;
-    let partition = format!("/dev/{}", disks::partitioned(&disk)?);
-    let _mapped = Mapped::new("shown", &format!("0 4096 linear /dev/{disk} 0"))?;
-    let gate = Gate::new()?;
-    let process = Running::bash(&format!("{}; exec {}", Gate::WAIT, reads(&partition, 4)))?;
-    let pid = process.id().to_string();
-    let of_causes = ["--histogram", "--who", "stack", "--causes", "1"];
-    let options = [
-        ["--min", "0", "--top", "3", "--disk", &null.name].to_vec(),
-        ["--min", "0", "--disk", "shown"].to_vec(),
-        ["--min", "0", "--disk", &partition, "--pid", &pid].to_vec(),
-        [&["--min", "10s", "-v", "--disk", &disk][..], &of_causes].concat(),
-    ];
-    let running = Running::stages(options.map(|options| ("slow_io", options)))?;
-    // Those through device mapper come last: at the disk, nobody was seen to submit them, and there is room for one cause.
-    let all = [(null.name.as_str(), 10), (&disk, 3), ("mapper/shown", 5)];
-    shell(&all.map(|(file, count)| reads(file, count)).join("; "))?;
-    gate.open()?;
-    process.end_well()?;
-    disks::read(&partition, 1)?;
-    let outputs = Running::interrupt_all(running)?;
-
-    let of_dd = |output: &String| output.lines().filter(|line| line.contains(" RS ")).count();
-    let counts: Vec<usize> = outputs.iter().map(of_dd).collect();
-    ensure!(counts == [3, 5, 4, 0], "{counts:?}: {}", outputs.concat());
-    // TIME DISK OP SECTOR KIB TOTAL
-    let slowest = outputs[0].lines().filter(|line| line.ends_with(" dd"));
-    let total =
-        |line: &str| Ok(line.split_whitespace().nth(5).context("no total")?.parse::<f64>()?);
-    let totals = slowest.map(total).collect::<Result<Vec<f64>>>()?;
-    ensure!(totals.is_sorted_by(|a, b| a >= b) && totals[2] >= 20.0, "{}", outputs[0]);
-    // Tables and histograms are of all bios, not only of the slow ones. Each dd is a cause.
-    let counts = rows(&outputs[3], r"< +\S+ +\S+ +(\d+)").into_iter();
-    let in_rows = counts.map(|[count]| Ok(count.parse::<u64>()?)).sum::<Result<u64>>()?;
-    let all = ["I/Os completed", "more that nobody"].map(|what| count(&outputs[3], what));
-    let bios = all.into_iter().sum::<Result<u64>>()?;
-    ensure!(in_rows == bios && bios >= 8, "{in_rows} of {bios} in rows: {}", outputs[3]);
-    ensure!(outputs[3].contains("blkdev_"), "a cause's stack: {}", outputs[3]);
-    let from_above = rows(&outputs[3], r"^ +(\d+) of these had no submitter that was seen");
-    ensure!(from_above == [["5"]], "through device mapper: {from_above:?}, {}", outputs[3]);
-    let others = count(&outputs[3], "without a cause")?;
-    ensure!((4..bios).contains(&others), "{others} of {bios} without a cause: {}", outputs[3]);
     Ok(())
 }
 
