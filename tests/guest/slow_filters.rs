@@ -29,7 +29,8 @@ fn slow_io_shows_what_is_wanted() -> Result<()> {
         [&["--min", "10s", "-v", "--disk", &disk][..], &of_causes].concat(),
     ];
     let running = Running::stages(options.map(|options| ("slow_io", options)))?;
-    // Those through device mapper come last: at the disk, nobody was seen to submit them, and there is room for one cause.
+    // Those through device mapper come last: at the disk, nobody was seen to submit them, and there is room for one
+    // cause.
     let all = [(null.name.as_str(), 10), (&disk, 3), ("mapper/shown", 5)];
     shell(&all.map(|(file, count)| reads(file, count)).join("; "))?;
     gate.open()?;
