@@ -175,7 +175,8 @@ impl<'a> Watch<'a> {
         let mut list = Vec::new();
         for (key, io) in self.look_at_ios()? {
             let age = look.now.saturating_sub(io.submitted);
-            if is_old(age) {
+            // An entry that was made at the end of a request waits for nothing: its end was not seen.
+            if is_old(age) && io.by.is_nobodys == 0 {
                 let found = requests.get(&key).map_or(&[][..], Vec::as_slice);
                 list.push(self.of_io(key, &io, age, found, look)?);
             }
@@ -197,8 +198,8 @@ impl<'a> Watch<'a> {
             sector: (by.sector != u64::MAX).then_some(by.sector),
             bytes: Some(by.bytes),
             age_ns: age,
-            pid: (by.is_nobodys == 0).then_some(by.process),
-            process: (by.is_nobodys == 0).then(|| common::text(&by.comm)),
+            pid: Some(by.process),
+            process: Some(common::text(&by.comm)),
             key,
             ..Waiting::default()
         };
