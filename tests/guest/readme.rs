@@ -11,8 +11,8 @@ tests![readmes_show_real_output, readmes_name_what_exists];
 const WORDS: &str = "
     LIBBPF_SYS_LIBRARY_PATH NSpid O_DIRECT RWF_NOWAIT ___old account_page_dirtied arg0 lhist map_value ptr_bio
     blk_account_io_completion blk_start_request blktrace cpid dm_crypt folio_account_dirtied
-    histogram_quantile inline kcryptd ksoftirqd libelf libz llvm map_value_or_null memlock nvme
-    perf_event_max_stack printf smartctl stageNN start_request taskset trace_bp umount vda xlated";
+    histogram_quantile inline kcryptd ksoftirqd libelf libz llvm lvm map_value_or_null memlock nvme
+    perf_event_max_stack printf smartctl stageNN start_request taskset trace_bp umount vda vda2 xlated";
 
 /// The tools whose READMEs show what they print.
 const SHOWN_TOOLS: [&str; 2] = ["tools/ctracer", "tools/slow_io"];
