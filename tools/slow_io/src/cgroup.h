@@ -8,7 +8,8 @@
 #include <bpf/bpf_helpers.h>
 
 const volatile bool with_cgroup;
-const volatile u32 only_depth; /* how many entries `levels` has, for bios of the last one and of those below; 0: all */
+/* How many entries `levels` has, for bios of the last one and of those below; 0: all. */
+const volatile u32 only_depth;
 u64 made_again; /* how often a cgroup was made at the path of --cgroup */
 
 struct level {
@@ -26,7 +27,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1024);
-	__type(key, u64); /* the number of a cgroup that is or was the last level: bios may come after its removal */
+	__type(key, u64); /* the number of a cgroup that is, or was, the last level */
 	__type(value, u32);
 } generations SEC(".maps");
 

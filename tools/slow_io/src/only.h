@@ -8,11 +8,13 @@
 #include "started.h"
 #include <bpf/bpf_helpers.h>
 
-enum follow { NO_OTHER, OF_DISK, OF_PARTITION, OF_MAPPER }; /* by what name: of /sys/class/block, or device mapper's */
+/* By what name: that of /sys/class/block, or device mapper's. */
+enum follow { NO_OTHER, OF_DISK, OF_PARTITION, OF_MAPPER };
 
 /* Of the start of the run: the disk's diskseq (0: all), and the largest that any disk had. */
 const volatile u64 only_disk, newest_disk;
-const volatile u32 only_partition, follow, mapper; /* the partition's dev or 0; enum follow; mapper's major number */
+const volatile u32 only_partition; /* its dev, or 0 */
+const volatile u32 follow, mapper; /* enum follow; device mapper's major number */
 #define WORDS 16
 const volatile u64 only_name[WORDS]; /* with zeros behind it, as numbers: quicker to compare */
 const volatile u32 only_process;

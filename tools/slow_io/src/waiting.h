@@ -158,7 +158,8 @@ static void look_at_deferred(struct gendisk *disk, struct walk *walk)
 SEC("fentry/part_inflight_show")
 int BPF_PROG(look_at_disk, struct device *device)
 {
-	struct block_device *part = (void *)number(device) - bpf_core_field_offset(struct block_device, bd_device);
+	struct block_device *part =
+		(void *)number(device) - bpf_core_field_offset(struct block_device, bd_device);
 	u32 process = pid_namespace ? process_in(pid_namespace) : bpf_get_current_pid_tgid() >> 32;
 	struct gendisk *disk = BPF_CORE_READ(part, bd_disk);
 	struct request_queue *queue = BPF_CORE_READ(disk, queue);
