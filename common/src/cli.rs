@@ -31,7 +31,7 @@ pub struct Cli<Own: Args = NoOptions> {
     /// How long to trace: 10s, 2m, 500ms [default: until Ctrl-C]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub duration: Option<Duration>,
-    /// Show more: the messages of libbpf and the verifier, counters that are 0
+    /// Show the messages of libbpf and the verifier, and the counters that a tool leaves out
     #[arg(short, long)]
     pub verbose: bool,
     /// The options that only this program has.

@@ -282,10 +282,7 @@ impl<'a> Watch<'a> {
             (a.bio, a.diskseq, a.sector, a.bytes) == (b.bio, b.diskseq, b.sector, b.bytes)
         };
         let is_still = |then: &waiter| {
-            let is_it = |now: &waiter| {
-                let woken = now.switches.saturating_sub(then.switches);
-                now.task == then.task && woken <= woken_at_most(look.now - self.began)
-            };
+            let is_it = |now: &waiter| (now.task, now.switches) == (then.task, then.switches);
             look.waiters.iter().any(is_it)
         };
         let tasks: Vec<&waiter> = self.waiters.iter().filter(|task| is_still(task)).collect();
@@ -295,7 +292,8 @@ impl<'a> Watch<'a> {
             if !done.insert(then.bio) || !found.iter().any(|found| is_same(found, then)) {
                 continue;
             }
-            let task = tasks.iter().find(|task| waits_for(task, then)).copied();
+            // It may have woken meanwhile, to show that it does not hang itself: the I/O is the same.
+            let task = look.waiters.iter().find(|task| waits_for(task, then));
             known.extend(task.map(|task| task.task));
             let mut waiting = self.before_start(look, task);
             let disk = Id { diskseq: then.diskseq, device: then.dev };
@@ -439,14 +437,6 @@ pub struct Look {
     /// Each request was found.
     is_whole: bool,
     now: u64,
-}
-
-/// How often a task that waits for one I/O wakes in so many ns, to show that it does not hang itself: twice in the
-/// time after which the kernel says that of a task (block/blk.h, blk_wait_io()).
-fn woken_at_most(ns: u64) -> u64 {
-    let timeout = fs::read_to_string("/proc/sys/kernel/hung_task_timeout_secs");
-    let seconds = timeout.ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
-    (2 * ns / 1_000_000_000).checked_div(seconds).map_or(0, |times| times + 1)
 }
 
 /// How much memory a task's stack has.
