@@ -13,6 +13,8 @@ tests![
     slow_io_says_how_far_what_waits_has_come,
     slow_io_shows_what_is_older_than_itself,
     slow_io_shows_in_a_terminal_what_waits,
+    slow_io_shows_a_leg_that_hangs,
+    slow_io_shows_the_time_of_day,
     slow_io_names_the_process,
     slow_io_knows_the_clock_of_a_namespace,
     slow_io_has_tables_below_an_array,
@@ -392,6 +394,82 @@ fn slow_io_shows_in_a_terminal_what_waits() -> Result<()> {
     ensure!(ages.windows(2).all(|two| two[1] >= 2.0 * two[0]), "{ages:?}");
     ensure!(screen.contains("\nStill waiting: 1, "), "{screen}");
     ensure!(!screen.contains(" skipped ("), "{screen}");
+    Ok(())
+}
+
+/// A leg of a RAID 5 that takes long: the array's write has no request of its own, and the leg's nobody was seen to submit.
+fn slow_io_shows_a_leg_that_hangs() -> Result<()> {
+    shell("modprobe -a md_mod raid456")?;
+    let hangs = ScsiDebug::new("max_queue=8 dev_size_mb=64 delay=0")?;
+    let [a, b] = [NullBlk::new("a", "memory_backed=1")?, NullBlk::new("b", "memory_backed=1")?];
+    let chunks = "echo 65536 >chunk_size; echo 2 >layout;";
+    let array = md("raid5", chunks, &[&a.name, &b.name, &hangs.name])?;
+    disks::read(&array, 1)?; // the first to open it looks for partitions
+    fs::write("/sys/bus/pseudo/drivers/scsi_debug/delay", "2500")?;
+    let pid = std::process::id().to_string();
+    let runs = Running::stages([
+        ("slow_io", vec!["--json", "--min", "300ms"]),
+        ("slow_io", vec!["--json", "--min", "300ms", "--disk", &a.name]),
+        ("slow_io", vec!["--json", "--min", "300ms", "--pid", &pid]),
+    ])?;
+    let began = Instant::now();
+    let write = format!("exec dd if=/dev/zero of=/dev/{array} bs=4k count=1 oflag=direct");
+    let writer = Running::bash(&write)?;
+    wait_until("the leg", || Ok(disks::in_flight(&hangs.name)? > 0))?;
+    thread::sleep(Duration::from_millis(600));
+    let outputs = Running::interrupt_all(runs);
+    let elapsed = began.elapsed().as_nanos() as u64;
+    writer.end_well()?;
+    shell(&format!("echo clear >/sys/block/{array}/md/array_state"))?;
+    let outputs = outputs?;
+    let waiting = objects(&outputs[0], "waiting")?;
+    let of = |disk: &str| of_disk(&waiting, disk).first().cloned().context("it does not wait");
+    let leg = of(&hangs.name)?;
+    has(
+        &leg,
+        &[
+            ("reached", "driver".into()),
+            ("reached_disk", (*hangs.name).into()),
+            ("bytes", 4096.into()),
+            ("pid", Value::Null),
+            ("before_start", false.into()),
+        ],
+    )?;
+    let age = leg["age_ns"].as_u64().unwrap_or(0);
+    ensure!((600_000_000..elapsed).contains(&age), "of at most {elapsed} ns: {leg}");
+    has(&of(&array)?, &[("process", "dd".into()), ("reached", "none".into())])?;
+    for output in &outputs[1..] {
+        ensure!(objects(output, "waiting")?.is_empty(), "of another disk, or process: {output}");
+    }
+    Ok(())
+}
+
+/// In a terminal, TIME is the time of day in the zone of whoever looks.
+fn slow_io_shows_the_time_of_day() -> Result<()> {
+    const SCREEN: &str = "/run/screen";
+    let disk = NullBlk::new("day", "")?;
+    fs::remove_file(SCREEN).ok();
+    let path = program("slow_io");
+    let terminal = Running::bash(&format!(
+        "export TZ=HERE-5:30; exec script -qfc 'exec {} --min 0 --disk {} --duration 5s' {SCREEN} \
+         </dev/null >/dev/null",
+        path.display(),
+        disk.name
+    ))?;
+    let screen = || String::from_utf8_lossy(&fs::read(SCREEN).unwrap_or_default()).into_owned();
+    wait_until("slow_io", || Ok(screen().contains("tracing for")))?;
+    let now = || Ok::<String, anyhow::Error>(shell("TZ=HERE-5:30 date +%T.%3N")?.trim().to_owned());
+    let before = now()?;
+    disks::read(&disk.name, 3)?;
+    let after = now()?;
+    terminal.end_well()?;
+    let screen = screen();
+    let is_its = |line: &&str| line.split_whitespace().nth(1) == Some(&disk.name);
+    let times: Vec<&str> =
+        screen.lines().filter(is_its).filter_map(|line| line.split_whitespace().next()).collect();
+    // At midnight, a later time is smaller.
+    let is_then = |time: &&str| before > after || (&*before..=&*after).contains(time);
+    ensure!(times.len() == 3 && times.iter().all(is_then), "{before} to {after}: {screen}");
     Ok(())
 }
 
