@@ -361,21 +361,34 @@ fn slow_io_shows_what_is_older_than_itself() -> Result<()> {
     )
 }
 
+const SCREEN: &str = "/run/screen";
+
+/// Starts slow_io in a terminal, in a zone of its own, and waits until it traces.
+fn in_terminal(options: &str) -> Result<Running> {
+    fs::remove_file(SCREEN).ok();
+    let path = program("slow_io");
+    let command = format!("exec {} {options}", path.display());
+    let terminal = Running::bash(&format!(
+        "export TZ={ZONE}; exec script -qfc '{command}' {SCREEN} </dev/null >/dev/null"
+    ))?;
+    wait_until("slow_io", || Ok(screen().contains("tracing for")))?;
+    Ok(terminal)
+}
+
+/// What the terminal shows.
+fn screen() -> String {
+    String::from_utf8_lossy(&fs::read(SCREEN).unwrap_or_default()).into_owned()
+}
+
+/// Five and a half hours ahead of UTC; it needs no file of zones.
+const ZONE: &str = "HERE-5:30";
+
 /// While it runs in a terminal, what waits has a line after a second, and one whenever its age has doubled. To look
 /// for it keeps no program from running.
 fn slow_io_shows_in_a_terminal_what_waits() -> Result<()> {
-    const SCREEN: &str = "/run/screen";
     let disk = Mapped::new("waits", &format!("0 65536 linear /dev/{} 0", disks::virtio()?))?;
-    fs::remove_file(SCREEN).ok();
     disk.suspend(true)?;
-    let path = program("slow_io");
-    let terminal = Running::bash(&format!(
-        "exec script -qfc 'exec {} --min 100ms --disk {} --duration 9s' {SCREEN} </dev/null >/dev/null",
-        path.display(),
-        disk.disk()?
-    ))?;
-    let screen = || String::from_utf8_lossy(&fs::read(SCREEN).unwrap_or_default()).into_owned();
-    wait_until("slow_io", || Ok(screen().contains("tracing for")))?;
+    let terminal = in_terminal(&format!("--min 100ms --disk {} --duration 9s", disk.disk()?))?;
     let reader = read_page(&disk.path(), 9)?;
     let ended = terminal.end_well();
     disk.suspend(false)?;
@@ -446,19 +459,11 @@ fn slow_io_shows_a_leg_that_hangs() -> Result<()> {
 
 /// In a terminal, TIME is the time of day in the zone of whoever looks.
 fn slow_io_shows_the_time_of_day() -> Result<()> {
-    const SCREEN: &str = "/run/screen";
     let disk = NullBlk::new("day", "")?;
-    fs::remove_file(SCREEN).ok();
-    let path = program("slow_io");
-    let terminal = Running::bash(&format!(
-        "export TZ=HERE-5:30; exec script -qfc 'exec {} --min 0 --disk {} --duration 5s' {SCREEN} \
-         </dev/null >/dev/null",
-        path.display(),
-        disk.name
-    ))?;
-    let screen = || String::from_utf8_lossy(&fs::read(SCREEN).unwrap_or_default()).into_owned();
-    wait_until("slow_io", || Ok(screen().contains("tracing for")))?;
-    let now = || Ok::<String, anyhow::Error>(shell("TZ=HERE-5:30 date +%T.%3N")?.trim().to_owned());
+    let terminal = in_terminal(&format!("--min 0 --disk {} --duration 5s", disk.name))?;
+    let now = || {
+        Ok::<String, anyhow::Error>(shell(&format!("TZ={ZONE} date +%T.%3N"))?.trim().to_owned())
+    };
     let before = now()?;
     disks::read(&disk.name, 3)?;
     let after = now()?;

@@ -54,14 +54,24 @@ static __always_inline int bio_starts(u64 bio, struct io *io)
 	return 0;
 }
 
-/* The bio that somebody has submitted, of which this one is a part or a clone, or itself. */
-static struct io *io_of(u64 bio)
+/* The bio that somebody has submitted, of which this one is a part or a clone, or itself. `top`: its address; without
+ * an entry, that of the last one above. */
+static __always_inline struct io *io_and_top(u64 bio, u64 *top)
 {
 	struct io *io = NULL;
 
-	for (int i = 0; i < 8 && bio && !io; i++, bio = bio_above(bio))
+	for (int i = 0; i < 8 && bio && !io; i++, bio = bio_above(bio)) {
+		*top = bio;
 		io = bpf_map_lookup_elem(&ios, &bio);
+	}
 	return io;
+}
+
+static struct io *io_of(u64 bio)
+{
+	u64 top;
+
+	return io_and_top(bio, &top);
 }
 
 /* From a part to what it is a part of: a bio that somebody has submitted, or a clone. */

@@ -69,9 +69,9 @@ impl Counts {
     pub fn print_json(&self) {
         let counters = json!({
             "kind": "counters", "completed": self.completed, "no_submitter": self.nobodys,
-            "in_flight": self.in_flight,
-            "dropped": self.dropped, "unmatched": self.unmatched, "refused": self.refused,
-            "commands": self.commands, "lost": self.lost, "without_cause": self.nobody.unwrap_or(0), "skipped": self.skipped,
+            "in_flight": self.in_flight, "dropped": self.dropped, "unmatched": self.unmatched,
+            "refused": self.refused, "commands": self.commands, "lost": self.lost,
+            "without_cause": self.nobody.unwrap_or(0), "skipped": self.skipped,
         });
         println!("{counters}");
     }

@@ -57,6 +57,13 @@ pub struct Slow {
     pub room: InFlight,
 }
 
+impl Slow {
+    /// The clock of a line's time: in a terminal, somebody looks at one.
+    pub fn clock(&self, is_terminal: bool) -> Clock {
+        self.time.unwrap_or(if is_terminal { Clock::Day } else { Clock::Boot })
+    }
+}
+
 /// Which clocks a line shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Clock {

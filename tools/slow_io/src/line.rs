@@ -59,7 +59,7 @@ impl<'a> Lines<'a> {
         names: &'a Names,
         maps: &'a TraceMaps<'a>,
     ) -> Result<Lines<'a>> {
-        let clock = options.time.unwrap_or(if is_terminal { Clock::Day } else { Clock::Boot });
+        let clock = options.clock(is_terminal);
         if !options.json {
             let time = match clock {
                 Clock::Wall => format!("{:<24} {:>10}", "WALL CLOCK", "TIME"),

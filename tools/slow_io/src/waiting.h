@@ -42,19 +42,15 @@ struct walk { /* how far a look at a disk has come */
 /* Sends what is known of the I/O that this bio is a part of. */
 __noinline int send_found(u64 bio, struct walk *walk)
 {
-	struct io *io = NULL;
+	u64 address = bio;
+	struct io *io = io_and_top(bio, &address);
+	struct bio *top = (void *)address;
 	struct found *found;
-	struct bio *top = NULL;
 
 	if (!walk)
 		return 0;
-	for (int i = 0; i < 8 && bio && !io; i++) {
-		top = (void *)bio;
-		io = bpf_map_lookup_elem(&ios, &bio);
-		bio = bio_above(bio);
-	}
 	found = &walk->found;
-	found->bio = (u64)top;
+	found->bio = address;
 	found->submitted = io ? io->submitted : 0;
 	found->diskseq = BPF_CORE_READ(top, bi_bdev, bd_disk, diskseq);
 	found->dev = BPF_CORE_READ(top, bi_bdev, bd_dev);

@@ -258,17 +258,8 @@ impl<'a> Watch<'a> {
             if is_older || !is_old(age) || !self.is_asked_for(first) {
                 continue;
             }
-            let disk = Id { diskseq: first.diskseq, device: first.dev };
-            let mut waiting = Waiting {
-                kind: "waiting",
-                disk: Some(self.names.name(disk)?.to_string()),
-                operation: Some(self.operations.letters(first.operation).to_string()),
-                sector: Some(first.sector),
-                bytes: Some(first.bytes),
-                age_ns: age,
-                key: (key.0, first.allocated),
-                ..Waiting::default()
-            };
+            let mut waiting = Waiting { kind: "waiting", age_ns: age, ..self.of_found(first)? };
+            waiting.key = (key.0, first.allocated);
             self.reach(&mut waiting, first.dev, found, look)?;
             waiting.text += ", no submitter seen";
             list.push(waiting);
@@ -295,19 +286,14 @@ impl<'a> Watch<'a> {
             // It may have woken meanwhile, to show that it does not hang itself: the I/O is the same.
             let task = look.waiters.iter().find(|task| waits_for(task, then));
             known.extend(task.map(|task| task.task));
-            let mut waiting = self.before_start(look, task);
-            let disk = Id { diskseq: then.diskseq, device: then.dev };
-            waiting.disk = Some(self.names.name(disk)?.to_string());
-            waiting.operation = Some(self.operations.letters(then.operation).to_string());
-            waiting.sector = Some(then.sector);
-            waiting.bytes = Some(then.bytes);
+            let mut waiting = self.before_start(self.of_found(then)?, look, task);
             waiting.key = (then.bio, 0);
             self.reach(&mut waiting, then.dev, found, look)?;
             waiting.text += ", since before the start";
             list.push(waiting);
         }
         for task in tasks.into_iter().filter(|task| !known.contains(&task.task)) {
-            let mut waiting = self.before_start(look, Some(task));
+            let mut waiting = self.before_start(Waiting::default(), look, Some(task));
             let function = function(task);
             waiting.text = format!(
                 "waits for an I/O in {}(), since before the start",
@@ -326,14 +312,26 @@ impl<'a> Watch<'a> {
         Ok(list)
     }
 
-    fn before_start(&self, look: &Look, task: Option<&waiter>) -> Waiting {
+    /// What was found of an I/O of which nothing else is known.
+    fn of_found(&self, found: &found) -> Result<Waiting> {
+        let disk = Id { diskseq: found.diskseq, device: found.dev };
+        Ok(Waiting {
+            disk: Some(self.names.name(disk)?.to_string()),
+            operation: Some(self.operations.letters(found.operation).to_string()),
+            sector: Some(found.sector),
+            bytes: Some(found.bytes),
+            ..Waiting::default()
+        })
+    }
+
+    fn before_start(&self, known: Waiting, look: &Look, task: Option<&waiter>) -> Waiting {
         Waiting {
             kind: "waiting",
             age_ns: look.now.saturating_sub(self.began),
             before_start: true,
             pid: task.map(|task| task.process),
             process: task.map(|task| common::text(&task.comm)),
-            ..Waiting::default()
+            ..known
         }
     }
 
@@ -374,13 +372,13 @@ impl<'a> Watch<'a> {
     /// In the columns of those that have completed, but that TIME says `waiting`, and a text stands for the parts.
     fn show_lines(&self, new: &[&Waiting]) -> Result<()> {
         let mut out = std::io::stdout().lock();
-        let time = match self.options.time {
-            Some(Clock::Wall) => {
+        let time = match self.options.clock(true) {
+            Clock::Wall => {
                 let now = clock::text(clock::wall(common::kernel_clock()));
                 format!("{now} {:>10}", "waiting")
             }
-            Some(Clock::Boot) => format!("{:>10}", "waiting"),
-            Some(Clock::Day) | None => format!("{:<12}", "waiting"),
+            Clock::Boot => format!("{:>10}", "waiting"),
+            Clock::Day => format!("{:<12}", "waiting"),
         };
         for waiting in new.iter().take(LINES) {
             let Columns { disk, operation, sector, kib, pid, process } = waiting.columns();
