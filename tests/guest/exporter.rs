@@ -65,12 +65,12 @@ impl Scrape {
     }
 
     /// Of a disk and an operation.
-    fn figure(&self, metric: &str, disk: &str, op: &str) -> f64 {
+    pub fn figure(&self, metric: &str, disk: &str, op: &str) -> f64 {
         self.get(&format!("{metric}{{disk=\"{disk}\",op=\"{op}\"}}"))
     }
 
     pub fn bios(&self, disk: &str, op: &str) -> u64 {
-        self.figure("storage_bio_latency_seconds_count", disk, op) as u64
+        self.figure("storage_bio_seconds_count", disk, op) as u64
     }
 
     /// What only the kernel has counted of a disk, and what only the exporter has; `None`: they cannot be compared.
@@ -86,21 +86,24 @@ impl Scrape {
         }
     }
 
-    /// The sum of the requests of a disk is one that its buckets allow.
-    fn sum_fits(&self, disk: &str, op: &str) -> Result<()> {
-        let sum = self.figure("storage_request_latency_seconds_sum", disk, op);
+    /// The sum of a histogram is one that its buckets allow.
+    pub fn sum_fits(&self, name: &str, disk: &str, op: &str) -> Result<()> {
+        let sum = self.figure(&format!("{name}_sum"), disk, op);
         if sum == 0.0 {
             return Ok(());
         }
         let (mut below, mut from, mut least, mut most) = (0, 0.0, 0.0, 0.0);
-        for (limit, count) in self.buckets("storage_request_latency_seconds_bucket", disk, op)? {
+        for (limit, count) in self.buckets(&format!("{name}_bucket"), disk, op)? {
             let here = (count - below) as f64;
             least += here * from;
             // What took longer than the last limit may have taken any time.
             most += if here > 0.0 { here * limit } else { 0.0 };
             (below, from) = (count, limit);
         }
-        ensure!((least..=most).contains(&sum), "{disk} {op}: {sum} s, not {least} to {most}");
+        ensure!(
+            (least..=most).contains(&sum),
+            "{name} {disk} {op}: {sum} s, not {least} to {most}"
+        );
         Ok(())
     }
 
@@ -110,7 +113,7 @@ impl Scrape {
         let part = |name| str::strip_suffix(str::strip_prefix(name, &of)?, "\"}");
         let parts = self.0.iter().filter_map(|(name, seconds)| Some((part(name)?, *seconds)));
         let parts: HashMap<&str, f64> = parts.collect();
-        let all = self.figure("storage_bio_latency_seconds_sum", disk, "read");
+        let all = self.figure("storage_bio_seconds_sum", disk, "read");
         let sum = parts.values().sum::<f64>();
         ensure!(all > 0.0 && (sum - all).abs() < 1e-6, "{disk}: parts {parts:?} of {all} s");
         Ok(parts)
@@ -233,7 +236,7 @@ fn takes_a_place_again() -> Result<()> {
             // The first one, all of whose places are free again when it has gone, has more than the later one.
             disks::read(&disk.name, if n < 2 { 20 } else { 5 })?;
             let (scrape, stat) = (Scrape::now()?, disks::stat(&disk.name)?);
-            let ours = scrape.figure("storage_request_latency_seconds_count", &disk.name, "read");
+            let ours = scrape.figure("storage_request_seconds_count", &disk.name, "read");
             ensure!(ours == stat[0] as f64, "disk {n}: {ours}, and there were {}", stat[0]);
         }
         ends_with(disk)?;
@@ -245,32 +248,34 @@ fn takes_a_place_again() -> Result<()> {
 const OPERATIONS: [(&str, usize, usize); 4] =
     [("read", 0, 3), ("write", 4, 7), ("discard", 11, 14), ("flush", 15, 16)];
 
+/// The time of a request, and the two that it consists of.
+pub const PHASES: [&str; 3] =
+    ["storage_request_seconds", "storage_request_queue_seconds", "storage_request_device_seconds"];
+
 /// How many ms the kernel may have more for this number of requests, which took it so many ms: it takes the time
 /// when it has completed the bios, up to 0.15 ms after the exporter on an idle machine, and 1 ms on a busy one,
 /// which emulates the guest's CPUs in turns.
-fn later(requests: f64, ms: f64) -> f64 {
+pub fn later(requests: f64, ms: f64) -> f64 {
     2.0 + 0.01 * ms + 0.3 * requests
 }
 
 /// What the exporter and the kernel have counted, at a time when nothing completes.
-struct Quiet {
-    scrape: Scrape,
+pub struct Quiet {
+    pub scrape: Scrape,
     /// Of each disk that has requests, and operation: the exporter's number and ms, and the kernel's.
     sums: HashMap<(String, &'static str), [f64; 4]>,
 }
 
 impl Quiet {
-    fn now() -> Result<Quiet> {
+    pub fn now() -> Result<Quiet> {
         let mut quiet = None;
         wait_until("a quiet moment", || {
             let (idle, before, scrape) = (disks::all_in_flight()? == 0, stats()?, Scrape::now()?);
             let stats = stats()?;
             let sums = stats.iter().flat_map(|(disk, stat)| {
                 OPERATIONS.map(|(operation, number, time)| {
-                    let ours =
-                        scrape.figure("storage_request_latency_seconds_count", disk, operation);
-                    let seconds =
-                        scrape.figure("storage_request_latency_seconds_sum", disk, operation);
+                    let ours = scrape.figure("storage_request_seconds_count", disk, operation);
+                    let seconds = scrape.figure("storage_request_seconds_sum", disk, operation);
                     let [kernels, ms] = [number, time].map(|field| stat[field] as f64);
                     ((disk.clone(), operation), [ours, seconds * 1e3, kernels, ms])
                 })
@@ -333,7 +338,10 @@ impl Quiet {
             ensure!(extra == 0.0, "{disk}: {extra} that the kernel has not");
         }
         let mut all = self.sums.keys();
-        all.try_for_each(|(disk, operation)| self.scrape.sum_fits(disk, operation))
+        all.try_for_each(|(disk, operation)| {
+            let mut names = PHASES.into_iter();
+            names.try_for_each(|name| self.scrape.sum_fits(name, disk, operation))
+        })
     }
 }
 
@@ -396,7 +404,7 @@ fn counts_operations() -> Result<()> {
     {
         let ours = scrape.bios(name, op) - scrape_before.bios(name, op);
         ensure!(ours == kernels && ours >= 90, "{op}: {ours}, and there were {kernels}");
-        scrape.buckets("storage_bio_latency_seconds_bucket", name, op)?;
+        scrape.buckets("storage_bio_seconds_bucket", name, op)?;
     }
     ensure!(scrape.bios(&partition, "read") == 0, "a partition is no disk");
     ends_with(disk)
@@ -422,7 +430,7 @@ fn has_fios_latencies(disk: &str) -> Result<()> {
     let (ios, clat) = (&report["read"]["total_ios"], &report["read"]["clat_ns"]);
     let bios = scrape.bios(disk, "read");
     ensure!(*ios == bios, "fio: {ios}, we: {bios}");
-    let sum = scrape.figure("storage_bio_latency_seconds_sum", disk, "read");
+    let sum = scrape.figure("storage_bio_seconds_sum", disk, "read");
     let (mean, fios) = (sum / bios as f64, &clat["mean"]);
     let most = fios.as_f64().unwrap_or(0.0) / 1e9;
     ensure!((DELAY..=most).contains(&mean), "mean {mean} s, delay {DELAY} s, fio {fios} ns");
@@ -432,7 +440,7 @@ fn has_fios_latencies(disk: &str) -> Result<()> {
         let within = |ns: &String| ns.parse::<f64>().unwrap_or(f64::MAX) * 1.016 / 1e9 <= limit;
         bins.iter().filter(|bin| within(bin.0)).filter_map(|bin| bin.1.as_u64()).sum()
     };
-    for (limit, count) in scrape.buckets("storage_bio_latency_seconds_bucket", disk, "read")? {
+    for (limit, count) in scrape.buckets("storage_bio_seconds_bucket", disk, "read")? {
         ensure!(limit >= DELAY || count == 0, "{count} bios took {limit} s, less than {DELAY} s");
         let fios = fios_up_to(limit);
         ensure!(count >= fios, "up to {limit} s: {count} bios, and fio saw {fios}");
@@ -634,8 +642,7 @@ fn exporter_beside_prometheus() -> Result<()> {
     wait_until("Prometheus", || Ok(get(PROMETHEUS, "/-/ready").is_ok()))?;
     // A series starts with its first I/O: let Prometheus see it before the load.
     let of = format!("disk=\"{name}\",op=\"read\"");
-    let totals =
-        ["request", "bio"].map(|what| format!("storage_{what}_latency_seconds_count{{{of}}}"));
+    let totals = ["request", "bio"].map(|what| format!("storage_{what}_seconds_count{{{of}}}"));
     disks::read(name, 1)?;
     for total in &totals {
         wait_for(total, |ios| ios == [1.0])?;
@@ -669,7 +676,16 @@ fn exporter_beside_prometheus() -> Result<()> {
     }
     wait_for("storage:page_cache_hit:ratio5m", |found| !found.is_empty())?;
 
-    // Every panel of the dashboard shows something.
+    the_dashboard_shows_something()?;
+    notices_a_lie(exporters[0].id(), name)?;
+    prometheus.signal(Signal::TERM)?;
+    let ended = prometheus.end()?;
+    ensure!(!ended.stderr.contains("level=error"), "{}", ended.stderr);
+    exporters.into_iter().try_for_each(|exporter| exporter.interrupt().map(drop))
+}
+
+/// Every panel does, of the exporters together, and each of its menus offers something of either.
+fn the_dashboard_shows_something() -> Result<()> {
     let dashboard = workspace().join("tools/exporter/dashboard.json");
     let dashboard: Value = serde_json::from_str(&fs::read_to_string(dashboard)?)?;
     let panels = dashboard["panels"].as_array().context("no panels")?;
@@ -680,11 +696,17 @@ fn exporter_beside_prometheus() -> Result<()> {
         // After a scrape that took too long, a panel is empty until the next one.
         wait_for(&expr, |found| !found.is_empty())?;
     }
-    notices_a_lie(exporters[0].id(), name)?;
-    prometheus.signal(Signal::TERM)?;
-    let ended = prometheus.end()?;
-    ensure!(!ended.stderr.contains("level=error"), "{}", ended.stderr);
-    exporters.into_iter().try_for_each(|exporter| exporter.interrupt().map(drop))
+    let menus = dashboard["templating"]["list"].as_array().context("no menus")?;
+    let menus: Vec<&str> = menus.iter().filter_map(|menu| menu["definition"].as_str()).collect();
+    ensure!(menus.len() == 2, "{menus:?}");
+    for menu in menus {
+        let selector = run::between(menu, "label_values(", "}, ")?.replace("$instance", ".*");
+        for port in [PORT, BIOS_PORT] {
+            let of = format!("{selector},instance=\"127.0.0.1:{port}\"}}");
+            ensure!(!query(&of)?.is_empty(), "{menu} offers nothing of port {port}");
+        }
+    }
+    Ok(())
 }
 
 /// How much dm-delay adds to a canary's way, in ms, and at least, in s: it counts ticks, of which some come early.

@@ -20,6 +20,8 @@ pub enum Hook {
     /// Returns of a function, with its value in the place of an argument, as one of ftrace's types:
     /// `s32`. The event has the function's name with `__return` behind.
     Value(&'static str, &'static str),
+    /// Returns of a function without a value. The event has the function's name with `__return` behind.
+    Return(&'static str),
     /// A tracepoint, `block/block_rq_issue`, and a filter for it.
     Tracepoint(&'static str, &'static str),
 }
@@ -109,9 +111,11 @@ impl Ftrace {
             Hook::Argument(function, number) => ('p', function, "", format!("$arg{number}:x64")),
             Hook::Other(function, n, kind) => ('p', function, "__other", format!("$arg{n}:{kind}")),
             Hook::Value(function, kind) => ('r', function, "__return", format!("$retval:{kind}")),
+            Hook::Return(function) => ('r', function, "__return", String::new()),
         };
         let event = format!("{}/{function}{suffix}", self.name);
-        probes(&format!("{kind}:{event} {function} argument={value}"))?;
+        let argument = if value.is_empty() { "" } else { " argument=" };
+        probes(&format!("{kind}:{event} {function}{argument}{value}"))?;
         self.probes.push(event.clone());
         if matches!(hook, Hook::Stack(_)) {
             self.write(&format!("events/{event}/trigger"), "stacktrace")?;

@@ -31,6 +31,7 @@ mod exercise_laws;
 mod exercise_loads;
 mod exercises;
 mod exporter;
+mod exporter_phases;
 mod faults;
 mod field_reports;
 mod ftrace;
@@ -115,6 +116,7 @@ fn main() {
         appendix::TESTS,
         cachetop::TESTS,
         exporter::TESTS,
+        exporter_phases::TESTS,
         by_hand::TESTS,
         functions::TESTS,
         ctracer::TESTS,

@@ -154,7 +154,7 @@ impl Audit {
                 "discard" => 2,
                 _ => 0,
             };
-            counts[group] += (sums.buckets.iter().sum::<u64>() + sums.parts_made) as i64;
+            counts[group] += (sums.all.count() + sums.parts_made) as i64;
         }
         counts
     }

@@ -12,14 +12,19 @@
  * `le`, less or equal. */
 static __always_inline u32 bucket_of(u64 ns)
 {
-	u64 half = ns ? (ns - 1) >> 9 : 0; /* of 1024 ns */
-	u32 shift = 0, bucket;
+	u32 doublings = 0, half; /* of 1024 ns */
 
-	for (u32 step = 32; step; step /= 2)
-		if (half >> (shift + step) >= 2)
-			shift += step;
-	bucket = half < 2 ? 0 : shift * 2 + (half >> shift) - 1;
-	return bucket < BUCKETS ? bucket : BUCKETS - 1;
+	if (ns <= 1024)
+		return 0;
+	if (ns > 1ULL << 36)
+		return BUCKETS - 1;
+	half = (ns - 1) >> 9;
+	for (u32 step = 16; step; step /= 2)
+		if (half >> step >= 2) {
+			half >>= step;
+			doublings += step;
+		}
+	return doublings * 2 + half - 1; /* of the highest bit, and of the one below */
 }
 
 #endif /* __BUCKETS_H__ */

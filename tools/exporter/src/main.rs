@@ -65,6 +65,8 @@ struct Chosen {
     parts: bool,
     /// How many CPUs there may be.
     cpus: u32,
+    /// How many places for requests each of them has.
+    places: u32,
 }
 
 fn main() -> ExitCode {
@@ -77,7 +79,8 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let cpus = libbpf_rs::num_possible_cpus().context("the number of CPUs is unknown")? as u32;
-    let chosen = Chosen { bios: options.bios || options.parts, parts: options.parts, cpus };
+    let (bios, parts) = (options.bios || options.parts, options.parts);
+    let chosen = Chosen { bios, parts, cpus, places: requests::places()? };
     size_maps(&mut open, chosen, &options.room)?;
     let preempts = common::preempts()?;
     set_constants(&mut open, chosen, preempts)?;
@@ -86,7 +89,7 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     let measured = if chosen.bios {
         Measured::Bios(Histograms::new(&skel.maps, cpus)?)
     } else {
-        Measured::Requests(Requests::new(&skel.maps, cpus)?)
+        Measured::Requests(Requests::new(&skel.maps, chosen.places, cpus)?)
     };
     attach(&skel.progs, session)?;
     let mut scraper = Scraper::new(&skel, measured, chosen.parts, cpus)?;
@@ -117,13 +120,13 @@ fn listen(wanted: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
 
 /// Gives maps that are not used the least room.
 fn size_maps(open: &mut OpenTraceSkel<'_>, chosen: Chosen, room: &InFlight) -> Result<()> {
-    let Chosen { bios, parts, cpus } = chosen;
+    let Chosen { bios, parts, cpus, places } = chosen;
     let maps = &mut open.maps;
     maps.ios.set_max_entries(if bios { room.in_flight } else { 1 })?;
-    maps.requeued.set_max_entries(if parts { room.in_flight } else { 1 })?;
+    maps.requeued.set_max_entries(if parts || !bios { room.in_flight } else { 1 })?;
     maps.ways.set_max_entries(if parts { room.in_flight } else { 1 })?;
     maps.histograms.set_max_entries(if bios { series::PLACES * cpus } else { 1 })?;
-    maps.requests.set_max_entries(if bios { 1 } else { series::PLACES * cpus })?;
+    maps.requests.set_max_entries(if bios { 1 } else { places * cpus })?;
     maps.others.set_max_entries(cpus)?;
     maps.pages.set_max_entries(cpus)?;
     Ok(())
@@ -132,6 +135,7 @@ fn size_maps(open: &mut OpenTraceSkel<'_>, chosen: Chosen, room: &InFlight) -> R
 fn set_constants(open: &mut OpenTraceSkel<'_>, chosen: Chosen, preempts: bool) -> Result<()> {
     let constants = common::constants(&mut open.maps.rodata_data)?;
     constants.cpus = chosen.cpus;
+    constants.places_of_a_cpu = chosen.places;
     constants.page_shift = common::page_shift();
     constants.with_parts = chosen.parts;
     if chosen.bios {
@@ -187,7 +191,7 @@ fn reads(skel: &TraceSkel<'_>, chosen: Chosen) -> Result<canary::Reads> {
         let memory = Memory::new(&skel.maps, chosen.cpus)?;
         Ok(Box::new(move |disks| memory.reads(disks)))
     } else {
-        let requests = Requests::new(&skel.maps, chosen.cpus)?;
+        let requests = Requests::new(&skel.maps, chosen.places, chosen.cpus)?;
         Ok(Box::new(move |disks| requests.reads(disks)))
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     audit::Gap,
     canary::Sight,
     requests::OTHERS,
-    series::{PARTS, Series, Sums, limits},
+    series::{PARTS, Series, Sums, Times, limits},
     trace::types::bss,
 };
 
@@ -156,6 +156,14 @@ const BIOS_NOT_MEASURED: &str = "Bios that are in no histogram; unmatched: compl
 const REQUESTS_NOT_MEASURED: &str = "Requests that are in no histogram; no_statistics: of disks whose \
     queue/iostats is 0, where the kernel notes no time; passthrough: commands that a driver or an \
     application gives a disk";
+const REQUESTS: &str = "Time from the allocation of a request to its completion, by disk and operation: await of \
+    iostat";
+const PHASES: [(&str, &str); 2] = [
+    ("request_queue", "The part of that for which the driver did not have the request"),
+    ("request_device", "The part of that for which the driver had the request, all its starts together"),
+];
+const NOT_DIVIDED: &str = "Requests that are in storage_request_seconds only: the kernel has not noted when the \
+    driver got them, as of most flushes";
 const REQUESTS_SHARED_START: &str = "Requests to which the kernel gave the start of another one, as it does \
     from 6.9 on in a plug: their latency is too long by the CPU time between the two";
 const REQUESTS_RETRIED: &str = "Attempts that did not complete a request: of a part of it, or of none, \
@@ -170,14 +178,11 @@ impl Collector for Metrics {
         info.encode_family(&labels)?.encode_gauge(&1_u64)?;
 
         match &self.ios {
-            Ios::Requests { series, .. } => {
-                let help = "Time from the allocation of a request to its completion, by disk and \
-                            operation: await of iostat";
-                histograms(&mut encoder, "request_latency", help, series)?;
-            }
+            Ios::Requests { series, .. } => requests(&mut encoder, series)?,
             Ios::Bios { series, with_parts, .. } => {
                 let help = "Time from submit_bio() to bio_endio(), by disk and operation";
-                histograms(&mut encoder, "bio_latency", help, series)?;
+                let all = series.iter().map(|(of, sums)| (of, &sums.all));
+                histograms(&mut encoder, "bio", help, all)?;
                 if *with_parts {
                     parts(&mut encoder, series)?;
                 }
@@ -214,23 +219,41 @@ impl Collector for Metrics {
     }
 }
 
-fn histograms(
+/// A family of histograms, of all series that have this one.
+fn histograms<'a>(
     encoder: &mut DescriptorEncoder,
     name: &str,
     help: &str,
-    series: &BTreeMap<Series, Sums>,
+    series: impl Iterator<Item = (&'a Series, &'a Times)>,
 ) -> fmt::Result {
     let (seconds, histogram) = (Some(&Unit::Seconds), MetricType::Histogram);
     let mut family = encoder.encode_descriptor(name, help, seconds, histogram)?;
-    for ((disk, operation), sums) in series {
+    for ((disk, operation), times) in series {
         let limits = limits().map(|ns| ns.map_or(f64::INFINITY, in_seconds));
-        let buckets: Vec<_> = limits.zip(sums.buckets).collect();
+        let buckets: Vec<_> = limits.zip(times.buckets).collect();
         family.encode_family(&[("disk", disk.as_str()), ("op", operation)])?.encode_histogram(
-            in_seconds(sums.sum),
-            sums.buckets.iter().sum(),
+            in_seconds(times.sum),
+            times.count(),
             &buckets,
             None::<&HashMap<usize, Exemplar<NoLabelSet, f64>>>,
         )?;
+    }
+    Ok(())
+}
+
+/// The times of requests, and the two that they consist of.
+fn requests(encoder: &mut DescriptorEncoder, series: &BTreeMap<Series, Sums>) -> fmt::Result {
+    histograms(encoder, "request", REQUESTS, series.iter().map(|(of, sums)| (of, &sums.all)))?;
+    for (phase, (name, help)) in PHASES.into_iter().enumerate() {
+        // Of none of them is it known, which is not 0.
+        let known = series.iter().map(|(of, sums)| (of, &sums.phases[phase]));
+        histograms(encoder, name, help, known.filter(|(_, times)| times.count() > 0))?;
+    }
+    let (name, counter) = ("requests_not_divided", MetricType::Counter);
+    let mut family = encoder.encode_descriptor(name, NOT_DIVIDED, None, counter)?;
+    for ((disk, operation), sums) in series {
+        let number = sums.all.count().saturating_sub(sums.phases[0].count());
+        count(&mut family, &[("disk", disk.as_str()), ("op", operation)], number as f64)?;
     }
     Ok(())
 }
@@ -370,7 +393,7 @@ mod tests {
         both_have(
             [Format::OpenMetrics, Format::Prometheus].map(|format| requests().encode(format)),
             &[
-                "storage_request_latency_seconds_count{disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
+                "storage_request_seconds_count{disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
                 "storage_requests_not_measured_total{reason=\"no_statistics\"} 1.0",
                 "storage_requests_not_measured_total{reason=\"passthrough\"} 2.0",
                 "storage_requests_not_measured_total{reason=\"too_many_disks\"} 3.0",
@@ -396,7 +419,7 @@ mod tests {
         let old = metrics(bios).encode(Format::Prometheus).unwrap();
         let lines = [
             "storage_exporter_build_info{version=\"1\",kernel=\"6\"} 1",
-            "storage_bio_latency_seconds_count{disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
+            "storage_bio_seconds_count{disk=\"v\\\"d\\\\a\\n\",op=\"read\"} 0",
             "storage_bio_part_seconds_total{disk=\"v\\\"d\\\\a\\n\",op=\"read\",part=\"mapper\"} 0.000001",
             "storage_bio_part_seconds_total{disk=\"v\\\"d\\\\a\\n\",op=\"read\",part=\"unknown\"} 3.0",
             "storage_page_cache_pages_total{result=\"miss\"} 22.0",
@@ -407,7 +430,7 @@ mod tests {
         both_have([Ok(new.clone()), Ok(old.clone())], &lines);
         let unknown = ["part=\"wait\"", "vdb\",missing_in=\"kernel", "vdc\",missing"];
         assert!(!unknown.iter().any(|it| new.contains(it)), "unknown is not 0: {new}");
-        assert!(new.ends_with("# EOF\n") && new.contains("# UNIT storage_bio_latency_seconds"));
+        assert!(new.ends_with("# EOF\n") && new.contains("# UNIT storage_bio_seconds"));
         assert!(new.contains("# TYPE storage_programs_skipped counter\n"), "{new}");
         assert!(old.contains("# TYPE storage_programs_skipped_total counter\n"), "{old}");
         assert!(!old.contains("# EOF") && !old.contains("# UNIT"), "{old}");

@@ -8,18 +8,27 @@ use std::{
 use anyhow::Result;
 
 use crate::{
-    series::{BUCKETS, OPERATIONS, PLACES, Series, Sums},
+    series::{BUCKETS, OPERATIONS, Series, Sums, Times},
     shared::{Atomics, Shared, read},
     trace::{TraceMaps, types},
 };
 
-/// `struct requests` of requests.h.
+/// All of a request's time, in the queue, at the device: `enum phase` of requests.h.
+const PHASES: usize = 3;
+
+/// `struct phase_times` of requests.h.
 #[repr(C)]
+struct PhaseTimes {
+    sum: AtomicU64,
+    buckets: [AtomicU64; BUCKETS],
+}
+
+/// `struct requests` of requests.h: whole cache lines, or two CPUs would write one.
+#[repr(C, align(64))]
 struct Histogram {
     of: AtomicU64,
-    sum: AtomicU64,
-    started: AtomicU64,
-    buckets: [AtomicU64; BUCKETS],
+    allocated: AtomicU64,
+    phases: [PhaseTimes; PHASES],
 }
 
 const _: () = assert!(size_of::<Histogram>() == size_of::<types::requests>());
@@ -30,7 +39,7 @@ unsafe impl Atomics for Histogram {}
 pub const OTHERS: usize = 6;
 
 /// `struct others`.
-#[repr(C)]
+#[repr(C, align(64))]
 struct Others([AtomicU64; OTHERS]);
 
 const _: () = assert!(size_of::<Others>() == size_of::<types::others>());
@@ -43,10 +52,23 @@ pub struct Requests {
     others: Shared<Others>,
 }
 
+impl PhaseTimes {
+    fn read(&self) -> Times {
+        Times { sum: self.sum.load(Relaxed), buckets: read(&self.buckets) }
+    }
+}
+
+/// How many places each CPU needs: for all operations of the disks that there are, and of as many that come later.
+pub fn places() -> Result<u32> {
+    let disks = common::block_devices()?.iter().filter(|disk| !disk.is_partition).count();
+    let places = (2 * 4 * disks as u32).next_power_of_two();
+    Ok(places.clamp(64, 4096))
+}
+
 impl Requests {
-    /// The histograms in maps that are loaded.
-    pub fn new(maps: &TraceMaps<'_>, cpus: u32) -> Result<Requests> {
-        let requests = Shared::new(&maps.requests, (PLACES * cpus) as usize)?;
+    /// The histograms in maps that are loaded, with so many places for each CPU.
+    pub fn new(maps: &TraceMaps<'_>, places: u32, cpus: u32) -> Result<Requests> {
+        let requests = Shared::new(&maps.requests, (places * cpus) as usize)?;
         Ok(Requests { requests, others: Shared::new(&maps.others, cpus as usize)? })
     }
 
@@ -62,14 +84,16 @@ impl Requests {
                 continue;
             }
             let Some(disk) = disks.iter().find(|disk| disk.diskseq == diskseq) else {
-                place.buckets.iter().chain([&place.sum]).for_each(|count| count.store(0, Relaxed));
+                for PhaseTimes { sum, buckets } in &place.phases {
+                    buckets.iter().chain([sum]).for_each(|counter| counter.store(0, Relaxed));
+                }
                 place.of.store(0, Relaxed);
                 continue;
             };
             let operation = OPERATIONS.get(operation).copied().unwrap_or("other");
-            let (sum, buckets) = (place.sum.load(Relaxed), read(&place.buckets));
+            let [all, queue, device] = place.phases.each_ref().map(PhaseTimes::read);
             let sums = series.entry((disk.name.clone(), operation)).or_default();
-            sums.add(&Sums { sum, buckets, ..Sums::default() });
+            sums.add(&Sums { all, phases: [queue, device], ..Sums::default() });
         }
         Ok(series)
     }
@@ -79,8 +103,8 @@ impl Requests {
         let is_theirs = |of: u64| of & 7 == 0 && disks.contains(&(of >> 3));
         let places = self.requests.iter().filter(|place| is_theirs(place.of.load(Relaxed)));
         places.fold([0; 2], |[count, sum], place| {
-            let number: u64 = read(&place.buckets).iter().sum();
-            [count + number, sum + place.sum.load(Relaxed)]
+            let all = place.phases[0].read();
+            [count + all.count(), sum + all.sum]
         })
     }
 

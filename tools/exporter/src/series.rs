@@ -39,32 +39,54 @@ const _: () = assert!(size_of::<Histogram>() == size_of::<types::histogram>());
 // SAFETY: atomics only.
 unsafe impl Atomics for Histogram {}
 
-/// What was added up of the bios, or the requests, of a disk and operation.
+/// A histogram of times.
 #[derive(Clone, Debug)]
-pub struct Sums {
-    /// Of all latencies, ns.
+pub struct Times {
+    /// Of all of them, ns.
     pub sum: u64,
-    /// Of each of [`PARTS`] of bios, ns.
-    pub parts: [u64; PARTS.len()],
-    /// How many parts were split off them.
-    pub parts_made: u64,
     /// How many fell into each bucket.
     pub buckets: [u64; BUCKETS],
 }
 
-impl Default for Sums {
-    fn default() -> Sums {
-        Sums { sum: 0, parts: Default::default(), parts_made: 0, buckets: [0; BUCKETS] }
+impl Default for Times {
+    fn default() -> Times {
+        Times { sum: 0, buckets: [0; BUCKETS] }
     }
+}
+
+impl Times {
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// Adds those of another CPU.
+    pub fn add(&mut self, other: &Times) {
+        self.sum += other.sum;
+        self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, count)| *sum += count);
+    }
+}
+
+/// What was added up of the bios, or the requests, of a disk and operation.
+#[derive(Clone, Debug, Default)]
+pub struct Sums {
+    /// The latencies.
+    pub all: Times,
+    /// Of requests: how much of it they waited in the queue, and how long the driver had them.
+    pub phases: [Times; 2],
+    /// Of each of [`PARTS`] of bios, ns.
+    pub parts: [u64; PARTS.len()],
+    /// How many parts were split off them.
+    pub parts_made: u64,
 }
 
 impl Sums {
     /// Adds those of another CPU.
     pub fn add(&mut self, other: &Sums) {
-        self.sum += other.sum;
+        self.all.add(&other.all);
+        self.phases.iter_mut().zip(&other.phases).for_each(|(sum, phase)| sum.add(phase));
         self.parts_made += other.parts_made;
         self.parts.iter_mut().zip(other.parts).for_each(|(sum, part)| *sum += part);
-        self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, count)| *sum += count);
     }
 }
 
@@ -137,7 +159,8 @@ impl<'a> Histograms<'a> {
             for cpu in cpus {
                 let (parts, buckets) = (read(&cpu.parts), read(&cpu.buckets));
                 let (sum, parts_made) = (cpu.sum.load(Relaxed), cpu.parts_made.load(Relaxed));
-                sums.add(&Sums { sum, parts, parts_made, buckets });
+                let all = Times { sum, buckets };
+                sums.add(&Sums { all, parts, parts_made, ..Sums::default() });
             }
         }
         Ok(series)

@@ -3,12 +3,12 @@
 #include "join.h"
 #include "reads.h"
 #include "requests.h"
+#include "second.h"
 #include "series.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
 const volatile bool with_parts;
-const volatile u32 first; /* 1 where the probes at the ends are loaded, too: they run first */
 
 /* The default, these two. */
 SEC("tp_btf/block_rq_complete")
@@ -20,18 +20,18 @@ int BPF_PROG(rq_done, struct request *rq, int error, unsigned int nr_bytes)
 SEC("tp_btf/block_rq_requeue")
 int BPF_PROG(rq_requeued, struct request *rq)
 {
-	return request_is_requeued();
+	return request_is_requeued(rq);
 }
 
 /* --bios and --parts, from here to rq_end_probe(). An operation that few disks have has no histogram of
  * its own: their number has to stay small. */
-static __always_inline u32 operation_of(struct bio *bio)
+static __always_inline u32 operation_of(u32 opf, u32 bytes)
 {
-	switch (BPF_CORE_READ(bio, bi_opf) & REQ_OP_MASK) {
+	switch (opf & REQ_OP_MASK) {
 	case REQ_OP_READ:
 		return READ;
 	case REQ_OP_WRITE: /* without data, it is a flush */
-		return BPF_CORE_READ(bio, bi_iter.bi_size) ? WRITE : FLUSH;
+		return bytes ? WRITE : FLUSH;
 	case REQ_OP_FLUSH:
 		return FLUSH;
 	case REQ_OP_DISCARD:
@@ -45,8 +45,18 @@ int BPF_KPROBE(bio_start, struct bio *bio)
 {
 	struct io io = {};
 
-	io.by.diskseq = BPF_CORE_READ(bio, bi_bdev, bd_disk, diskseq);
-	io.by.operation = operation_of(bio);
+	if (bpf_ksym_exists(bpf_rdonly_cast)) {
+		struct bio *cast = bpf_core_cast(bio, struct bio);
+
+		io.by.diskseq = cast->bi_bdev->bd_disk->diskseq;
+		io.by.operation = operation_of(cast->bi_opf, cast->bi_iter.bi_size);
+	} else {
+		u32 opf = BPF_CORE_READ(bio, bi_opf);
+		bool is_write = (opf & REQ_OP_MASK) == REQ_OP_WRITE; /* else its size tells nothing */
+
+		io.by.diskseq = BPF_CORE_READ(bio, bi_bdev, bd_disk, diskseq);
+		io.by.operation = operation_of(opf, is_write ? BPF_CORE_READ(bio, bi_iter.bi_size) : 0);
+	}
 	return bio_starts((u64)bio, &io);
 }
 
@@ -107,7 +117,9 @@ __noinline int bio_completes(u64 bio, u32 status, u32 program)
 SEC("fentry/bio_endio")
 int BPF_PROG(bio_end, struct bio *bio)
 {
-	bio_ends_here(number(bio), bio, 0, false);
+	u64 address = number(bio);
+
+	bio_ends_here(address, bio, 0, first_has_seen(BIO, address));
 	return 0;
 }
 
@@ -115,7 +127,11 @@ int BPF_PROG(bio_end, struct bio *bio)
 SEC("kprobe/bio_endio")
 int BPF_KPROBE(bio_end_probe, struct bio *bio)
 {
-	return bio_ends((u64)bio, 1);
+	if (!bpf_ksym_exists(bpf_rdonly_cast))
+		return bio_ends((u64)bio, 1);
+	if (bio_ends_here((u64)bio, bpf_core_cast(bio, struct bio), 1, false))
+		tell_second(BIO, (u64)bio);
+	return 0;
 }
 
 /* --parts: as in `slow_io`. */
@@ -138,16 +154,28 @@ int BPF_PROG(rq_end, struct request *rq, int error, unsigned int nr_bytes)
 {
 	struct stamps stamps = stamps_here(rq);
 
+	if (first_has_seen(REQUEST, (u64)rq))
+		return 0;
 	return rq_ends((u64)rq, &stamps, number(rq->bio), number(rq->biotail), nr_bytes >= rq->__data_len);
 }
 
 SEC("kprobe/blk_update_request")
 int BPF_KPROBE(rq_end_probe, struct request *rq, int error, unsigned int nr_bytes)
 {
-	struct stamps stamps = stamps_of(rq);
+	if (bpf_ksym_exists(bpf_rdonly_cast)) {
+		struct request *cast = bpf_core_cast(rq, struct request);
+		struct stamps stamps = stamps_here(cast);
 
-	return rq_ends((u64)rq, &stamps, (u64)BPF_CORE_READ(rq, bio), (u64)BPF_CORE_READ(rq, biotail),
-		       nr_bytes >= BPF_CORE_READ(rq, __data_len));
+		rq_ends((u64)rq, &stamps, number(cast->bio), number(cast->biotail),
+			nr_bytes >= cast->__data_len);
+	} else {
+		struct stamps stamps = stamps_of(rq);
+
+		rq_ends((u64)rq, &stamps, (u64)BPF_CORE_READ(rq, bio), (u64)BPF_CORE_READ(rq, biotail),
+			nr_bytes >= BPF_CORE_READ(rq, __data_len));
+	}
+	tell_second(REQUEST, (u64)rq);
+	return 0;
 }
 
 /* The page cache, from here on: as in stage 08. */
