@@ -232,15 +232,21 @@ impl Session {
     /// Fails, with exit code 3, where somebody has switched the hooks off after they were loaded, also for a
     /// moment.
     pub fn hooks_still_run(&self) -> Result<()> {
-        if self.start.is_none() {
-            return Ok(());
+        if self.start.is_some() { self.hooks_check()() } else { Ok(()) }
+    }
+
+    /// The same for another thread, once the programs are loaded: whoever reads the switches has to wait while the
+    /// kernel hooks functions for somebody else.
+    pub fn hooks_check(&self) -> impl Fn() -> Result<()> + Send + Sync + use<> {
+        let (hooks, switches) = (self.hooks.clone(), self.switches.clone());
+        move || {
+            switches::hooks_run(&hooks).context(
+                "the hooks were switched off during the run: what came after that is not counted",
+            )?;
+            switches.as_ref().map_or(Ok(()), switches::Watch::hooks_ran).context(
+                "the hooks were switched off during the run: what came meanwhile is not counted",
+            )
         }
-        switches::hooks_run(&self.hooks).context(
-            "the hooks were switched off during the run: what came after that is not counted",
-        )?;
-        self.switches.as_ref().map_or(Ok(()), switches::Watch::hooks_ran).context(
-            "the hooks were switched off during the run: what came meanwhile is not counted",
-        )
     }
 
     /// How often the kernel skipped any of the object's programs, also while they are attached. Unlike a

@@ -90,7 +90,8 @@ struct Watched {
     gap: Option<String>,
 }
 
-/// The switches of some hooks, watched by a thread until this is dropped.
+/// The switches of some hooks, watched by a thread until the last of these is dropped.
+#[derive(Clone)]
 pub struct Watch(Arc<Mutex<State>>);
 
 struct State {

@@ -74,7 +74,7 @@ impl Scrape {
     }
 
     /// What only the kernel has counted of a disk, and what only the exporter has; `None`: they cannot be compared.
-    fn gap(&self, disk: &str) -> Result<Option<[f64; 2]>> {
+    pub fn gap(&self, disk: &str) -> Result<Option<[f64; 2]>> {
         let of = |metric| self.0.get(&format!("storage_{metric}\"}}")).copied();
         let gap = ["exporter", "kernel"].map(|side| {
             of(format!("unaccounted_requests_total{{disk=\"{disk}\",missing_in=\"{side}"))

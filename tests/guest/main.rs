@@ -32,6 +32,7 @@ mod exercise_loads;
 mod exercises;
 mod exporter;
 mod exporter_phases;
+mod exporter_server;
 mod faults;
 mod field_reports;
 mod ftrace;
@@ -117,6 +118,7 @@ fn main() {
         cachetop::TESTS,
         exporter::TESTS,
         exporter_phases::TESTS,
+        exporter_server::TESTS,
         by_hand::TESTS,
         functions::TESTS,
         ctracer::TESTS,

@@ -4,10 +4,12 @@
 //! pictures and the slides would be missing. It also has to be installed.
 
 use std::{
+    collections::HashMap,
     fs,
     net::{SocketAddr, TcpListener},
-    path::{Component, Path},
-    time::Duration,
+    path::{Component, Path, PathBuf},
+    sync::{Arc, Weak},
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context, Result};
@@ -23,16 +25,36 @@ pub fn serve(book: &Path, address: SocketAddr, names: Names) -> Result<()> {
 
 fn answer(book: &Path, listener: TcpListener, names: Names) -> Result<()> {
     let mut server = Server::new(listener, "GET", names)?;
+    let mut sent = Sent::default();
     loop {
         server.serve(Duration::from_secs(1), |request| {
-            let found = file(book, request.path);
+            let found = file(book, request.path, &mut sent);
             Ok(found.unwrap_or_else(|| Answer::refused("404 Not Found")))
         })?;
     }
 }
 
+/// The files that are being sent: a class that opens the book at once gets one copy of each.
+#[derive(Default)]
+struct Sent(HashMap<PathBuf, (SystemTime, Weak<Vec<u8>>)>);
+
+impl Sent {
+    fn read(&mut self, file: PathBuf) -> Option<Arc<Vec<u8>>> {
+        let changed = fs::metadata(&file).ok()?.modified().ok()?;
+        if let Some((known, bytes)) = self.0.get(&file)
+            && *known == changed
+            && let Some(bytes) = bytes.upgrade()
+        {
+            return Some(bytes);
+        }
+        let bytes = Arc::new(fs::read(&file).ok()?);
+        self.0.insert(file, (changed, Arc::downgrade(&bytes)));
+        Some(bytes)
+    }
+}
+
 /// What a request asks for, if it is below `book`.
-fn file(book: &Path, target: &str) -> Option<Answer> {
+fn file(book: &Path, target: &str, sent: &mut Sent) -> Option<Answer> {
     let path = Path::new(target.trim_start_matches('/'));
     if !path.components().all(|part| matches!(part, Component::Normal(_))) {
         return None;
@@ -50,7 +72,7 @@ fn file(book: &Path, target: &str) -> Option<Answer> {
         "pdf" => "application/pdf",
         _ => "application/octet-stream",
     };
-    Some(Answer::found(kind, fs::read(file).ok()?))
+    Some(Answer::shared(kind, sent.read(file)?))
 }
 
 #[cfg(test)]
@@ -88,9 +110,12 @@ mod tests {
     #[test]
     fn nothing_outside_of_the_book_is_served() {
         let book = Path::new(env!("CARGO_MANIFEST_DIR"));
-        assert!(file(book, "/book.css").is_some_and(|it| it.kind == "text/css"));
+        let mut sent = Sent::default();
+        let css = file(book, "/book.css", &mut sent).unwrap();
+        let again = file(book, "/book.css", &mut sent).unwrap();
+        assert!(css.kind == "text/css" && Arc::ptr_eq(&css.body, &again.body));
         for target in ["/../README.md", "/src/../../README.md", "//etc/passwd", "/no.css", "/."] {
-            let is_outside = file(&book.join("src"), target).is_none();
+            let is_outside = file(&book.join("src"), target, &mut sent).is_none();
             assert!(is_outside, "{target}");
         }
     }

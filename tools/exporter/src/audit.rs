@@ -6,45 +6,37 @@
 //! older.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    fs,
-    path::Path,
+    collections::{BTreeMap, HashMap, HashSet},
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
-
-use crate::series::{Series, Sums};
+use crate::{
+    looks::{self, Counts, Kernels, Look},
+    series::{Series, Sums},
+};
 
 /// Within this time, the kernel counts what has completed.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Counts that are compared: of reads and flushes, of writes, of discards. The kernel takes the flush that
-/// dm-multipath sends down a path for a read.
-type Counts = [i64; 3];
-
-/// What the kernel has counted of a disk with requests.
+/// What the exporter has counted, and when that had been read.
 #[derive(Debug)]
-struct Kernels {
-    name: String,
-    counts: Counts,
-    is_audited: bool,
+pub struct Ours {
+    /// Of each disk and operation.
+    pub series: BTreeMap<Series, Sums>,
+    /// The time after that.
+    pub at: Instant,
 }
 
-/// The kernel's counts of all disks, by their diskseq.
-#[derive(Debug)]
-pub struct Look(HashMap<u64, Kernels>);
-
 /// A disk, as this knows it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Disk {
     /// By how much the kernel's counts were larger than ours at the start: at least, and at most. A disk that came
     /// later starts at 0 in both.
     least: Counts,
     most: Counts,
-    /// Ours at the last look, and those that were a second old at a later one.
-    last: Counts,
-    older: Counts,
+    /// Ours at the last comparison, and those that are to be a second older than the kernel's.
+    last: (Counts, Instant),
+    older: (Counts, Instant),
     /// What only one of both has.
     missing: Counts,
     extra: Counts,
@@ -60,6 +52,10 @@ pub struct Gap {
     /// Requests that the kernel has counted and the exporter has not, and those that only the exporter has; `None`:
     /// nobody knows, for the kernel's counts cannot be compared.
     pub missing_in: Option<(u64, Option<u64>)>,
+    /// Whether the kernel keeps statistics of it, if that is known.
+    pub has_statistics: Option<bool>,
+    /// How old the kernel's counts are; where they were never read, since when that has been tried.
+    pub age: Duration,
 }
 
 /// All disks.
@@ -67,87 +63,68 @@ pub struct Gap {
 pub struct Audit {
     bios: bool,
     disks: HashMap<u64, Disk>,
-    /// When `older` of the disks was read.
-    at: Instant,
+    awaits_disks: bool,
 }
 
 impl Audit {
-    /// Takes what both have counted when the programs have just been attached.
-    pub fn begin(
-        bios: bool,
-        mut ours: impl FnMut() -> Result<BTreeMap<Series, Sums>>,
-    ) -> Result<Audit> {
-        let mut audit = Audit { bios, disks: HashMap::new(), at: Instant::now() };
-        let (before, look, after) = (ours()?, audit.look()?, ours()?);
-        for (diskseq, Kernels { name, counts, .. }) in look.0 {
-            let [before, after] = [&before, &after].map(|ours| audit.ours(ours, &name));
-            let (least, most) = (less(counts, after), less(counts, before));
-            let disk = Disk { least, most, last: after, older: after, ..Disk::default() };
-            audit.disks.insert(diskseq, disk);
-        }
-        Ok(audit)
+    /// Of requests, or of bios. It knows no disk yet.
+    pub fn new(bios: bool) -> Audit {
+        Audit { bios, disks: HashMap::new(), awaits_disks: false }
     }
 
-    /// What the kernel has counted: to be taken before ours are read.
-    pub fn look(&self) -> Result<Look> {
-        let mut look = HashMap::new();
-        for disk in common::block_devices()?.into_iter().filter(|disk| !disk.is_partition) {
-            let path = Path::new("/sys/block").join(&disk.name);
-            if let Some(counts) = self.kernels(&path)
-                && diskseq(&path) == Some(disk.diskseq)
-            {
-                let is_audited = is_auditable(&path, self.bios);
-                look.insert(disk.diskseq, Kernels { name: disk.name, counts, is_audited });
+    /// Whether the last look had disks with counters of which nobody knows when they began: the programs had just
+    /// been attached, or the disk got a new number and has kept its counters. To compare these, ours have to be
+    /// read before the next look, too.
+    pub fn awaits_disks(&self) -> bool {
+        self.awaits_disks
+    }
+
+    /// Compares a look with ours, which were read after it, and for disks that this does not know also before.
+    pub fn compare(&mut self, before: Option<&Ours>, look: &Look, ours: &Ours) -> Vec<Gap> {
+        let there: HashSet<u64> = look.disks.iter().map(|disk| disk.diskseq).collect();
+        self.disks.retain(|diskseq, _| there.contains(diskseq));
+        self.awaits_disks = false;
+        let gap = |disk: &looks::Disk| {
+            let kernels = disk.kernels.as_ref();
+            let since = kernels.map_or(disk.since, |kernels| kernels.at);
+            Gap {
+                disk: disk.name.clone(),
+                missing_in: self.missing_in(disk, before, ours),
+                has_statistics: kernels.map(|kernels| kernels.has_statistics),
+                age: ours.at.saturating_duration_since(since),
             }
-        }
-        Ok(Look(look))
+        };
+        look.disks.iter().filter(|disk| disk.has_requests).map(gap).collect()
     }
 
-    /// Compares that with ours, which were read after it.
-    pub fn compare(&mut self, look: &Look, ours: &BTreeMap<Series, Sums>) -> Vec<Gap> {
-        self.disks.retain(|diskseq, _| look.0.contains_key(diskseq));
-        let is_soon = self.at.elapsed() < SOON;
-        let mut gaps = Vec::new();
-        for (&diskseq, kernels) in &look.0 {
-            let ours = self.ours(ours, &kernels.name);
-            if self::diskseq(&Path::new("/sys/block").join(&kernels.name)) != Some(diskseq) {
-                continue; // it has gone meanwhile, and ours may be those of another disk of this name
-            }
-            let disk = self.disks.entry(diskseq).or_default();
-            disk.compare(kernels, ours, is_soon);
-            let (missing, extra) =
-                (disk.missing.iter().sum::<i64>(), disk.extra.iter().sum::<i64>());
-            let extra = (!self.bios).then_some(extra as u64);
-            let missing_in = kernels.is_audited.then_some((missing as u64, extra));
-            gaps.push(Gap { disk: kernels.name.clone(), missing_in });
+    fn missing_in(
+        &mut self,
+        disk: &looks::Disk,
+        before: Option<&Ours>,
+        ours: &Ours,
+    ) -> Option<(u64, Option<u64>)> {
+        let kernels = disk.kernels.as_ref()?;
+        let mine = self.ours(ours, &disk.name);
+        if !self.disks.contains_key(&disk.diskseq) {
+            let before = before.filter(|before| before.at <= kernels.at);
+            let before = before.map(|before| self.ours(before, &disk.name));
+            let Some(begun) = Disk::begin(disk.is_new, before, kernels, (mine, ours.at)) else {
+                self.awaits_disks = true;
+                return None;
+            };
+            self.disks.insert(disk.diskseq, begun);
         }
-        if !is_soon {
-            self.at = Instant::now();
-        }
-        gaps.sort_by(|a, b| a.disk.cmp(&b.disk));
-        gaps
-    }
-
-    /// The kernel's counts of a disk that has requests.
-    fn kernels(&self, disk: &Path) -> Option<Counts> {
-        if !disk.join("mq").exists() {
-            return None;
-        }
-        let stat = fs::read_to_string(disk.join("stat")).ok()?;
-        let stat: Vec<i64> = stat.split_whitespace().flat_map(str::parse).collect();
-        let [reads, writes, discards, flushes] = [0, 4, 11, 15].map(|n| stat.get(n).copied());
-        let (reads, writes, discards) = (reads?, writes?, discards?);
-        Some(match self.bios {
-            // A bio without data that asks for a flush is a write there, and the flush another request.
-            true => [reads + writes + discards, 0, 0],
-            false => [reads + flushes?, writes, discards],
-        })
+        let known = self.disks.get_mut(&disk.diskseq)?;
+        known.compare(kernels, (mine, ours.at));
+        let sum = |counts: Counts| counts.iter().sum::<i64>() as u64;
+        let extra = (!self.bios).then_some(sum(known.extra));
+        (kernels.is_audited && !known.is_paused).then_some((sum(known.missing), extra))
     }
 
     /// Ours. Each request has at least one bio, or a part of one.
-    fn ours(&self, series: &BTreeMap<Series, Sums>, name: &str) -> Counts {
+    fn ours(&self, ours: &Ours, name: &str) -> Counts {
         let mut counts = Counts::default();
-        for ((_, operation), sums) in series.iter().filter(|((disk, _), _)| disk == name) {
+        for ((_, operation), sums) in ours.series.iter().filter(|((disk, _), _)| disk == name) {
             let group = match *operation {
                 _ if self.bios => 0,
                 "write" => 1,
@@ -161,20 +138,39 @@ impl Audit {
 }
 
 impl Disk {
-    fn compare(&mut self, kernels: &Kernels, ours: Counts, is_soon: bool) {
+    /// With what both have at the start. `before`: ours, read before the kernel's; without these, nobody knows what
+    /// of the kernel's came before ours, unless the disk is new.
+    fn begin(
+        is_new: bool,
+        before: Option<Counts>,
+        kernels: &Kernels,
+        ours: (Counts, Instant),
+    ) -> Option<Disk> {
+        let (least, most) = match before {
+            _ if is_new => (Counts::default(), Counts::default()),
+            Some(before) => (less(kernels.counts, ours.0), less(kernels.counts, before)),
+            None => return None,
+        };
+        let (missing, extra) = (Counts::default(), Counts::default());
+        Some(Disk { least, most, last: ours, older: ours, missing, extra, is_paused: false })
+    }
+
+    fn compare(&mut self, kernels: &Kernels, ours: (Counts, Instant)) {
         let all = [0, 1, 2];
+        let is_soon = kernels.at.saturating_duration_since(self.older.1) < SOON;
         if !kernels.is_audited {
             self.is_paused = true;
-        } else if std::mem::take(&mut self.is_paused) {
-            // From here on, what is found is added to what was found before.
-            self.most = all.map(|n| kernels.counts[n] - self.last[n] - self.missing[n]);
-            self.least = all.map(|n| kernels.counts[n] - ours[n] + self.extra[n]);
+        } else if self.is_paused && kernels.at >= self.last.1 {
+            // Read after ours were the last time. From here on, what is found is added to what was found before.
+            self.is_paused = false;
+            self.most = all.map(|n| kernels.counts[n] - self.last.0[n] - self.missing[n]);
+            self.least = all.map(|n| kernels.counts[n] - ours.0[n] + self.extra[n]);
             self.older = ours;
-        } else {
-            let missing = less(less(kernels.counts, ours), self.most);
+        } else if !self.is_paused {
+            let missing = less(less(kernels.counts, ours.0), self.most);
             self.missing = all.map(|n| self.missing[n].max(missing[n]));
             if !is_soon {
-                let extra = all.map(|n| self.older[n] - kernels.counts[n] + self.least[n]);
+                let extra = all.map(|n| self.older.0[n] - kernels.counts[n] + self.least[n]);
                 self.extra = all.map(|n| self.extra[n].max(extra[n]));
             }
         }
@@ -189,67 +185,87 @@ fn less(these: Counts, those: Counts) -> Counts {
     [0, 1, 2].map(|n| these[n] - those[n])
 }
 
-fn diskseq(disk: &Path) -> Option<u64> {
-    fs::read_to_string(disk.join("diskseq")).ok()?.trim().parse().ok()
-}
-
-/// Whether the kernel counts what the exporter does. Of bios, it does not where other disks lie above this one:
-/// they send it bios of their own; nor on a disk with checksums, where a bio completes after its request.
-fn is_auditable(disk: &Path, bios: bool) -> bool {
-    let says = |file: &str| fs::read_to_string(disk.join(file)).unwrap_or_default();
-    let has = |directory: &Path| {
-        fs::read_dir(directory.join("holders")).is_ok_and(|mut holders| holders.next().is_some())
-    };
-    let entries = || fs::read_dir(disk).into_iter().flatten().flatten();
-    let checksums = says("integrity/format");
-    says("queue/iostats").trim() == "1"
-        && (!bios
-            || ["", "none"].contains(&checksums.trim())
-                && !has(disk)
-                && !entries().any(|entry| has(&entry.path())))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn disk() -> Disk {
-        // Busy when the exporter was started.
-        Disk { least: [10, 0, 0], most: [12, 0, 0], ..Disk::default() }
+    /// Seconds after some instant.
+    fn at(seconds: u64) -> Instant {
+        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        *START.get_or_init(Instant::now) + Duration::from_secs(seconds)
     }
 
-    fn kernels(reads: i64, is_audited: bool) -> Kernels {
-        Kernels { name: "vda".into(), counts: [reads, 0, 0], is_audited }
+    fn kernels(reads: i64, is_audited: bool, second: u64) -> Kernels {
+        let has_statistics = is_audited;
+        Kernels { at: at(second), counts: [reads, 0, 0], has_statistics, is_audited }
+    }
+
+    fn begin(is_new: bool, before: Option<i64>, reads: i64, ours: i64) -> Option<Disk> {
+        let before = before.map(|before| [before, 0, 0]);
+        Disk::begin(is_new, before, &kernels(reads, true, 0), ([ours, 0, 0], at(0)))
+    }
+
+    /// The kernel had 10 to 12 more than ours when the exporter was started.
+    fn disk() -> Disk {
+        begin(false, Some(0), 12, 2).unwrap()
+    }
+
+    fn compare(disk: &mut Disk, kernels: &Kernels, ours: i64, second: u64) -> (i64, i64) {
+        disk.compare(kernels, ([ours, 0, 0], at(second)));
+        (disk.missing[0], disk.extra[0])
     }
 
     #[test]
     fn what_is_in_flight_is_in_no_gap() {
         let mut disk = disk();
-        for (kernels_reads, ours, missing, extra) in [
-            (110, 110, 0, 0), // ours are read later
-            (150, 135, 3, 0),
-            (200, 195, 3, 0),
-            (207, 197, 3, 0),
+        for (second, kernels_reads, ours, missing) in [
+            (2, 110, 110, 0), // ours are read later
+            (4, 150, 135, 3),
+            (6, 200, 195, 3),
+            (8, 207, 197, 3),
+            (10, 210, 230, 3),
         ] {
-            disk.compare(&kernels(kernels_reads, true), [ours, 0, 0], false);
-            assert_eq!((disk.missing[0], disk.extra[0]), (missing, extra), "{disk:?}");
+            let kernels = kernels(kernels_reads, true, second);
+            assert_eq!(compare(&mut disk, &kernels, ours, second), (missing, 0), "{disk:?}");
         }
-        disk.compare(&kernels(210, true), [230, 0, 0], false);
-        assert_eq!((disk.missing[0], disk.extra[0]), (3, 0), "{disk:?}");
-        disk.compare(&kernels(212, true), [260, 0, 0], true);
-        assert_eq!(disk.extra[0], 0, "not a second old: {disk:?}");
-        disk.compare(&kernels(215, true), [260, 0, 0], false);
-        assert_eq!(disk.extra[0], 25, "{disk:?}");
+        let soon = Kernels { at: at(11) - Duration::from_millis(1), ..kernels(212, true, 0) };
+        assert_eq!(compare(&mut disk, &soon, 260, 11).1, 0, "not a second old: {disk:?}");
+        assert_eq!(compare(&mut disk, &kernels(215, true, 11), 260, 11).1, 25, "{disk:?}");
+    }
+
+    /// The kernel's counts cannot be read for a while: they stay as they were, and ours go on.
+    #[test]
+    fn an_old_look_makes_no_gap() {
+        let mut disk = disk();
+        assert_eq!(compare(&mut disk, &kernels(112, true, 2), 102, 2), (0, 0), "{disk:?}");
+        let old = kernels(120, true, 4);
+        for second in [5, 10, 60, 3600] {
+            let ours = 110 + 10 * second as i64;
+            assert_eq!(compare(&mut disk, &old, ours, second), (0, 0), "{disk:?}");
+        }
+        let ours = 110 + 36_000;
+        assert_eq!(compare(&mut disk, &kernels(ours + 12, true, 3601), ours, 3601), (0, 0));
+        assert_eq!(compare(&mut disk, &kernels(ours + 17, true, 3603), ours, 3603), (5, 0));
     }
 
     #[test]
     fn a_pause_loses_no_gap() {
         let mut disk = disk();
-        disk.compare(&kernels(150, true), [135, 0, 0], false);
-        disk.compare(&kernels(150, false), [900, 0, 0], false);
-        disk.compare(&kernels(150, true), [900, 0, 0], false);
-        assert_eq!((disk.missing[0], disk.extra[0]), (3, 0), "{disk:?}");
-        disk.compare(&kernels(160, true), [905, 0, 0], false);
-        assert_eq!((disk.missing[0], disk.extra[0]), (8, 0), "{disk:?}");
+        compare(&mut disk, &kernels(150, true, 2), 135, 2);
+        compare(&mut disk, &kernels(150, false, 4), 900, 6);
+        compare(&mut disk, &kernels(950, true, 5), 960, 7);
+        assert!(disk.is_paused, "the kernel's are older than ours: {disk:?}");
+        assert_eq!(compare(&mut disk, &kernels(150, true, 8), 960, 8), (3, 0), "{disk:?}");
+        assert_eq!(compare(&mut disk, &kernels(160, true, 10), 965, 10), (8, 0), "{disk:?}");
+    }
+
+    #[test]
+    fn counters_that_go_on_are_no_gap_and_new_ones_are() {
+        assert!(begin(false, None, 130, 30).is_none(), "nobody knows what was before");
+        let mut known = begin(false, Some(30), 130, 30).unwrap();
+        assert_eq!(compare(&mut known, &kernels(130, true, 2), 30, 2), (0, 0), "{known:?}");
+        assert_eq!(compare(&mut known, &kernels(137, true, 4), 30, 4), (7, 0), "{known:?}");
+        let mut new = begin(true, None, 130, 30).unwrap();
+        assert_eq!(compare(&mut new, &kernels(130, true, 2), 30, 2), (100, 0), "{new:?}");
     }
 }

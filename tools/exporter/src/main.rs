@@ -16,6 +16,7 @@ use common_http::{Names, Request, Server};
 mod audit;
 mod canary;
 mod http;
+mod looks;
 mod metrics;
 mod requests;
 mod scrape;
@@ -25,8 +26,9 @@ mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }
 use canary::Canary;
+use looks::Looks;
 use requests::Requests;
-use scrape::{Measured, Scraper};
+use scrape::{Measured, Scraper, Texts};
 use series::{Histograms, Memory};
 use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
 
@@ -92,7 +94,8 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
         Measured::Requests(Requests::new(&skel.maps, chosen.places, cpus)?)
     };
     attach(&skel.progs, session)?;
-    let mut scraper = Scraper::new(&skel, measured, chosen.parts, cpus)?;
+    let looks = Looks::new(chosen.bios, session.hooks_check())?;
+    let mut scraper = Scraper::new(&skel, measured, chosen.parts, looks, cpus)?;
     if let Some(path) = &options.canary {
         scraper.canary = Some(Canary::new(path, chosen.bios, reads(&skel, chosen)?)?);
     }
@@ -100,7 +103,8 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     eprintln!("{}: http://{address}/metrics", session.name());
     session.begin()?;
     while !session.is_over() {
-        let mut metrics = |format| scraper.scrape(session, format);
+        let mut texts = Texts::default();
+        let mut metrics = |format| texts.get(format, || scraper.scrape(session, format));
         let answer = |request: &Request| http::answer(request, &mut metrics);
         server.serve(Duration::from_millis(50), answer)?;
     }

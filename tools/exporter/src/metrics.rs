@@ -160,7 +160,10 @@ const REQUESTS: &str = "Time from the allocation of a request to its completion,
     iostat";
 const PHASES: [(&str, &str); 2] = [
     ("request_queue", "The part of that for which the driver did not have the request"),
-    ("request_device", "The part of that for which the driver had the request, all its starts together"),
+    (
+        "request_device",
+        "The part of that for which the driver had the request, all its starts together",
+    ),
 ];
 const NOT_DIVIDED: &str = "Requests that are in storage_request_seconds only: the kernel has not noted when the \
     driver got them, as of most flushes";
@@ -278,11 +281,15 @@ fn parts(encoder: &mut DescriptorEncoder, series: &BTreeMap<Series, Sums>) -> fm
 const UNACCOUNTED: &str = "Requests that only one of both has counted: missing_in exporter: the kernel, in \
     /sys/block/DISK/stat, and no histogram has them; missing_in kernel: the other way round";
 const AUDITED: &str = "Whether the figures of a disk can be compared with the kernel's: 1 if so";
+const STATISTICS: &str = "Whether the kernel keeps statistics of a disk, its queue/iostats: where this is 0, \
+    its requests are in no histogram, and in not_measured";
+const AGE: &str = "How long ago the kernel's counters of a disk were read: more than a scrape takes only where \
+    reading /sys/block/DISK has to wait, as it may for a disk that hangs";
 
 fn gaps(encoder: &mut DescriptorEncoder, gaps: &[Gap]) -> fmt::Result {
     let (name, counter) = ("unaccounted_requests", MetricType::Counter);
     let mut family = encoder.encode_descriptor(name, UNACCOUNTED, None, counter)?;
-    for Gap { disk, missing_in } in gaps {
+    for Gap { disk, missing_in, .. } in gaps {
         // Where they cannot be compared, none is served: 0 would say that they are the same.
         let (exporter, kernel) = missing_in.unzip();
         for (side, number) in [("exporter", exporter), ("kernel", kernel.flatten())] {
@@ -294,9 +301,19 @@ fn gaps(encoder: &mut DescriptorEncoder, gaps: &[Gap]) -> fmt::Result {
     }
     let gauge = MetricType::Gauge;
     let mut family = encoder.encode_descriptor("disk_audited", AUDITED, None, gauge)?;
-    for Gap { disk, missing_in } in gaps {
+    for Gap { disk, missing_in, .. } in gaps {
         let is_audited = u64::from(missing_in.is_some());
         family.encode_family(&[("disk", disk)])?.encode_gauge(&is_audited)?;
+    }
+    let mut family = encoder.encode_descriptor("disk_statistics", STATISTICS, None, gauge)?;
+    for Gap { disk, has_statistics, .. } in gaps {
+        if let Some(has) = has_statistics {
+            family.encode_family(&[("disk", disk)])?.encode_gauge(&u64::from(*has))?;
+        }
+    }
+    let mut family = encoder.encode_descriptor("look_age", AGE, Some(&Unit::Seconds), gauge)?;
+    for Gap { disk, age, .. } in gaps {
+        family.encode_family(&[("disk", disk)])?.encode_gauge(&age.as_secs_f64())?;
     }
     Ok(())
 }
@@ -357,6 +374,16 @@ fn in_seconds(ns: u64) -> f64 {
 mod tests {
     use super::*;
 
+    fn gap(
+        disk: &str,
+        missing_in: Option<(u64, Option<u64>)>,
+        has_statistics: Option<bool>,
+        ms: u64,
+    ) -> Gap {
+        let (disk, age) = (disk.to_owned(), std::time::Duration::from_millis(ms));
+        Gap { disk, missing_in, has_statistics, age }
+    }
+
     /// What a scrape got: of one series, with a name that has to be escaped.
     fn metrics(ios: fn(BTreeMap<Series, Sums>) -> Ios) -> Metrics {
         let sums = Sums { parts: [0, 0, 0, 0, 1_000, 3_000_000_000], ..Sums::default() };
@@ -364,9 +391,9 @@ mod tests {
             build: Build { version: "1", kernel: "6".into() },
             ios: ios(BTreeMap::from([(("v\"d\\a\n".to_owned(), "read"), sums)])),
             gaps: vec![
-                Gap { disk: "vda".into(), missing_in: Some((8, Some(9))) },
-                Gap { disk: "vdb".into(), missing_in: Some((0, None)) },
-                Gap { disk: "vdc".into(), missing_in: None },
+                gap("vda", Some((8, Some(9))), Some(true), 250),
+                gap("vdb", Some((0, None)), None, 0),
+                gap("vdc", None, Some(false), 4_000),
             ],
             canary: Some(Sight {
                 disk: "vda".into(),
@@ -405,6 +432,10 @@ mod tests {
                 "storage_unaccounted_requests_total{disk=\"vdb\",missing_in=\"exporter\"} 0.0",
                 "storage_disk_audited{disk=\"vdb\"} 1",
                 "storage_disk_audited{disk=\"vdc\"} 0",
+                "storage_disk_statistics{disk=\"vda\"} 1",
+                "storage_disk_statistics{disk=\"vdc\"} 0",
+                "storage_look_age_seconds{disk=\"vda\"} 0.25",
+                "storage_look_age_seconds{disk=\"vdc\"} 4.0",
                 "storage_canary_reads_total{disk=\"vda\"} 11.0",
                 "storage_canary_reads_seen_total{disk=\"vda\"} 10.0",
                 "storage_canary_latency_seconds{disk=\"vda\"} 0.5",

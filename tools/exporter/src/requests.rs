@@ -8,6 +8,7 @@ use std::{
 use anyhow::Result;
 
 use crate::{
+    looks::Look,
     series::{BUCKETS, OPERATIONS, Series, Sums, Times},
     shared::{Atomics, Shared, read},
     trace::{TraceMaps, types},
@@ -72,10 +73,8 @@ impl Requests {
         Ok(Requests { requests, others: Shared::new(&maps.others, cpus as usize)? })
     }
 
-    /// The sums of each disk that there is. Empties the places of those that are gone.
-    pub fn read(&self) -> Result<BTreeMap<Series, Sums>> {
-        let mut disks = common::block_devices()?;
-        disks.retain(|disk| !disk.is_partition);
+    /// The sums of each disk of a look. Empties the places of those that are gone.
+    pub fn read(&self, look: &Look) -> BTreeMap<Series, Sums> {
         let mut series: BTreeMap<Series, Sums> = BTreeMap::new();
         for place in self.requests.iter() {
             let of = place.of.load(Relaxed);
@@ -83,19 +82,19 @@ impl Requests {
             if diskseq == 0 {
                 continue;
             }
-            let Some(disk) = disks.iter().find(|disk| disk.diskseq == diskseq) else {
+            if look.lacks(diskseq) {
                 for PhaseTimes { sum, buckets } in &place.phases {
                     buckets.iter().chain([sum]).for_each(|counter| counter.store(0, Relaxed));
                 }
                 place.of.store(0, Relaxed);
-                continue;
-            };
+            }
+            let Some(disk) = look.name(diskseq) else { continue };
             let operation = OPERATIONS.get(operation).copied().unwrap_or("other");
             let [all, queue, device] = place.phases.each_ref().map(PhaseTimes::read);
-            let sums = series.entry((disk.name.clone(), operation)).or_default();
+            let sums = series.entry((disk.to_owned(), operation)).or_default();
             sums.add(&Sums { all, phases: [queue, device], ..Sums::default() });
         }
-        Ok(series)
+        series
     }
 
     /// How many reads of these disks there were, and their sum in ns.

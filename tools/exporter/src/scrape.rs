@@ -1,14 +1,15 @@
 //! A scrape: what was measured until now, compared with the kernel's counts, as metrics.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, sync::Arc, time::Instant};
 
 use anyhow::{Context, Result};
 use common::Session;
 use libbpf_rs::skel::Skel;
 
 use crate::{
-    audit::Audit,
+    audit::{Audit, Gap, Ours},
     canary::Canary,
+    looks::{Look, Looks},
     metrics::{Build, Format, Ios, Metrics, reads_not_measured},
     requests::Requests,
     series::{Histograms, Series, Sums},
@@ -25,11 +26,12 @@ pub enum Measured<'a> {
 }
 
 impl Measured<'_> {
-    fn read(&self) -> Result<BTreeMap<Series, Sums>> {
-        match self {
-            Measured::Requests(requests) => requests.read(),
-            Measured::Bios(histograms) => histograms.read(),
-        }
+    fn read(&self, look: &Look) -> Result<Ours> {
+        let series = match self {
+            Measured::Requests(requests) => requests.read(look),
+            Measured::Bios(histograms) => histograms.read(look)?,
+        };
+        Ok(Ours { series, at: Instant::now() })
     }
 }
 
@@ -40,6 +42,9 @@ pub struct Scraper<'a> {
     with_parts: bool,
     pages: Shared<Pages>,
     build: Build,
+    looks: Looks,
+    /// The last one.
+    look: Look,
     audit: Audit,
     /// With `--canary`: it reads after each scrape.
     pub canary: Option<Canary>,
@@ -51,24 +56,38 @@ impl<'a> Scraper<'a> {
         skel: &'a TraceSkel<'a>,
         measured: Measured<'a>,
         with_parts: bool,
+        looks: Looks,
         cpus: u32,
     ) -> Result<Scraper<'a>> {
         let pages = Shared::new(&skel.maps.pages, cpus as usize)?;
         let kernel =
             fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel's release")?;
         let build = Build { version: env!("CARGO_PKG_VERSION"), kernel: kernel.trim().to_owned() };
-        let is_of_bios = matches!(measured, Measured::Bios(_));
-        let audit = Audit::begin(is_of_bios, || measured.read())?;
-        Ok(Scraper { skel, measured, with_parts, pages, build, audit, canary: None })
+        let audit = Audit::new(matches!(measured, Measured::Bios(_)));
+        let (look, canary) = (Look::default(), None);
+        let mut scraper =
+            Scraper { skel, measured, with_parts, pages, build, looks, look, audit, canary };
+        // The first look has the names of the disks. The second one has ours before it, and after it.
+        scraper.figures()?;
+        scraper.figures()?;
+        Ok(scraper)
     }
 
-    /// The text of all metrics. Fails where the programs do not run any more.
+    /// What was measured, and what the kernel has counted beside that.
+    fn figures(&mut self) -> Result<(BTreeMap<Series, Sums>, Vec<Gap>)> {
+        let awaited = self.audit.awaits_disks();
+        let before = awaited.then(|| self.measured.read(&self.look)).transpose()?;
+        self.look = self.looks.look()?; // before our figures are read
+        let ours = self.measured.read(&self.look)?;
+        let gaps = self.audit.compare(before.as_ref(), &self.look, &ours);
+        Ok((ours.series, gaps))
+    }
+
+    /// The text of all metrics. Fails where the programs do not run any more. Waits for no disk, and for no file:
+    /// what may let it wait is read by [`Looks`], and by the [`Canary`].
     pub fn scrape(&mut self, session: &Session, format: Format) -> Result<String> {
-        session.hooks_still_run()?;
         let counts = common::counters(&self.skel.maps.bss_data)?;
-        let look = self.audit.look()?; // before our figures are read
-        let series = self.measured.read()?;
-        let gaps = self.audit.compare(&look, &series);
+        let (series, gaps) = self.figures()?;
         let ios = match &self.measured {
             Measured::Requests(requests) => Ios::requests(series, requests.others()),
             Measured::Bios(_) => Ios::bios(series, self.with_parts, counts),
@@ -87,5 +106,25 @@ impl<'a> Scraper<'a> {
             canary.fly();
         }
         text
+    }
+}
+
+/// The texts for all who have asked before the first of them was made.
+#[derive(Default)]
+pub struct Texts(Vec<(Format, Arc<Vec<u8>>)>);
+
+impl Texts {
+    /// That of this format, made if there is none yet.
+    pub fn get(
+        &mut self,
+        format: Format,
+        make: impl FnOnce() -> Result<String>,
+    ) -> Result<Arc<Vec<u8>>> {
+        if let Some((_, text)) = self.0.iter().find(|(known, _)| *known == format) {
+            return Ok(Arc::clone(text));
+        }
+        let text = Arc::new(make()?.into_bytes());
+        self.0.push((format, Arc::clone(&text)));
+        Ok(text)
     }
 }

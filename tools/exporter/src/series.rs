@@ -9,6 +9,7 @@ use anyhow::Result;
 use libbpf_rs::{Map, MapCore, MapFlags};
 
 use crate::{
+    looks::Look,
     shared::{Atomics, Shared, read},
     trace::{TraceMaps, types},
 };
@@ -137,11 +138,9 @@ impl<'a> Histograms<'a> {
         Ok(Histograms { memory, cpus: cpus as usize, places, unused })
     }
 
-    /// The sums of each disk that there is; its partitions' are its own. Removes disks that are gone: a disk is
+    /// The sums of each disk of a look; its partitions' are its own. Removes disks that are gone: a disk is
     /// known by its diskseq, which is no other one's, whatever name and number that gets.
-    pub fn read(&self) -> Result<BTreeMap<Series, Sums>> {
-        let mut disks = common::block_devices()?;
-        disks.retain(|disk| !disk.is_partition);
+    pub fn read(&self, look: &Look) -> Result<BTreeMap<Series, Sums>> {
         let mut series: BTreeMap<Series, Sums> = BTreeMap::new();
         for place in 0..PLACES as usize {
             let cpus = &self.memory[place * self.cpus..(place + 1) * self.cpus];
@@ -150,12 +149,12 @@ impl<'a> Histograms<'a> {
             if diskseq == 0 {
                 continue;
             }
-            let Some(disk) = disks.iter().find(|disk| disk.diskseq == diskseq) else {
+            if look.lacks(diskseq) {
                 self.release(place, diskseq, operation)?;
-                continue;
-            };
+            }
+            let Some(disk) = look.name(diskseq) else { continue };
             let operation = OPERATIONS.get(operation as usize).copied().unwrap_or("other");
-            let sums = series.entry((disk.name.clone(), operation)).or_default();
+            let sums = series.entry((disk.to_owned(), operation)).or_default();
             for cpu in cpus {
                 let (parts, buckets) = (read(&cpu.parts), read(&cpu.buckets));
                 let (sum, parts_made) = (cpu.sum.load(Relaxed), cpu.parts_made.load(Relaxed));
