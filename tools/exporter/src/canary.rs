@@ -34,10 +34,37 @@ pub struct Sight {
     pub made: u64,
     /// How many of the reads made are in the figures.
     pub seen: u64,
-    /// How long the last read took by the figures, in seconds, if it was the only one of its time.
+    /// How many of them got no data: those are not looked for.
+    pub failed: u64,
+    /// How long the last read took by the figures, in seconds, if it was the only one of its time. Nothing while
+    /// another one is pending: that may take longer.
     pub latency: Option<f64>,
-    /// How long the last read took by the thread that made it, in seconds.
+    /// How long the last read took by the thread that made it, in seconds. Nothing while another one is pending.
     pub waited: Option<f64>,
+    /// When the read was made that is pending.
+    pub pending: Option<Instant>,
+}
+
+impl Sight {
+    /// For how long a read has been pending, in seconds.
+    pub fn pending_for(&self) -> f64 {
+        self.pending.map_or(0.0, |since| since.elapsed().as_secs_f64())
+    }
+
+    /// Takes what has come of the read that was pending: whether it got data, how long it took, and the reads that
+    /// the figures have had since, and their sum in ns.
+    fn ends(&mut self, is_good: bool, waited: Duration, [count, ns]: [u64; 2]) {
+        self.pending = None;
+        if !is_good {
+            self.failed += 1;
+            return;
+        }
+        // A time that is longer than the read itself is not its time.
+        let is_its = count == 1 && u128::from(ns) <= waited.as_nanos();
+        self.seen += u64::from(is_its || count > 1);
+        self.latency = is_its.then_some(ns as f64 / 1e9);
+        self.waited = Some(waited.as_secs_f64());
+    }
 }
 
 /// The thread that reads. A disk may let it wait for ever, and the exporter must not.
@@ -75,13 +102,10 @@ impl Canary {
             let length = file.read_at(&mut buffer, 0);
             let waited = start.elapsed();
             let after = reads(&disks);
-            let [count, ns] = [0, 1].map(|n| after[n].wrapping_sub(before[n]));
+            let since = [0, 1].map(|n| after[n].wrapping_sub(before[n]));
+            let is_good = length.is_ok_and(|length| length > 0); // 0: the file has been emptied
             let mut sight = written.lock().unwrap_or_else(PoisonError::into_inner);
-            // A time that is longer than the read itself is not its time.
-            let is_its = count == 1 && u128::from(ns) <= waited.as_nanos();
-            sight.seen += u64::from(is_its || count > 1);
-            sight.latency = is_its.then_some(ns as f64 / 1e9);
-            sight.waited = length.is_ok().then_some(waited.as_secs_f64());
+            sight.ends(is_good, waited, since);
         };
         let thread = thread::Builder::new().name("canary".to_owned());
         thread
@@ -93,9 +117,13 @@ impl Canary {
     /// Lets it read once, if the last read has ended, and was made some time ago.
     pub fn fly(&mut self) {
         let rests = self.last.is_some_and(|last| last.elapsed() < PAUSE);
+        // The thread does not take the end of its read down before the start is.
+        let mut sight = self.sight.lock().unwrap_or_else(PoisonError::into_inner);
         if !rests && self.go.try_send(()).is_ok() {
             self.last = Some(Instant::now());
-            self.sight.lock().unwrap_or_else(PoisonError::into_inner).made += 1;
+            sight.made += 1;
+            sight.pending = self.last;
+            (sight.latency, sight.waited) = (None, None);
         }
     }
 
@@ -134,4 +162,32 @@ fn disks_seen(disk: &Path, bios: bool) -> BTreeSet<u64> {
     let below = fs::read_dir(disk.join("slaves")).into_iter().flatten().flatten();
     let below = below.filter_map(|entry| whole(&entry.path()));
     below.flat_map(|disk| disks_seen(&disk, false)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_is_seen_or_failed_or_pending_or_lost() {
+        let pending = Sight {
+            pending: Instant::now().checked_sub(Duration::from_secs(8)),
+            ..Sight::default()
+        };
+        assert!(pending.pending_for() >= 8.0 && Sight::default().pending_for() == 0.0);
+        let ms = Duration::from_millis(1);
+        for (is_good, reads, seen, failed, latency) in [
+            (true, [1, 900_000], 1, 0, Some(0.0009)),
+            (true, [1, 1_100_000], 0, 0, None), // somebody else's
+            (true, [2, 1_100_000], 1, 0, None),
+            (true, [0, 0], 0, 0, None),
+            (false, [1, 900_000], 0, 1, None),
+        ] {
+            let mut sight = pending.clone();
+            sight.ends(is_good, ms, reads);
+            assert_eq!((sight.seen, sight.failed, sight.latency), (seen, failed, latency));
+            let is_waited = sight.waited == is_good.then_some(0.001);
+            assert!(is_waited && sight.pending.is_none(), "{sight:?}");
+        }
+    }
 }

@@ -37,6 +37,9 @@ pub struct Kernels {
     pub at: Instant,
     /// The counts.
     pub counts: Counts,
+    /// How many requests have completed, of all operations, and how many are in flight.
+    pub completed: u64,
+    pub in_flight: u64,
     /// Whether the kernel counts at all: `queue/iostats`.
     pub has_statistics: bool,
     /// Whether the exporter counts the same.
@@ -340,7 +343,10 @@ impl Kernels {
         let at = Instant::now();
         let stat = fs::read_to_string(disk.join("stat")).ok()?;
         let stat: Vec<i64> = stat.split_whitespace().flat_map(str::parse).collect();
-        let [reads, writes, discards, flushes] = [0, 4, 11, 15].map(|n| stat.get(n).copied());
+        let operations = [0, 4, 11, 15].map(|n| stat.get(n).copied());
+        let completed = operations.iter().flatten().sum::<i64>() as u64;
+        let in_flight = *stat.get(8)? as u64;
+        let [reads, writes, discards, flushes] = operations;
         let (reads, writes, discards) = (reads?, writes?, discards?);
         let counts = match bios {
             // A bio without data that asks for a flush is a write there, and the flush another request.
@@ -350,7 +356,7 @@ impl Kernels {
         let says = |file: &str| fs::read_to_string(disk.join(file)).unwrap_or_default();
         let has_statistics = says("queue/iostats").trim() == "1";
         let is_audited = has_statistics && (!bios || is_auditable(disk));
-        let kernels = Kernels { at, counts, has_statistics, is_audited };
+        let kernels = Kernels { at, counts, completed, in_flight, has_statistics, is_audited };
         (diskseq(disk) == Some(number)).then_some(kernels)
     }
 }

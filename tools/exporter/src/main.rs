@@ -22,6 +22,7 @@ mod requests;
 mod scrape;
 mod series;
 mod shared;
+mod stalls;
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
 }

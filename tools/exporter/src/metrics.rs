@@ -20,6 +20,7 @@ use crate::{
     canary::Sight,
     requests::OTHERS,
     series::{PARTS, Series, Sums, Times, limits},
+    stalls::Stall,
     trace::types::bss,
 };
 
@@ -125,6 +126,8 @@ pub struct Metrics {
     pub ios: Ios,
     /// By how much that differs from what the kernel has counted.
     pub gaps: Vec<Gap>,
+    /// Since when they complete nothing.
+    pub stalls: Vec<Stall>,
     /// With `--canary`.
     pub canary: Option<Sight>,
     /// Of each CPU: pages hit, missed, readahead.
@@ -212,6 +215,7 @@ impl Collector for Metrics {
             }
         }
         gaps(&mut encoder, &self.gaps)?;
+        stalls(&mut encoder, &self.stalls)?;
         if let Some(sight) = &self.canary {
             canary(&mut encoder, sight)?;
         }
@@ -318,15 +322,32 @@ fn gaps(encoder: &mut DescriptorEncoder, gaps: &[Gap]) -> fmt::Result {
     Ok(())
 }
 
+const STALLED: &str = "For how long a disk is known to have had requests in flight, and to have completed none, by \
+    /sys/block/DISK/stat";
+
+fn stalls(encoder: &mut DescriptorEncoder, stalls: &[Stall]) -> fmt::Result {
+    let (unit, gauge) = (Some(&Unit::Seconds), MetricType::Gauge);
+    let mut family = encoder.encode_descriptor("disk_stalled", STALLED, unit, gauge)?;
+    for Stall { disk, age } in stalls {
+        family.encode_family(&[("disk", disk)])?.encode_gauge(&age.as_secs_f64())?;
+    }
+    Ok(())
+}
+
 const CANARY_LATENCY: &str = "How long the last read for --canary took by the histograms; not served where \
-    other reads of the disk ended at its time, or none did";
-const CANARY_WAIT: &str = "How long the thread waited for that read";
+    other reads of the disk ended at its time, or none did, nor while a read is pending";
+const CANARY_WAIT: &str = "How long the thread waited for that read; not served while another one is pending, or \
+    if it failed";
+const CANARY_PENDING: &str = "For how long the read for --canary has been pending at the time of this scrape; 0: \
+    none is";
+const CANARY_FAILED: &str = "Reads for --canary that got an error, or no data";
 
 fn canary(encoder: &mut DescriptorEncoder, sight: &Sight) -> fmt::Result {
     let labels = [("disk", &*sight.disk)];
     for (name, help, number) in [
         ("canary_reads", "Reads made for --canary", sight.made),
         ("canary_reads_seen", "Those of them that the histograms contain", sight.seen),
+        ("canary_reads_failed", CANARY_FAILED, sight.failed),
     ] {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         count(&mut family, &labels, number as f64)?;
@@ -334,6 +355,7 @@ fn canary(encoder: &mut DescriptorEncoder, sight: &Sight) -> fmt::Result {
     for (name, help, seconds) in [
         ("canary_latency", CANARY_LATENCY, sight.latency),
         ("canary_wait", CANARY_WAIT, sight.waited),
+        ("canary_pending", CANARY_PENDING, Some(sight.pending_for())),
     ] {
         let (unit, gauge) = (Some(&Unit::Seconds), MetricType::Gauge);
         let mut family = encoder.encode_descriptor(name, help, unit, gauge)?;
@@ -395,12 +417,15 @@ mod tests {
                 gap("vdb", Some((0, None)), None, 0),
                 gap("vdc", None, Some(false), 4_000),
             ],
+            stalls: vec![Stall { disk: "vda".into(), age: std::time::Duration::ZERO }],
             canary: Some(Sight {
                 disk: "vda".into(),
                 made: 11,
                 seen: 10,
+                failed: 1,
                 latency: Some(0.5),
                 waited: Some(0.75),
+                pending: None,
             }),
             pages: vec![[1, 2, 3], [10, 20, 30]],
             reads_not_measured: [("dropped", 4), ("unmatched", 5), ("asynchronous", 6)],
@@ -436,10 +461,13 @@ mod tests {
                 "storage_disk_statistics{disk=\"vdc\"} 0",
                 "storage_look_age_seconds{disk=\"vda\"} 0.25",
                 "storage_look_age_seconds{disk=\"vdc\"} 4.0",
+                "storage_disk_stalled_seconds{disk=\"vda\"} 0.0",
                 "storage_canary_reads_total{disk=\"vda\"} 11.0",
                 "storage_canary_reads_seen_total{disk=\"vda\"} 10.0",
+                "storage_canary_reads_failed_total{disk=\"vda\"} 1.0",
                 "storage_canary_latency_seconds{disk=\"vda\"} 0.5",
                 "storage_canary_wait_seconds{disk=\"vda\"} 0.75",
+                "storage_canary_pending_seconds{disk=\"vda\"} 0.0",
             ],
         );
     }

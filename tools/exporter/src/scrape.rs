@@ -14,6 +14,7 @@ use crate::{
     requests::Requests,
     series::{Histograms, Series, Sums},
     shared::{Pages, Shared},
+    stalls::Stalls,
     trace::TraceSkel,
 };
 
@@ -46,6 +47,7 @@ pub struct Scraper<'a> {
     /// The last one.
     look: Look,
     audit: Audit,
+    stalls: Stalls,
     /// With `--canary`: it reads after each scrape.
     pub canary: Option<Canary>,
 }
@@ -64,9 +66,19 @@ impl<'a> Scraper<'a> {
             fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel's release")?;
         let build = Build { version: env!("CARGO_PKG_VERSION"), kernel: kernel.trim().to_owned() };
         let audit = Audit::new(matches!(measured, Measured::Bios(_)));
-        let (look, canary) = (Look::default(), None);
-        let mut scraper =
-            Scraper { skel, measured, with_parts, pages, build, looks, look, audit, canary };
+        let (look, stalls, canary) = (Look::default(), Stalls::default(), None);
+        let mut scraper = Scraper {
+            skel,
+            measured,
+            with_parts,
+            pages,
+            build,
+            looks,
+            look,
+            audit,
+            stalls,
+            canary,
+        };
         // The first look has the names of the disks. The second one has ours before it, and after it.
         scraper.figures()?;
         scraper.figures()?;
@@ -96,6 +108,7 @@ impl<'a> Scraper<'a> {
             build: self.build.clone(),
             ios,
             gaps,
+            stalls: self.stalls.of(&self.look),
             canary: self.canary.as_ref().map(Canary::sight),
             pages: self.pages.iter().map(Pages::read).collect(),
             reads_not_measured: reads_not_measured(counts),
