@@ -668,13 +668,14 @@ fn exporter_beside_prometheus() -> Result<()> {
     }
     finds_the_canary()?;
 
-    for rule in ["io_latency_seconds:p99_5m", "ios:rate5m"] {
+    for rule in ["io_seconds:p99_rate5m", "queue_seconds:p99_rate5m", "ios:rate5m"] {
         for port in [PORT, BIOS_PORT] {
             let of = format!("instance=\"127.0.0.1:{port}\",{of}");
-            wait_for(&format!("storage:{rule}{{{of}}}"), |found| !found.is_empty())?;
+            let rule = format!("instance_disk_op:storage_{rule}{{{of}}}");
+            wait_for(&rule, |found| !found.is_empty())?;
         }
     }
-    wait_for("storage:page_cache_hit:ratio5m", |found| !found.is_empty())?;
+    wait_for("instance:storage_page_cache_hit:ratio_rate5m", |found| !found.is_empty())?;
 
     the_dashboard_shows_something()?;
     notices_a_lie(exporters[0].id(), name)?;

@@ -81,14 +81,14 @@ fn exporter_waits_for_nobody() -> Result<()> {
     let honest = NullBlk::new("honest", "size=16")?;
     let name = &honest.name;
     let named = |n: u32| NullBlk::new(&format!("many{n}"), "size=16");
-    let many = (0..140).map(named).collect::<Result<Vec<_>>>()?;
+    let many = (0..50).map(named).collect::<Result<Vec<_>>>()?;
     let hung = Mapped::hung("hangs")?;
     let server = exporter::start(&[])?;
     disks::read(name, 10)?;
     for (disk, n) in many.iter().zip(0..) {
-        let file = File::options().read(true).write(n < 100).open(format!("/dev/{}", disk.name))?;
+        let file = File::options().read(true).write(n < 40).open(format!("/dev/{}", disk.name))?;
         file.read_exact_at(&mut [0; 4096], 0)?;
-        if n < 100 {
+        if n < 40 {
             file.write_all_at(&[1; 4096], 0)?;
             file.sync_data()?;
         }
@@ -134,7 +134,7 @@ fn exporter_waits_for_nobody() -> Result<()> {
     wait_until("a look at the disk", || {
         let scrape = Scrape::now()?;
         let ages = scrape.0.iter().filter(|(name, _)| name.contains("look_age_seconds"));
-        Ok(ages.clone().count() > 140 && ages.clone().all(|(_, age)| *age < 1.0))
+        Ok(ages.clone().count() > 50 && ages.clone().all(|(_, age)| *age < 1.0))
     })?;
     drop((silent, readers));
     server.interrupt().map(drop)
