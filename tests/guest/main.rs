@@ -82,6 +82,7 @@ const ONCE: &[&str] = &[
     "the_clock_may_be_set",
     "cachetop_leaves_the_terminal_and_comes_back",
     "exporter_survives_hostile_clients",
+    "exporter_has_a_place_for_everybody",
     "exporter_runs_as_its_unit_says",
     "exporter_beside_prometheus",
     "slow_io_and_exporter_write_hostile_names",
