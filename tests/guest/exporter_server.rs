@@ -178,7 +178,7 @@ fn gap(disk: &str) -> Result<[f64; 2]> {
     gap.context("no gap")
 }
 
-/// A loop device that is attached again has a new diskseq, and goes on with its counters: there is no gap. A new disk
+/// A loop device that is attached again has a new diskseq, and keeps its counters: there is no gap. A new disk
 /// begins with 0: what is missing of it is in its gap. And whether a disk has statistics is said also where it has
 /// done nothing yet.
 fn exporter_audits_disks_that_change() -> Result<()> {

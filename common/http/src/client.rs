@@ -5,10 +5,15 @@ use std::{
     net::{IpAddr, Ipv6Addr, Shutdown, TcpStream},
     os::fd::{AsFd, BorrowedFd},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use crate::{ASKING, Answer, IDLE};
+use crate::answer::Answer;
+
+/// How long a client may stay where nothing moves.
+pub(crate) const IDLE: Duration = Duration::from_secs(5);
+/// How long a client may take for its request, also if it sends a byte now and then.
+const ASKING: Duration = Duration::from_secs(10);
 
 /// What goes out.
 struct Outgoing {

@@ -9,6 +9,7 @@
 //! server first, and to this machine afterwards (*DNS rebinding*). Such a request has that name in its header
 //! `Host`, so only requests to this machine's own names are answered, see [`Names`].
 
+mod answer;
 mod client;
 mod names;
 
@@ -23,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use answer::Answer;
 use anyhow::{Context, Result};
 use client::Client;
 pub use names::Names;
@@ -43,10 +45,6 @@ const MEMORY: usize = 64 << 20;
 const REQUEST: usize = 8 * 1024;
 /// The most headers that a request may have.
 const HEADERS: usize = 64;
-/// How long a client may stay where nothing moves.
-const IDLE: Duration = Duration::from_secs(5);
-/// How long a client may take for its request, also if it sends a byte now and then.
-const ASKING: Duration = Duration::from_secs(10);
 /// Where there is no room for a client, the next one is not accepted before.
 const LACK: Duration = Duration::from_millis(10);
 
@@ -74,35 +72,6 @@ impl Request<'_> {
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
         std::str::from_utf8(found.value).ok()
-    }
-}
-
-/// What is sent back.
-#[derive(Debug, PartialEq)]
-pub struct Answer {
-    /// `200 OK`
-    pub status: &'static str,
-    /// The type of the body: `text/html; charset=utf-8`
-    pub kind: &'static str,
-    /// What is shown, or read. Several clients may share it.
-    pub body: Arc<Vec<u8>>,
-}
-
-impl Answer {
-    /// What was asked for.
-    pub fn found(kind: &'static str, body: impl Into<Vec<u8>>) -> Answer {
-        Answer::shared(kind, Arc::new(body.into()))
-    }
-
-    /// What was asked for, in memory that others have, too.
-    pub fn shared(kind: &'static str, body: Arc<Vec<u8>>) -> Answer {
-        Answer { status: "200 OK", kind, body }
-    }
-
-    /// A status that says why there is nothing else: `404 Not Found`.
-    pub fn refused(status: &'static str) -> Answer {
-        let body = Arc::new(format!("{status}\n").into_bytes());
-        Answer { status, kind: "text/plain; charset=utf-8", body }
     }
 }
 
@@ -304,7 +273,7 @@ mod tests {
         net::{SocketAddr, TcpStream},
     };
 
-    use super::*;
+    use super::{client::IDLE, *};
 
     #[test]
     fn only_what_is_complete_is_answered() {

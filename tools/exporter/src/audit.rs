@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(compare(&mut disk, &kernels(215, true, 11), 260, 11).1, 25, "{disk:?}");
     }
 
-    /// The kernel's counts cannot be read for a while: they stay as they were, and ours go on.
+    /// The kernel's counts cannot be read for a while: they stay as they were, and ours continue.
     #[test]
     fn an_old_look_makes_no_gap() {
         let mut disk = disk();

@@ -55,7 +55,7 @@ pub struct Disk {
     /// The kernel's number for it, see [`common::BlockDevice`].
     pub diskseq: u64,
     /// Whether it came after the first look, so that the kernel's counters began at 0 since then. A disk that only
-    /// gets a new number goes on with its counters, as a loop device does that is attached again.
+    /// gets a new number keeps its counters, as a loop device does that is attached again.
     pub is_new: bool,
     /// Whether it has requests.
     pub has_requests: bool,
@@ -185,7 +185,7 @@ impl Looks {
         Ok(state.look())
     }
 
-    /// Lets another thread go on, and leave out what the others wait for.
+    /// Lets another thread continue, and leave out what the others wait for.
     fn replace(&self, state: &mut State) -> Result<()> {
         ensure!(state.busy.len() < THREADS, "{THREADS} threads wait for /sys");
         let (shared, number) = (Arc::clone(&self.0), state.thread + 1);
