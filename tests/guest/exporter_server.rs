@@ -153,6 +153,8 @@ fn exporter_has_a_place_for_everybody() -> Result<()> {
     honest.write_all(b"GET / HT")?;
     server.signal(Signal::CONT)?;
     honest.set_read_timeout(Some(AT_ONCE))?;
+    // By now, all of them have been accepted.
+    Scrape::now()?;
     for n in 0..300 {
         silent.push(connect([127, 0, 0, 2], None).with_context(|| format!("client {n}"))?);
     }
