@@ -63,33 +63,39 @@ pub struct Gap {
 pub struct Audit {
     bios: bool,
     disks: HashMap<u64, Disk>,
-    awaits_disks: bool,
+    /// Disks that are to be compared from the next look on, see [`Audit::awaits_disks`].
+    awaited: HashSet<u64>,
 }
 
 impl Audit {
     /// Of requests, or of bios. It knows no disk yet.
     pub fn new(bios: bool) -> Audit {
-        Audit { bios, disks: HashMap::new(), awaits_disks: false }
+        Audit { bios, disks: HashMap::new(), awaited: HashSet::new() }
     }
 
     /// Whether the last look had disks with counters of which nobody knows when they began: the programs had just
     /// been attached, or the disk got a new number and has kept its counters. To compare these, ours have to be
     /// read before the next look, too.
     pub fn awaits_disks(&self) -> bool {
-        self.awaits_disks
+        !self.awaited.is_empty()
     }
 
     /// Compares a look with ours, which were read after it, and for disks that this does not know also before.
     pub fn compare(&mut self, before: Option<&Ours>, look: &Look, ours: &Ours) -> Vec<Gap> {
         let there: HashSet<u64> = look.disks.iter().map(|disk| disk.diskseq).collect();
         self.disks.retain(|diskseq, _| there.contains(diskseq));
-        self.awaits_disks = false;
+        let awaited = std::mem::take(&mut self.awaited);
         let gap = |disk: &looks::Disk| {
             let kernels = disk.kernels.as_ref();
             let since = kernels.map_or(disk.since, |kernels| kernels.at);
             Gap {
                 disk: disk.name.clone(),
-                missing_in: self.missing_in(disk, before, ours),
+                // Else it had another number then, and ours of this name were of that.
+                missing_in: self.missing_in(
+                    disk,
+                    before.filter(|_| awaited.contains(&disk.diskseq)),
+                    ours,
+                ),
                 has_statistics: kernels.map(|kernels| kernels.has_statistics),
                 age: ours.at.saturating_duration_since(since),
             }
@@ -109,7 +115,7 @@ impl Audit {
             let before = before.filter(|before| before.at <= kernels.at);
             let before = before.map(|before| self.ours(before, &disk.name));
             let Some(begun) = Disk::begin(disk.is_new, before, kernels, (mine, ours.at)) else {
-                self.awaits_disks = true;
+                self.awaited.insert(disk.diskseq);
                 return None;
             };
             self.disks.insert(disk.diskseq, begun);
