@@ -19,6 +19,8 @@ use libbpf_rs::libbpf_sys::{
     BTF_KIND_VOLATILE, btf_param, btf_type,
 };
 
+use crate::mounted::mounted;
+
 /// The modules that are loaded and have a BTF of their own, sorted.
 pub fn modules() -> Result<Vec<String>> {
     let entries = fs::read_dir("/sys/kernel/btf").context("/sys/kernel/btf")?;
@@ -45,6 +47,7 @@ impl<'base> Btf<'base> {
     /// Reads `/sys/kernel/btf/NAME`. Fails where the kernel has no such file, or libbpf cannot
     /// parse it.
     pub fn read(name: &str, base: Option<&'base Btf<'base>>) -> Result<Btf<'base>> {
+        mounted()?;
         Btf::open(&format!("/sys/kernel/btf/{name}"), base)
     }
 

@@ -11,6 +11,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use crate::mounted::mounted;
+
 /// Where it is.
 pub(crate) const PATH: &str = "/proc/kallsyms";
 
@@ -49,6 +51,7 @@ impl<'a> Symbol<'a> {
 
 /// Its content.
 pub(crate) fn read() -> Result<String> {
+    mounted()?;
     fs::read_to_string(PATH).with_context(|| format!("{PATH} could not be read"))
 }
 
@@ -59,6 +62,7 @@ pub fn symbols(text: &str) -> impl Iterator<Item = Symbol<'_>> {
 
 /// For [`next_function`].
 pub(crate) fn open() -> Result<BufReader<File>> {
+    mounted()?;
     Ok(BufReader::new(File::open(PATH).context(PATH)?))
 }
 

@@ -11,6 +11,7 @@ pub mod hookable;
 pub mod kallsyms;
 mod message;
 mod modules;
+mod mounted;
 #[cfg(feature = "pages")]
 mod pages;
 mod preflight;

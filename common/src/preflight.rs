@@ -17,7 +17,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use crate::{error::unsupported, kallsyms};
+use crate::{error::unsupported, kallsyms, mounted::mounted, room};
 
 /// How many files a program has open at a time, where it attaches no hook for each of many functions: each BPF
 /// program, map and hook is one. `exporter --parts` has 51 on 7.2, by /proc/PID/fd.
@@ -27,6 +27,7 @@ const FILES: u64 = 64;
 /// programs or open as many files as they are, the kernel describes no types (BTF), tracefs is not mounted, or the
 /// kernel is locked down.
 pub fn machine() -> Result<()> {
+    mounted()?;
     if let Some(most) = getrlimit(Resource::Nofile).current.filter(|most| *most < FILES) {
         return unsupported(format!(
             "this process may have {most} files open at a time, and needs {FILES}: each BPF program, map and \
@@ -44,9 +45,6 @@ pub fn machine() -> Result<()> {
     if let Some(lack) = lacks(&status, rustix::process::geteuid().is_root()) {
         return unsupported(lack);
     }
-    if !Path::new("/sys/kernel").exists() {
-        return unsupported("sysfs is not mounted: mount -t sysfs sysfs /sys");
-    }
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         return unsupported(
             "this kernel has no BTF, the description of its types: /sys/kernel/btf/vmlinux is missing. \
@@ -54,6 +52,7 @@ pub fn machine() -> Result<()> {
              so has the VM's: cargo vm run",
         );
     }
+    room::cgroup_leaves(0, &[])?;
     tracefs().map(|_| ())
 }
 
@@ -72,6 +71,7 @@ pub fn stacks_have(functions: usize) -> Result<()> {
 
 /// Fails, with exit code 3, where the kernel's pages have another size, in bytes.
 pub fn pages_have(bytes: usize) -> Result<()> {
+    mounted()?; // or the size is not known
     match rustix::param::page_size() {
         size if size == bytes => Ok(()),
         size => unsupported(format!(
@@ -178,6 +178,7 @@ pub fn perf_events(hooks: &[String]) -> Result<()> {
 
 /// Where tracefs is mounted. Fails, with exit code 3, where it is not, or where the kernel lets nobody read it.
 pub fn tracefs() -> Result<PathBuf> {
+    mounted()?;
     let mut hidden = false;
     for path in ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"].map(PathBuf::from) {
         match path.join("trace_pipe").try_exists() {

@@ -39,6 +39,9 @@ pub fn pid_namespace() -> Result<u32> {
 /// The number of a process that is there now; else says why it is none.
 pub fn process(text: &str) -> Result<u32, String> {
     let hint = "give the number of a process, as `ps -e` shows it";
+    if let Some(lack) = common_base::unmounted() {
+        return Err(lack.to_owned());
+    }
     let pid: i128 = text.parse().map_err(|_| format!("not a number; {hint}"))?;
     let largest = fs::read_to_string("/proc/sys/kernel/pid_max")
         .ok()

@@ -147,6 +147,9 @@ fn start<Own: Args>(
 /// A source of the program that is newer than the program: in a shell of the VM, where nothing is
 /// built, it is easy to run yesterday's.
 fn newer_source(program: &Program) -> Option<PathBuf> {
+    if common_base::unmounted().is_some() {
+        return None; // another /proc has another program
+    }
     let modified = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
     let built: SystemTime = modified(&std::env::current_exe().ok()?)?;
     let package = Path::new(program.directory);

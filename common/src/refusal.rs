@@ -55,9 +55,10 @@ pub(crate) fn by_verifier() -> bool {
     VerifierRefusal::parse(&messages()).is_some()
 }
 
-/// Whether the kernel had no memory for a map: also where a cgroup has no more.
+/// Whether the kernel had no memory for a map, a program or the types: also where a cgroup has no more. libbpf
+/// continues without some of them, and fails at the next one.
 pub(crate) fn for_lack_of_memory() -> bool {
-    messages().lines().any(|line| line.contains("map") && line.contains("-ENOMEM"))
+    messages().lines().any(|line| line.contains("-ENOMEM") || line.contains("(-12)"))
 }
 
 /// The error that tells why `step` failed. `package` is the directory of the program's sources.

@@ -116,8 +116,9 @@ impl Session {
         }
         self.formats = trace_pipe::formats(open.open_object());
         room::check(open.open_object(), &self.sizes)?;
+        let maps = room::of_maps(open.open_object())?;
         let skel = open.load().map_err(|error| match refusal::for_lack_of_memory() {
-            true => room::too_little(&self.sizes),
+            true => room::too_little(maps, &self.sizes),
             false => self.explain(Step::Load, error),
         })?;
         for program in skel.object().progs().filter(|program| program.autoload()) {
@@ -135,6 +136,12 @@ impl Session {
             }
         }
         Ok(skel)
+    }
+
+    /// Fails, with exit code 3, where a cgroup leaves too little memory for the maps as they are now: for a program
+    /// that needs much before it is loaded. [`load`](Session::load) checks them, too.
+    pub fn has_room<'obj>(&self, open: &impl OpenSkel<'obj>) -> Result<()> {
+        room::cgroup_leaves(room::of_maps(open.open_object())?, &self.sizes)
     }
 
     /// The name that stands before the program's messages.

@@ -15,6 +15,7 @@ tests![
 ];
 
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
+const NO_PROC: &str = "mount -t tmpfs none /proc;";
 const NOBODY: &str = "setpriv --reuid 65534 --clear-groups";
 pub const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// The capabilities that --help names.
@@ -47,6 +48,13 @@ fn refusals_say_why() -> Result<()> {
     // As if all programs were loaded, and none of them attached.
     let unattached = "mount -t tmpfs none /proc/$$/fdinfo; \
                       for id in $(seq 600); do echo prog_id: $id >/proc/$$/fdinfo/$id; done; exec";
+    let small = slow_io::cgroup("small", "memory.max", "12M")?;
+    let smaller = slow_io::cgroup("smaller", "memory.max", "7M")?;
+    let middle = slow_io::cgroup("middle", "memory.max", "24M")?;
+    let [small, smaller, middle] =
+        [small, smaller, middle].map(|cgroup| format!("echo $$ >{cgroup}/cgroup.procs;"));
+    let of_small = "of the 12 MiB in /sys/fs/cgroup/small/memory.max, and it needs about";
+    let of_middle = "of the 24 MiB in /sys/fs/cgroup/middle/memory.max, and it needs about";
     let enough = with(&ENOUGH);
     let all_but = |missing: &str| -> Vec<&str> {
         ENOUGH.into_iter().filter(|name| *name != missing).collect()
@@ -58,6 +66,25 @@ fn refusals_say_why() -> Result<()> {
         ("stage06", NOBODY, "", 3, "sudo"),
         ("stage06", "mount -t tmpfs none /sys/kernel/btf;", "", 3, "/kernel/btf/vmlinux"),
         ("stage06", "mount -t tmpfs none /sys;", "", 3, "mount -t sysfs"),
+        ("stage06", "umount -l /sys;", "", 3, "mount -t sysfs"),
+        ("stage12", "umount -l /sys;", "", 3, "mount -t sysfs"),
+        ("empty", "umount -l /sys;", "", 3, "mount -t sysfs"),
+        ("stage06", NO_PROC, "", 3, "mount -t proc"),
+        ("stage08", NO_PROC, "", 3, "mount -t proc"),
+        ("stage09", NO_PROC, "1", 2, "mount -t proc"),
+        ("stage12", NO_PROC, "", 3, "mount -t proc"),
+        ("cachetop", NO_PROC, "", 3, "mount -t proc"),
+        ("exporter", NO_PROC, "", 3, "mount -t proc"),
+        ("ctracer", NO_PROC, "", 3, "mount -t proc"),
+        ("empty", NO_PROC, "", 3, "mount -t proc"),
+        ("exporter", "umount -l /proc;", "", 3, "mount -t proc"),
+        ("slow_io", "umount -l /proc;", "", 3, "mount -t proc"),
+        ("stage03", &small, "", 3, of_small),
+        ("exporter", &small, "", 3, of_small),
+        ("slow_io", &middle, "", 3, of_middle),
+        ("slow_io", &middle, "", 3, "or give a smaller --in-flight or --causes"),
+        ("ctracer", &middle, "", 3, of_middle),
+        ("empty", &smaller, "", 3, "of the 7 MiB in /sys/fs/cgroup/smaller/memory.max"),
         ("stage06", locked, "", 3, "lockdown=confidentiality"),
         ("stage12", locked, "", 3, "lockdown=confidentiality"),
         ("stage06", untraced, "", 3, "mount -t tracefs"),
@@ -159,6 +186,8 @@ fn refusals_say_why() -> Result<()> {
             if code == 0 { ended.stdout.clone() + &ended.stderr } else { ended.stderr.clone() };
         let is_said = said.contains(word) && (code == 0 || ended.stdout.is_empty());
         ensure!(ended.code == Some(code) && is_said, "{code}, {word:?}: {script}: {ended:?}");
+        let is_false = before.contains("/proc;") && said.contains("was edited");
+        ensure!(!is_false, "without /proc, nobody knows: {script}: {ended:?}");
     }
     // Kprobes are switched off while it runs: it shows what it has counted until then.
     let running = Running::stage("stage04", &[])?;

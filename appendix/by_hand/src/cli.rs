@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser};
-use common_base::{PARSE_ONLY, closed_stdout, duration};
+use common_base::{PARSE_ONLY, cgroup_lacks, closed_stdout, duration, unmounted};
 
 use crate::{
     message::{Unsupported, Usage, say},
@@ -27,6 +27,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it.";
 
 /// Holds the release of the running kernel.
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
+
+/// How much memory a program takes, in bytes.
+const NEEDS: u64 = 8 << 20;
 
 /// The options of all programs.
 #[derive(Args, Debug)]
@@ -111,6 +114,12 @@ fn start<Cli: AsRef<Common>>(
 ) -> Result<()> {
     if let Some(closed) = closed_stdout() {
         bail!(closed);
+    }
+    if let Some(lack) = unmounted() {
+        return Err(Unsupported(lack.into()).into());
+    }
+    if let Some(lack) = cgroup_lacks(NEEDS) {
+        return Err(Unsupported(lack).into());
     }
     check_release(fs::read_to_string(RELEASE).context(RELEASE)?.trim())?;
     // SAFETY: asks for a number.

@@ -1,12 +1,14 @@
 //! What the programs, which need libbpf, and the launcher, which is built without it, both need.
 
 mod memory;
+mod mounted;
 pub mod root;
 mod stdout;
 mod text;
 mod time;
 
-pub use memory::{available, mib};
+pub use memory::{Limit, available, cgroup_lacks, limit, mib};
+pub use mounted::unmounted;
 pub use stdout::closed_stdout;
 pub use text::{printable, printable_lines};
 pub use time::duration;

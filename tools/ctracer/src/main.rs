@@ -53,6 +53,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
     }
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
+    session.has_room(&open)?;
     let types = Btf::read("vmlinux", None)?;
     let tier = Tier::choose(&types);
     let found = discovery::discover(cli, &types)?;
