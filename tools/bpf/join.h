@@ -280,14 +280,16 @@ struct {
 	__type(value, u32);
 } chained_before SEC(".maps");
 
+/* Not each call is seen: in block/bio.c, the compiler has put bio_chain() into blk_next_bio(), which chains the bios
+ * of a large discard or of zeroes before it submits them. Their parts in flight tell. */
 static __always_inline int bio_is_chained(u64 whole)
 {
 	struct io *io = bpf_map_lookup_elem(&ios, &whole);
 
+	if (!io || (!io->chained && BPF_CORE_READ((struct bio *)whole, __bi_remaining.counter) > 1))
+		bpf_map_update_elem(&chained_before, &whole, &(u32){ 1 }, BPF_ANY);
 	if (io)
 		__sync_fetch_and_add(&io->chained, 1);
-	else
-		bpf_map_update_elem(&chained_before, &whole, &(u32){ 1 }, BPF_ANY);
 	return 0;
 }
 
@@ -301,7 +303,7 @@ __noinline int all_have_ended(u64 address, u32 program)
 	struct bio *bio = (void *)address;
 	struct io *io = bpf_map_lookup_elem(&ios, &address);
 
-	if (!io || program > 1 || __sync_fetch_and_add(&io->ends[program], 1) != io->chained)
+	if (!io || !io->chained || program > 1 || __sync_fetch_and_add(&io->ends[program], 1) != io->chained)
 		return false;
 	return !bpf_map_lookup_elem(&chained_before, &address) &&
 	       !BPF_CORE_READ(bio, bi_bdev, bd_disk, fops, submit_bio);
