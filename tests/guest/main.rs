@@ -31,6 +31,7 @@ mod exercise_laws;
 mod exercise_loads;
 mod exercises;
 mod exporter;
+mod exporter_alerts;
 mod exporter_phases;
 mod exporter_server;
 mod faults;
@@ -118,6 +119,7 @@ fn main() {
         appendix::TESTS,
         cachetop::TESTS,
         exporter::TESTS,
+        exporter_alerts::TESTS,
         exporter_phases::TESTS,
         exporter_server::TESTS,
         by_hand::TESTS,
