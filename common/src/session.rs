@@ -239,7 +239,10 @@ impl Session {
     /// Fails, with exit code 3, where somebody has switched the hooks off after they were loaded, also for a
     /// moment.
     pub fn hooks_still_run(&self) -> Result<()> {
-        if self.start.is_some() { self.hooks_check()() } else { Ok(()) }
+        if self.start.is_none() {
+            return Ok(());
+        }
+        self.hooks_check()()
     }
 
     /// The same for another thread, once the programs are loaded: whoever reads the switches has to wait while the

@@ -80,8 +80,8 @@ fn divides_load(load: impl FnOnce() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// As long as a driver had each request, by its issues, requeues and ends. What is given back after a part goes on
-/// with another first sector: the one behind the last is the same.
+/// As long as a driver had each request, by its issues, requeues and ends. What is given back after a part begins with
+/// another sector when it is issued again: the one behind the last is the same.
 fn drivers(events: &[Event]) -> Result<Drivers> {
     let (mut started, mut had) = (HashMap::<_, [u64; 2]>::new(), HashMap::<_, [u64; 2]>::new());
     let (mut starting, mut ended) = (HashMap::new(), Drivers::new());
