@@ -220,6 +220,9 @@ fn exporter_alerts_fire() -> Result<()> {
     let below = NullBlk::new("below", "")?;
     let halting = Mapped::new("halt", &format!("0 65536 linear /dev/{} 0", below.name))?;
     let halt = halting.disk()?;
+    // Its driver reads what it lies on: as long as that is suspended, no request completes.
+    let hangs = shell(&format!("modprobe loop; losetup --find --show {}", halting.path()))?;
+    let hangs = hangs.trim().trim_start_matches("/dev/");
     let cgroup = slow_io::cgroup(
         "limited",
         "io.max",
@@ -252,6 +255,7 @@ fn exporter_alerts_fire() -> Result<()> {
         ))?,
     ];
     halting.suspend(true)?;
+    let reader = Running::bash(&disks::reads(hangs, 1))?;
 
     let (requests, bios) = (PORT.to_string(), BIOS_PORT.to_string());
     let alert =
@@ -260,12 +264,14 @@ fn exporter_alerts_fire() -> Result<()> {
         alert("DiskIsSlow", &requests, &slow.name, "read"),
         alert("QueueIsLong", &requests, &queue.name, "read"),
         alert("CanaryHangs", &requests, &halt, ""),
+        alert("DiskHangs", &requests, hangs, ""),
         // Of bios, there is one time, and the mean of each part.
         alert("DiskIsSlow", &bios, &slow.name, "read"),
         alert("DiskIsSlow", &bios, &queue.name, "read"),
         alert("DiskIsSlow", &bios, &limited.name, "read"),
         alert("QueueIsLong", &bios, &queue.name, "read"),
         alert("QueueIsLong", &bios, &limited.name, "read"),
+        alert("DiskHangs", &bios, hangs, ""),
         alert("ExporterIsDown", "1", "", ""),
     ]);
     let ours = [&fine, &slow, &queue, &limited, &below].map(|disk| disk.name.clone());
@@ -274,7 +280,10 @@ fn exporter_alerts_fire() -> Result<()> {
         |alert: &Alert| ours.contains(&alert[2]) || alert[2] == halt || !alert[0].ends_with("Slow");
     let judged = fire_and_stay(&expected, is_ours);
     halting.suspend(false)?; // or the exporter cannot be ended
+    let ended = reader.end_well();
+    shell(&format!("losetup --detach /dev/{hangs}"))?;
     judged?;
+    ended?;
     for load in loads {
         load.signal(Signal::TERM)?;
         load.end()?;
