@@ -30,7 +30,7 @@ fn readmes_name_what_exists() -> Result<()> {
     }
     let sources = shell(&format!(
         "cd {}; sources=$(ls -d */ | grep -vx target/)
-         find $sources; cat .ci/*; grep -hr --include=*.rs --include=*.[ch] '' $sources",
+         find $sources; cat .ci/*; grep -hr --include=*.rs --include=*.[ch] --include=rules.yml '' $sources",
         workspace().display()
     ))?;
     // A system call is called by the name that users know.

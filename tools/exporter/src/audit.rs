@@ -203,8 +203,7 @@ mod tests {
 
     fn kernels(reads: i64, is_audited: bool, second: u64) -> Kernels {
         let has_statistics = is_audited;
-        let (at, counts, completed, in_flight) = (at(second), [reads, 0, 0], reads as u64, 0);
-        Kernels { at, counts, completed, in_flight, has_statistics, is_audited }
+        Kernels { at: at(second), counts: [reads, 0, 0], has_statistics, is_audited }
     }
 
     fn begin(is_new: bool, before: Option<i64>, reads: i64, ours: i64) -> Option<Disk> {

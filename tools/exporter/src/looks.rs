@@ -24,23 +24,31 @@ use anyhow::{Context, Error, Result, ensure};
 const WAIT: Duration = Duration::from_millis(250);
 /// A thread that takes longer for one task is replaced.
 const STUCK: Duration = Duration::from_millis(100);
-/// How many threads may wait for a file each. The unit allows 16 tasks in all.
+/// How many threads may wait for a file each, while another one looks. The unit allows 16 tasks in all.
 const THREADS: usize = 8;
 
 /// Counts that are compared: of reads and flushes, of writes, of discards. The kernel takes the flush that
 /// dm-multipath sends down a path for a read.
 pub type Counts = [i64; 3];
 
-/// What the kernel has counted of a disk with requests.
+/// `/sys/block/DISK/stat`, for which nobody has to wait.
+#[derive(Clone, Debug)]
+pub struct Stat {
+    /// When this began to be read.
+    pub at: Instant,
+    /// How many reads, writes, discards and flushes have completed; older kernels have less.
+    operations: [Option<i64>; 4],
+    /// How many requests are in flight.
+    pub in_flight: u64,
+}
+
+/// What the kernel has counted of a disk with requests, and whether that can be compared.
 #[derive(Clone, Debug)]
 pub struct Kernels {
-    /// When this began to be read.
+    /// When the counts began to be read.
     pub at: Instant,
     /// The counts.
     pub counts: Counts,
-    /// How many requests have completed, of all operations, and how many are in flight.
-    pub completed: u64,
-    pub in_flight: u64,
     /// Whether the kernel counts at all: `queue/iostats`.
     pub has_statistics: bool,
     /// Whether the exporter counts the same.
@@ -61,7 +69,9 @@ pub struct Disk {
     pub has_requests: bool,
     /// Since when it has been known.
     pub since: Instant,
-    /// What the kernel has counted, if that was read.
+    /// What its `stat` says, also where a setting of its queue cannot be read.
+    pub stat: Option<Stat>,
+    /// What the kernel has counted, if all of that was read.
     pub kernels: Option<Kernels>,
     /// The inode of its directory in /sys, which stays as long as the disk does, whatever its number.
     directory: u64,
@@ -100,7 +110,9 @@ enum Task {
     /// What tells a disk from others.
     Identity(String),
     /// What the kernel has counted of it.
-    Counters(String),
+    Stat(String),
+    /// Whether that can be compared: settings of its queue.
+    Settings(String),
 }
 
 /// A name in /sys/block.
@@ -187,7 +199,7 @@ impl Looks {
 
     /// Lets another thread continue, and leave out what the others wait for.
     fn replace(&self, state: &mut State) -> Result<()> {
-        ensure!(state.busy.len() < THREADS, "{THREADS} threads wait for /sys");
+        ensure!(state.busy.len() <= THREADS, "{THREADS} threads wait for /sys");
         let (shared, number) = (Arc::clone(&self.0), state.thread + 1);
         let run = move || while shared.next(number).is_some() {};
         thread::Builder::new().name("looks".to_owned()).spawn(run)?;
@@ -224,9 +236,11 @@ impl State {
         };
         self.highest = self.highest.max(diskseq);
         let before = named.disk.take();
-        let (since, kernels) = match &before {
-            Some(before) if before.diskseq == diskseq => (before.since, before.kernels.clone()),
-            _ => (Instant::now(), None),
+        let (since, stat, kernels) = match &before {
+            Some(before) if before.diskseq == diskseq => {
+                (before.since, before.stat.clone(), before.kernels.clone())
+            }
+            _ => (Instant::now(), None, None),
         };
         let is_new = match &before {
             Some(before) if before.directory != directory => true,
@@ -234,16 +248,14 @@ impl State {
             None => named.is_new,
         };
         let name = name.to_owned();
-        named.disk = Some(Disk { name, diskseq, is_new, has_requests, since, kernels, directory });
+        named.disk =
+            Some(Disk { name, diskseq, is_new, has_requests, since, stat, kernels, directory });
     }
 
-    fn has_counted(&mut self, name: &str, diskseq: u64, kernels: Option<Kernels>) {
-        let disk = self.names.get_mut(name).and_then(|named| named.disk.as_mut());
-        if let (Some(disk), Some(kernels)) = (disk, kernels)
-            && disk.diskseq == diskseq
-        {
-            disk.kernels = Some(kernels);
-        }
+    /// The disk of this name, if it is still this one.
+    fn disk(&mut self, name: &str, diskseq: u64) -> Option<&mut Disk> {
+        let disk = self.names.get_mut(name)?.disk.as_mut()?;
+        (disk.diskseq == diskseq).then_some(disk)
     }
 }
 
@@ -274,9 +286,20 @@ impl Shared {
             self.does(thread, task, read, |state, found| state.has_identified(&name, found))?;
             let disk = self.lock().names.get(&name).and_then(|named| named.disk.clone());
             let Some(disk) = disk.filter(|disk| disk.has_requests) else { continue };
-            let read = || Kernels::read(&path, disk.diskseq, self.bios);
-            self.does(thread, Task::Counters(name.clone()), read, |state, found| {
-                state.has_counted(&name, disk.diskseq, found);
+            let mut stat = None;
+            let read = || Stat::read(&path, disk.diskseq);
+            self.does(thread, Task::Stat(name.clone()), read, |state, found| {
+                if let (Some(disk), Some(found)) = (state.disk(&name, disk.diskseq), found) {
+                    disk.stat = Some(found.clone());
+                    stat = Some(found);
+                }
+            })?;
+            let Some(stat) = stat else { continue };
+            let read = || Kernels::read(&stat, &path, disk.diskseq, self.bios);
+            self.does(thread, Task::Settings(name.clone()), read, |state, found| {
+                if let (Some(disk), Some(found)) = (state.disk(&name, disk.diskseq), found) {
+                    disk.kernels = Some(found);
+                }
             })?;
         }
         let mut state = self.lock();
@@ -340,26 +363,36 @@ impl Identity {
     }
 }
 
-impl Kernels {
-    /// The kernel's counts of a disk that has requests.
-    fn read(disk: &Path, number: u64, bios: bool) -> Option<Kernels> {
+impl Stat {
+    /// Of the disk with this number.
+    fn read(disk: &Path, number: u64) -> Option<Stat> {
         let at = Instant::now();
         let stat = read(&disk.join("stat")).ok()?;
         let stat: Vec<i64> = stat.split_whitespace().flat_map(str::parse).collect();
         let operations = [0, 4, 11, 15].map(|n| stat.get(n).copied());
-        let completed = operations.iter().flatten().sum::<i64>() as u64;
-        let in_flight = *stat.get(8)? as u64;
-        let [reads, writes, discards, flushes] = operations;
+        let stat = Stat { at, operations, in_flight: *stat.get(8)? as u64 };
+        (diskseq(disk) == Some(number)).then_some(stat)
+    }
+
+    /// How many requests have completed, of all operations.
+    pub fn completed(&self) -> u64 {
+        self.operations.iter().flatten().sum::<i64>() as u64
+    }
+}
+
+impl Kernels {
+    /// The kernel's counts of a disk that has requests. Waits where somebody changes a setting of its queue.
+    fn read(stat: &Stat, disk: &Path, number: u64, bios: bool) -> Option<Kernels> {
+        let [reads, writes, discards, flushes] = stat.operations;
         let (reads, writes, discards) = (reads?, writes?, discards?);
         let counts = match bios {
             // A bio without data that asks for a flush is a write there, and the flush another request.
             true => [reads + writes + discards, 0, 0],
             false => [reads + flushes?, writes, discards],
         };
-        let says = |file: &str| read(&disk.join(file)).unwrap_or_default();
-        let has_statistics = says("queue/iostats").trim() == "1";
+        let has_statistics = read(&disk.join("queue/iostats")).ok()?.trim() == "1";
         let is_audited = has_statistics && (!bios || is_auditable(disk));
-        let kernels = Kernels { at, counts, completed, in_flight, has_statistics, is_audited };
+        let kernels = Kernels { at: stat.at, counts, has_statistics, is_audited };
         (diskseq(disk) == Some(number)).then_some(kernels)
     }
 }

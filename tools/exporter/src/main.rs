@@ -83,7 +83,7 @@ fn run(cli: &Cli<Exporter>, session: &mut Session) -> Result<()> {
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     let cpus = libbpf_rs::num_possible_cpus().context("the number of CPUs is unknown")? as u32;
     let (bios, parts) = (options.bios || options.parts, options.parts);
-    let chosen = Chosen { bios, parts, cpus, places: requests::places()? };
+    let chosen = Chosen { bios, parts, cpus, places: requests::places(cpus)? };
     size_maps(&mut open, chosen, &options.room)?;
     let preempts = common::preempts()?;
     set_constants(&mut open, chosen, preempts)?;

@@ -169,7 +169,7 @@ const PHASES: [(&str, &str); 2] = [
     ),
 ];
 const NOT_DIVIDED: &str = "Requests that are in storage_request_seconds only: the kernel has not noted when the \
-    driver got them, as of most flushes";
+    driver got them, as of a write with a flush before or after it";
 const REQUESTS_SHARED_START: &str = "Requests to which the kernel gave the start of another one, as it does \
     from 6.9 on in a plug: their latency is too long by the CPU time between the two";
 const REQUESTS_RETRIED: &str = "Attempts that did not complete a request: of a part of it, or of none, \

@@ -34,6 +34,7 @@ struct requests {
 	u64 of; /* diskseq << 3 | operation; 0: nobody uses this place */
 	u64 allocated; /* ns; when the latest one was */
 	struct phase_times phases[PHASES];
+	u64 unused;
 } __attribute__((aligned(LINE))); /* or the last line of a CPU is the next one's first */
 
 struct {
@@ -46,6 +47,7 @@ struct {
 
 struct others { /* requests that are in no histogram, and what else is known of some */
 	u64 no_statistics, passthrough, without_place, partial, requeued, shared_start;
+	u64 unused[2];
 } __attribute__((aligned(LINE)));
 
 struct {
@@ -101,13 +103,13 @@ static __always_inline u64 *given_back_of(struct request *rq)
 }
 
 /* How long the driver had a request that it has given back, from each start to its end. */
-static __noinline u64 time_with_driver(struct request *rq, u64 now)
+static __noinline u64 time_with_driver(struct request *rq)
 {
 	struct issue issue = { .rq = (u64)rq, .completes = 1 };
 	struct stamps stamps = stamps_here(rq);
 
 	take_stamps(&issue, &stamps);
-	return now - issue.time;
+	return issue.done - issue.time;
 }
 
 static __always_inline void add_to(struct phase_times *times, u64 ns)
@@ -168,7 +170,7 @@ static __always_inline int request_completes(struct request *rq, u32 bytes)
 		return 0; /* nobody has noted when the driver got it */
 	device = now > started ? now - started : 0;
 	if (allocated < *given_back_of(rq))
-		device = time_with_driver(rq, now);
+		device = time_with_driver(rq);
 	if (device > latency)
 		device = latency; /* clocks of two CPUs may differ a little */
 	add_to(&sums->phases[AT_DEVICE], device);

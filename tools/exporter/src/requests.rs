@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
@@ -59,11 +60,24 @@ impl PhaseTimes {
     }
 }
 
-/// How many places each CPU needs: for all operations of the disks that there are, and of as many that come later.
-pub fn places() -> Result<u32> {
-    let disks = common::block_devices()?.iter().filter(|disk| !disk.is_partition).count();
-    let places = (2 * 4 * disks as u32).next_power_of_two();
-    Ok(places.clamp(64, 4096))
+/// How many bytes the places of all CPUs may have together. The unit allows the service 256 MiB.
+const MEMORY: usize = 64 << 20;
+/// Each CPU has so many places at least.
+const LEAST: usize = 64;
+
+/// How many places each CPU needs: for all operations of the disks with requests that there are, and of as many that
+/// come later, as far as memory allows.
+pub fn places(cpus: u32) -> Result<u32> {
+    let has_requests = |name: &str| Path::new("/sys/block").join(name).join("mq").exists();
+    let disks = common::block_devices()?;
+    let disks = disks.iter().filter(|disk| !disk.is_partition && has_requests(&disk.name)).count();
+    Ok(places_for(disks, cpus))
+}
+
+fn places_for(disks: usize, cpus: u32) -> u32 {
+    let most = MEMORY / (size_of::<Histogram>() * cpus as usize);
+    let most = if most < LEAST { LEAST } else { 1 << most.ilog2() };
+    (2 * 4 * disks).next_power_of_two().clamp(LEAST, most) as u32
 }
 
 impl Requests {
@@ -111,5 +125,21 @@ impl Requests {
     pub fn others(&self) -> [u64; OTHERS] {
         let cpus: Vec<[u64; OTHERS]> = self.others.iter().map(|cpu| read(&cpu.0)).collect();
         std::array::from_fn(|index| cpus.iter().map(|cpu| cpu[index]).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_have_room_and_no_more() {
+        assert_eq!([1, 8, 9, 65, 140].map(|disks| places_for(disks, 2)), [64, 64, 128, 1024, 2048]);
+        for cpus in [1, 2, 64, 128, 8192] {
+            let places = places_for(10_000, cpus) as usize;
+            let bytes = places * cpus as usize * size_of::<Histogram>();
+            assert!(places.is_power_of_two() && places >= LEAST);
+            assert!(bytes <= MEMORY || places == LEAST, "{cpus} CPUs: {bytes} bytes");
+        }
     }
 }

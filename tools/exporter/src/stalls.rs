@@ -34,12 +34,11 @@ impl Stalls {
     pub fn of(&mut self, look: &Look) -> Vec<Stall> {
         let (mut seen, mut stalls) = (HashMap::new(), Vec::new());
         for disk in &look.disks {
-            let Some(kernels) = disk.kernels.as_ref().filter(|it| it.has_statistics) else {
-                continue;
-            };
+            let is_counted = disk.kernels.as_ref().is_none_or(|kernels| kernels.has_statistics);
+            let Some(stat) = disk.stat.as_ref().filter(|_| is_counted) else { continue };
             let before = self.0.get(&disk.diskseq).copied();
-            let now = next(before, kernels.completed, kernels.in_flight, kernels.at);
-            let age = now.since.map_or(Duration::ZERO, |since| kernels.at - since);
+            let now = next(before, stat.completed(), stat.in_flight, stat.at);
+            let age = now.since.map_or(Duration::ZERO, |since| stat.at - since);
             seen.insert(disk.diskseq, now);
             stalls.push(Stall { disk: disk.name.clone(), age });
         }
