@@ -224,7 +224,8 @@ fn exporter_alerts_fire() -> Result<()> {
     let halting = Mapped::new("halt", &format!("0 65536 linear /dev/{} 0", below.name))?;
     let halt = halting.disk()?;
     // Its driver reads what it lies on: as long as that is suspended, no request completes.
-    let hangs = shell(&format!("modprobe loop; losetup --find --show {}", halting.path()))?;
+    let hangs =
+        shell(&format!("modprobe -qa loop mq-deadline; losetup --find --show {}", halting.path()))?;
     let hangs = hangs.trim().trim_start_matches("/dev/");
     let cgroup = slow_io::cgroup(
         "limited",
@@ -263,7 +264,7 @@ fn exporter_alerts_fire() -> Result<()> {
     // Nobody can read its settings any more; what it has in flight can be read.
     let set =
         |(file, value)| Running::bash(&format!("echo {value} >/sys/block/{hangs}/queue/{file}"));
-    let settings = [("scheduler", "none"), ("max_sectors_kb", "64")].map(set);
+    let settings = [("scheduler", "mq-deadline"), ("max_sectors_kb", "64")].map(set);
 
     let (requests, bios) = (PORT.to_string(), BIOS_PORT.to_string());
     let alert =
