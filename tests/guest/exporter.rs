@@ -584,9 +584,21 @@ fn exporter_survives_hostile_clients() -> Result<()> {
     wait_until_unloaded(&before)
 }
 
-const PROMETHEUS: u16 = 9090;
+/// Where Prometheus listens.
+pub const PROMETHEUS: u16 = 9090;
 /// Of a second exporter.
-const BIOS_PORT: u16 = 9436;
+pub const BIOS_PORT: u16 = 9436;
+
+/// Starts it with the `prometheus.yml` of a directory, in which it also keeps its data.
+pub fn start_prometheus(directory: &str) -> Result<Running> {
+    let prometheus = Running::spawn(Command::new("prometheus").args([
+        &format!("--config.file={directory}/prometheus.yml"),
+        &format!("--storage.tsdb.path={directory}"),
+        &format!("--web.listen-address=127.0.0.1:{PROMETHEUS}"),
+    ]))?;
+    wait_until("Prometheus", || Ok(get(PROMETHEUS, "/-/ready").is_ok()))?;
+    Ok(prometheus)
+}
 
 /// The values that a query finds.
 fn query(promql: &str) -> Result<Vec<f64>> {
@@ -631,15 +643,10 @@ fn exporter_beside_prometheus() -> Result<()> {
     let (listen, canary) = (format!("127.0.0.1:{BIOS_PORT}"), late.path());
     let of_bios = ["--parts", "--canary", &canary, "--listen", &listen];
     let exporters = [start(&["--canary", &canary])?, Running::stage("exporter", &of_bios)?];
-    let prometheus = Running::spawn(Command::new("prometheus").args([
-        &format!("--config.file={directory}/prometheus.yml"),
-        &format!("--storage.tsdb.path={directory}"),
-        &format!("--web.listen-address=127.0.0.1:{PROMETHEUS}"),
-    ]))?;
     for port in [PORT, BIOS_PORT] {
         shell(&format!("curl -s http://127.0.0.1:{port}/metrics | promtool check metrics"))?;
     }
-    wait_until("Prometheus", || Ok(get(PROMETHEUS, "/-/ready").is_ok()))?;
+    let prometheus = start_prometheus(directory)?;
     // A series starts with its first I/O: let Prometheus see it before the load.
     let of = format!("disk=\"{name}\",op=\"read\"");
     let totals = ["request", "bio"].map(|what| format!("storage_{what}_seconds_count{{{of}}}"));
@@ -747,15 +754,20 @@ fn finds_the_canary() -> Result<()> {
     Ok(())
 }
 
-/// A program that nobody runs any more: the kernel counts on, and the canary is lost. bpftool cannot detach it, for
-/// such a link has no detach; a debugger closes it.
-fn notices_a_lie(exporter: u32, disk: &str) -> Result<()> {
+/// Ends the program at block_rq_complete. bpftool cannot detach it, for such a link has no detach; a debugger closes
+/// it.
+pub fn close_the_hook(exporter: u32) -> Result<()> {
     needs("gdb")?;
     let link = fdinfo(exporter)?.into_iter().find(|(_, info)| info.contains("block_rq_complete"));
     let link = link.context("no link to block_rq_complete")?.0;
     let link = link.file_name().context("a path without a name")?.display();
+    shell(&format!("gdb -nx -batch -p {exporter} -ex 'call (int)close({link})' 2>&1")).map(drop)
+}
+
+/// A program that nobody runs any more: the kernel counts on, and the canary is lost.
+fn notices_a_lie(exporter: u32, disk: &str) -> Result<()> {
     let before = Scrape::now()?.gap(disk)?.context("not audited")?;
-    shell(&format!("gdb -nx -batch -p {exporter} -ex 'call (int)close({link})' 2>&1"))?;
+    close_the_hook(exporter)?;
     disks::read(disk, 20)?;
     let gap = Scrape::now()?.gap(disk)?.context("not audited")?;
     ensure!(before == [0.0; 2] && gap == [20.0, 0.0], "{before:?}, 20 reads later {gap:?}");

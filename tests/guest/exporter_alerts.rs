@@ -4,7 +4,7 @@
 use regex_lite::Regex;
 
 use crate::{
-    exporter::{PORT, get, start},
+    exporter::{BIOS_PORT, PORT, PROMETHEUS, get, start, start_prometheus},
     prelude::*,
 };
 
@@ -13,10 +13,6 @@ tests![
     exporter_counts_bios_that_are_chained_first,
     exporter_alerts_fire,
 ];
-
-const PROMETHEUS: u16 = 9091;
-/// Of a second exporter.
-const BIOS_PORT: u16 = 9436;
 
 fn of(metric: &str, disk: &str) -> String {
     format!("storage_{metric}{{disk=\"{disk}\"}}")
@@ -237,12 +233,7 @@ fn exporter_alerts_fire() -> Result<()> {
         start(&["--canary", &halting.path()])?,
         Running::stage("exporter", &["--parts", "--listen", &listen])?,
     ];
-    let prometheus = Running::spawn(Command::new("prometheus").args([
-        &format!("--config.file={directory}/prometheus.yml"),
-        &format!("--storage.tsdb.path={directory}"),
-        &format!("--web.listen-address=127.0.0.1:{PROMETHEUS}"),
-    ]))?;
-    wait_until("Prometheus", || Ok(get(PROMETHEUS, "/-/ready").is_ok()))?;
+    let prometheus = start_prometheus(directory)?;
 
     let load = |disk: &str, options: &str| {
         let fio = fio_direct_command(disk, &format!("--time_based --runtime=600 {options}"));

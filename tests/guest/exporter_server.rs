@@ -225,25 +225,10 @@ fn exporter_audits_disks_that_change() -> Result<()> {
         ensure!(ours >= f64::from(reads + 5), "{disk}: {ours} reads since it is attached");
     }
 
-    needs("gdb")?;
-    close_the_hook(server.id())?;
+    exporter::close_the_hook(server.id())?;
     let new = NullBlk::new("new", "size=16")?;
     disks::read(&new.name, 20)?;
     let (found, did) = (gap(&new.name)?, disks::requests(&new.name)?);
     ensure!(did >= 20 && found == [did as f64, 0.0], "of {did} reads, none was seen: {found:?}");
     server.interrupt().map(drop)
-}
-
-/// Ends the exporter's program at block_rq_complete, by a debugger.
-fn close_the_hook(exporter: u32) -> Result<()> {
-    let files = format!("/proc/{exporter}/fdinfo");
-    for file in fs::read_dir(&files)?.flatten() {
-        let info = fs::read_to_string(file.path()).unwrap_or_default();
-        if info.contains("block_rq_complete") {
-            let number = file.file_name();
-            let close = format!("call (int)close({})", number.display());
-            return shell(&format!("gdb -nx -batch -p {exporter} -ex '{close}' 2>&1")).map(drop);
-        }
-    }
-    bail!("no link to block_rq_complete in {files}")
 }
