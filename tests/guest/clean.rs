@@ -75,7 +75,11 @@ pub fn left() -> Result<Vec<String>> {
     }
 }
 
-/// What came, went, or has another value.
+/// How what is loaded or attached is shown, before its kind and number.
+const OF_BPF: &str = "BPF ";
+
+/// What came, went, or has another value. What is loaded may go: the kernel frees a map some time after the end of who
+/// has used it, and `first` may have seen one of these.
 pub fn difference(first: &State, now: &State) -> Vec<String> {
     let came_or_changed = now.iter().filter_map(|(name, value)| match first.get(name) {
         Some(before) if before == value => None,
@@ -84,7 +88,8 @@ pub fn difference(first: &State, now: &State) -> Vec<String> {
         None if name.starts_with('/') => None,
         None => Some(name.clone()),
     });
-    let gone = first.keys().filter(|name| !now.contains_key(*name));
+    let is_gone = |name: &&String| !name.starts_with(OF_BPF) && !now.contains_key(*name);
+    let gone = first.keys().filter(is_gone);
     came_or_changed.chain(gone.map(|name| format!("{name} is gone"))).collect()
 }
 
@@ -161,10 +166,11 @@ fn processes(of: Of) -> Vec<String> {
 
 /// What is loaded and attached, with its number and the name that its source gives it.
 pub fn loaded() -> Vec<String> {
-    let named = |kind: &str, id: u32, name: &OsStr| format!("{kind} {id} ({})", name.display());
-    let programs = ProgInfoIter::default().map(|it| named("BPF program", it.id, &it.name));
-    let maps = MapInfoIter::default().map(|it| named("BPF map", it.id, &it.name));
-    let links = LinkInfoIter::default().map(|it| format!("BPF link {}", it.id));
+    let named =
+        |kind: &str, id: u32, name: &OsStr| format!("{OF_BPF}{kind} {id} ({})", name.display());
+    let programs = ProgInfoIter::default().map(|it| named("program", it.id, &it.name));
+    let maps = MapInfoIter::default().map(|it| named("map", it.id, &it.name));
+    let links = LinkInfoIter::default().map(|it| format!("{OF_BPF}link {}", it.id));
     programs.chain(maps).chain(links).collect()
 }
 

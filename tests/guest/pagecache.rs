@@ -569,6 +569,9 @@ fn has_skipped_reads(output: &str, reads: usize) -> Result<bool> {
         sums(output, counted)?;
         let skipped = laws::skipped(output) as usize;
         ensure!(counted + skipped >= reads, "{counted} reads of {reads}: {output}");
+        compared(&format!(
+            "{counted} of {reads} reads, and the kernel skipped programs {skipped} times"
+        ));
     }
     Ok(is_so)
 }
@@ -696,7 +699,10 @@ pub fn exercise_io_uring() -> Result<()> {
 /// Several threads at once, each on a file of its own: one for each CPU, and more of them than CPUs.
 fn stage09_threads() -> Result<()> {
     let mounted = Mounted::new()?;
-    for names in cases([&["t0", "t1"][..], &["t2", "t3", "t4", "t5"]], 1) {
+    // Where a kernel that preempts skips a program, twice more.
+    let all = cases([&["t0", "t1"][..], &["t2", "t3", "t4", "t5"]], 1);
+    let mut tries: Vec<_> = all.iter().flat_map(|names| [names; 3]).collect();
+    while let Some(names) = tries.pop() {
         let files: Vec<Watched> =
             names.iter().map(|name| new_file(&mounted, name, 4 * MIB)).collect::<Result<_>>()?;
         let running = start_for_me()?;
@@ -710,11 +716,12 @@ fn stage09_threads() -> Result<()> {
         if has_skipped_reads(&output, judged.iter().map(Vec::len).sum())? {
             continue;
         }
-        for ((file, judged), name) in files.iter().zip(&judged).zip(names) {
+        for ((file, judged), name) in files.iter().zip(&judged).zip(*names) {
             same(name, judged, &printed(&output, file)?.0)?;
         }
         compared(&format!("mincore agrees with your reads of {} threads", names.len()));
         totals(&output)?;
+        tries.retain(|other| other.len() != names.len());
     }
     Ok(())
 }
