@@ -140,7 +140,7 @@ pub fn of_measured(measured: u64, not_measured: u64) -> String {
 }
 
 /// How often the kernel skipped any of the object's programs: each time, an event was not seen. While
-/// they are attached, [`Session::times_skipped`](crate::Session::times_skipped) knows more.
+/// they are attached, [`Session::skips`](crate::Session::skips) knows more.
 pub fn times_skipped(object: &Object) -> Result<u64> {
     Ok(skipped(object)?.iter().map(|(_, times)| times).sum())
 }
@@ -155,6 +155,24 @@ fn skipped(object: &Object) -> Result<Vec<(String, u64)>> {
     };
     let skipped = programs(object)?.into_iter().map(|(name, info)| (name, times(info)));
     Ok(skipped.filter(|(_, times)| *times > 0).collect())
+}
+
+/// The same of all that are loaded, in the order of their names, and with what their kprobes have [`missed`] that are
+/// still attached.
+pub(crate) fn skips<'a>(
+    object: &Object,
+    kprobes: impl Iterator<Item = &'a Link>,
+) -> Result<BTreeMap<String, u64>> {
+    let mut skips = BTreeMap::new();
+    let missed: Vec<_> = kprobes.filter_map(missed).collect();
+    for (name, info) in programs(object)? {
+        let of_links = missed.iter().filter(|(program, _)| *program == info.id);
+        skips.insert(name, of_links.map(|(_, times)| times).sum());
+    }
+    for (name, times) in skipped(object)? {
+        *skips.entry(name).or_default() += times;
+    }
+    Ok(skips)
 }
 
 /// What [`remember_missed`] has read, by the id of the link's program.

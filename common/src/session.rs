@@ -1,6 +1,7 @@
 //! One run of a program: from a skeleton to hooks in the kernel and back.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, IsTerminal},
     mem::MaybeUninit,
@@ -259,13 +260,11 @@ impl Session {
         }
     }
 
-    /// How often the kernel skipped any of the object's programs, also while they are attached. Unlike a
-    /// look at a map, this keeps no program from running.
-    pub fn times_skipped(&self, object: &Object) -> Result<u64> {
+    /// How often the kernel skipped each of the object's programs that are loaded, also while they are attached.
+    /// Unlike a look at a map, this keeps no program from running.
+    pub fn skips(&self, object: &Object) -> Result<BTreeMap<String, u64>> {
         let kprobes = self.links.iter().filter(|(_, is_kprobe)| *is_kprobe);
-        let missed =
-            kprobes.filter_map(|(link, _)| results::missed(link)).map(|(_, missed)| missed);
-        Ok(results::times_skipped(object)? + missed.sum::<u64>())
+        results::skips(object, kprobes.map(|(link, _)| link))
     }
 
     /// Detaches the programs all at once: for a run that reads nothing after that. The kernel waits before

@@ -1,7 +1,7 @@
 //! How the exporter divides the time of a request, beside ftrace's times of the same requests.
 
 use crate::{
-    exporter::{PHASES, Quiet, later},
+    exporter::{PHASES, Quiet, UNDIVIDED, later},
     prelude::*,
     table,
 };
@@ -63,7 +63,7 @@ fn divides_load(load: impl FnOnce() -> Result<()>) -> Result<()> {
             of(&after.scrape) - of(&before.scrape)
         };
         let [count, queues, devices] = PHASES.map(|name| grown(format!("{name}_count")));
-        let undivided = grown("storage_requests_not_divided_total".into());
+        let undivided = grown(format!("{UNDIVIDED}_count"));
         let what = format!("{disk} {operation}: {count}, {queues} {devices} {undivided}");
         ensure!(count == *number as f64 && queues == devices, "{what}; ftrace {number}");
         ensure!(undivided == 0.0 && devices == count, "{what}: of these, the kernel notes all");
@@ -130,24 +130,37 @@ fn operation(rwbs: &str) -> Result<&'static str> {
     })
 }
 
-/// Each write of this load has a flush after it, and completes with that: the kernel does not say when the driver got
-/// it.
+/// Each write of this load has a flush after it, and completes with that, once more and without sectors: the kernel does
+/// not say when the driver got it.
 fn counts_what_has_no_stamp() -> Result<()> {
     let mut load = table::set_up("after_flushes")?;
     let disk = disks::virtio()?;
+    let ftrace = Ftrace::new(&[Hook::Tracepoint("block/block_rq_complete", "")])?;
     let before = Quiet::now()?;
     load()?;
     let after = Quiet::now()?;
+    let once_more = |event: &&Event| event.text.contains(" W") && event.text.contains(" + 0 [");
+    let behind_flushes = ftrace.events()?.iter().filter(once_more).count() as f64;
     let grown = |metric: &str, operation: &str| {
         let of = |scrape: &Scrape| scrape.figure(metric, &disk, operation);
         of(&after.scrape) - of(&before.scrape)
     };
-    let [writes, _, devices] = PHASES.map(|name| grown(&format!("{name}_count"), "write"));
-    let undivided = grown("storage_requests_not_divided_total", "write");
-    let what = format!("{writes} writes, {devices} divided, {undivided} not");
-    ensure!(undivided >= 50.0 && devices + undivided == writes, "{what}");
-    let [flushes, _, devices] = PHASES.map(|name| grown(&format!("{name}_count"), "flush"));
-    ensure!(flushes >= 50.0 && devices == flushes, "{flushes} flushes, {devices} divided");
+    let all = [PHASES[0], PHASES[2], UNDIVIDED];
+    let [writes, devices, undivided] = all.map(|name| grown(&format!("{name}_count"), "write"));
+    let what =
+        format!("{writes} writes, {devices} divided, {undivided} not; ftrace has {behind_flushes}");
+    let is_right = undivided == behind_flushes && devices + undivided == writes;
+    ensure!(is_right && undivided >= 50.0, "{what}");
+    let ms = |name: &str| grown(&format!("{name}_sum"), "write") * 1e3;
+    let [sum, queue, device] = PHASES.map(ms);
+    let unknown = ms(UNDIVIDED);
+    let times = format!("{sum:.3} ms; {queue:.3}, {device:.3}, undivided {unknown:.3}");
+    ensure!(unknown > 0.0 && (sum - queue - device - unknown).abs() < 1e-3, "{times}");
+    let [flushes, devices, undivided] = all.map(|name| grown(&format!("{name}_count"), "flush"));
+    ensure!(
+        flushes >= 50.0 && devices == flushes && undivided == 0.0,
+        "{flushes} flushes, {devices} divided, {undivided} not"
+    );
     compared(&what);
     Ok(())
 }

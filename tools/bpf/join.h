@@ -288,6 +288,8 @@ static __always_inline int bio_is_chained(u64 whole)
 
 	if (!io || (!io->chained && BPF_CORE_READ((struct bio *)whole, __bi_remaining.counter) > 1))
 		bpf_map_update_elem(&chained_before, &whole, &(u32){ 1 }, BPF_ANY);
+	else if (!io->chained)
+		bpf_map_delete_elem(&chained_before, &whole); /* of another bio, which had this address */
 	if (io)
 		__sync_fetch_and_add(&io->chained, 1);
 	return 0;

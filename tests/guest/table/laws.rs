@@ -90,7 +90,9 @@ pub fn skipped(text: &str) -> u64 {
     let number = |line: &str| -> Option<u64> {
         let line = line.trim_start();
         let printed = line.split_once(" skipped (").map(|(number, _)| number);
-        printed.or(line.strip_prefix("storage_programs_skipped_total "))?.parse().ok()
+        let served =
+            || Some(line.strip_prefix("storage_programs_skipped_total{")?.rsplit_once(' ')?.1);
+        Some(printed.or_else(served)?.parse::<f64>().ok()? as u64)
     };
     text.lines().filter_map(number).sum()
 }

@@ -327,15 +327,25 @@ impl Shared {
         }
         state.began = Some(Instant::now());
         drop(state);
+        let busy = Busy(self, task);
         let found = work();
+        drop(busy);
         let mut state = self.lock();
-        state.busy.remove(&task);
         keep(&mut state, found);
         if state.thread != thread {
             return None;
         }
         state.began = None;
         Some(())
+    }
+}
+
+/// A task that is being done; also where it panics, no longer than that.
+struct Busy<'a>(&'a Shared, Task);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.lock().busy.remove(&self.1);
     }
 }
 

@@ -134,8 +134,8 @@ pub struct Metrics {
     pub pages: Vec<[u64; 3]>,
     /// Reads whose pages are not counted.
     pub reads_not_measured: Reasons<3>,
-    /// How often a BPF program was skipped.
-    pub skipped: u64,
+    /// How often each BPF program was skipped.
+    pub skips: BTreeMap<String, u64>,
 }
 
 impl Metrics {
@@ -161,15 +161,18 @@ const REQUESTS_NOT_MEASURED: &str = "Requests that are in no histogram; no_stati
     application gives a disk";
 const REQUESTS: &str = "Time from the allocation of a request to its completion, by disk and operation: await of \
     iostat";
-const PHASES: [(&str, &str); 2] = [
+const PHASES: [(&str, &str); 3] = [
     ("request_queue", "The part of that for which the driver did not have the request"),
     (
         "request_device",
         "The part of that for which the driver had the request, all its starts together",
     ),
+    (
+        "request_undivided",
+        "All the time of requests that are in neither of these two: the kernel has not noted when the driver \
+         got them, as of a write with a flush before or after it",
+    ),
 ];
-const NOT_DIVIDED: &str = "Requests that are in storage_request_seconds only: the kernel has not noted when the \
-    driver got them, as of a write with a flush before or after it";
 const REQUESTS_SHARED_START: &str = "Requests to which the kernel gave the start of another one, as it does \
     from 6.9 on in a plug: their latency is too long by the CPU time between the two";
 const REQUESTS_RETRIED: &str = "Attempts that did not complete a request: of a part of it, or of none, \
@@ -222,7 +225,12 @@ impl Collector for Metrics {
         let help = "Reads whose pages are not counted";
         reasons(&mut encoder, "reads_not_measured", help, &self.reads_not_measured)?;
         let help = "How often the kernel skipped a BPF program that was running on the same CPU";
-        total(&mut encoder, "programs_skipped", help, self.skipped)
+        let (name, counter) = ("programs_skipped", MetricType::Counter);
+        let mut family = encoder.encode_descriptor(name, help, None, counter)?;
+        for (program, times) in &self.skips {
+            count(&mut family, &[("program", program.as_str())], *times as f64)?;
+        }
+        Ok(())
     }
 }
 
@@ -248,19 +256,13 @@ fn histograms<'a>(
     Ok(())
 }
 
-/// The times of requests, and the two that they consist of.
+/// The times of requests, and the two that they consist of, as far as that is known.
 fn requests(encoder: &mut DescriptorEncoder, series: &BTreeMap<Series, Sums>) -> fmt::Result {
     histograms(encoder, "request", REQUESTS, series.iter().map(|(of, sums)| (of, &sums.all)))?;
     for (phase, (name, help)) in PHASES.into_iter().enumerate() {
         // Of none of them is it known, which is not 0.
         let known = series.iter().map(|(of, sums)| (of, &sums.phases[phase]));
         histograms(encoder, name, help, known.filter(|(_, times)| times.count() > 0))?;
-    }
-    let (name, counter) = ("requests_not_divided", MetricType::Counter);
-    let mut family = encoder.encode_descriptor(name, NOT_DIVIDED, None, counter)?;
-    for ((disk, operation), sums) in series {
-        let number = sums.all.count().saturating_sub(sums.phases[0].count());
-        count(&mut family, &[("disk", disk.as_str()), ("op", operation)], number as f64)?;
     }
     Ok(())
 }
@@ -429,7 +431,7 @@ mod tests {
             }),
             pages: vec![[1, 2, 3], [10, 20, 30]],
             reads_not_measured: [("dropped", 4), ("unmatched", 5), ("asynchronous", 6)],
-            skipped: 7,
+            skips: BTreeMap::from([("bio_end".into(), 7), ("page_added".into(), 0)]),
         }
     }
 
@@ -484,7 +486,8 @@ mod tests {
             "storage_page_cache_pages_total{result=\"miss\"} 22.0",
             "storage_bios_not_measured_total{reason=\"unmatched\"} 2.0",
             "storage_reads_not_measured_total{reason=\"asynchronous\"} 6.0",
-            "storage_programs_skipped_total 7",
+            "storage_programs_skipped_total{program=\"bio_end\"} 7.0",
+            "storage_programs_skipped_total{program=\"page_added\"} 0.0",
         ];
         both_have([Ok(new.clone()), Ok(old.clone())], &lines);
         let unknown = ["part=\"wait\"", "vdb\",missing_in=\"kernel", "vdc\",missing"];

@@ -23,7 +23,7 @@ const volatile u64 address_of_mq_flush_data_end_io = -1;
 /* How many disks times operations each CPU has places for: a power of two, set by main.rs. */
 const volatile u32 places_of_a_cpu = 64;
 
-enum phase { ALL, IN_QUEUE, AT_DEVICE, PHASES };
+enum phase { ALL, IN_QUEUE, AT_DEVICE, UNDIVIDED, PHASES };
 
 struct phase_times {
 	u64 sum; /* ns */
@@ -34,7 +34,7 @@ struct requests {
 	u64 of; /* diskseq << 3 | operation; 0: nobody uses this place */
 	u64 allocated; /* ns; when the latest one was */
 	struct phase_times phases[PHASES];
-	u64 unused;
+	u64 unused[2];
 } __attribute__((aligned(LINE))); /* or the last line of a CPU is the next one's first */
 
 struct {
@@ -166,8 +166,10 @@ static __always_inline int request_completes(struct request *rq, u32 bytes)
 	now = bpf_ktime_get_ns(); /* last: soon after, the kernel takes the time, too */
 	latency = now > allocated ? now - allocated : 0;
 	add_to(&sums->phases[ALL], latency);
-	if (!started)
-		return 0; /* nobody has noted when the driver got it */
+	if (!started) { /* nobody has noted when the driver got it */
+		add_to(&sums->phases[UNDIVIDED], latency);
+		return 0;
+	}
 	device = now > started ? now - started : 0;
 	if (allocated < *given_back_of(rq))
 		device = time_with_driver(rq);

@@ -15,8 +15,8 @@ use crate::{
     trace::{TraceMaps, types},
 };
 
-/// All of a request's time, in the queue, at the device: `enum phase` of requests.h.
-const PHASES: usize = 3;
+/// All of a request's time, in the queue, at the device, undivided: `enum phase` of requests.h.
+const PHASES: usize = 4;
 
 /// `struct phase_times` of requests.h.
 #[repr(C)]
@@ -104,9 +104,9 @@ impl Requests {
             }
             let Some(disk) = look.name(diskseq) else { continue };
             let operation = OPERATIONS.get(operation).copied().unwrap_or("other");
-            let [all, queue, device] = place.phases.each_ref().map(PhaseTimes::read);
+            let [all, queue, device, undivided] = place.phases.each_ref().map(PhaseTimes::read);
             let sums = series.entry((disk.to_owned(), operation)).or_default();
-            sums.add(&Sums { all, phases: [queue, device], ..Sums::default() });
+            sums.add(&Sums { all, phases: [queue, device, undivided], ..Sums::default() });
         }
         series
     }

@@ -112,7 +112,7 @@ impl<'a> Scraper<'a> {
             canary: self.canary.as_ref().map(Canary::sight),
             pages: self.pages.iter().map(Pages::read).collect(),
             reads_not_measured: reads_not_measured(counts),
-            skipped: session.times_skipped(self.skel.object())?,
+            skips: session.skips(self.skel.object())?,
         };
         let text = metrics.encode(format);
         if let Some(canary) = &mut self.canary {

@@ -73,8 +73,9 @@ impl Times {
 pub struct Sums {
     /// The latencies.
     pub all: Times,
-    /// Of requests: how much of it they waited in the queue, and how long the driver had them.
-    pub phases: [Times; 2],
+    /// Of requests: how much of it they waited in the queue, how long the driver had them, and all the time of those
+    /// of which that is not known.
+    pub phases: [Times; 3],
     /// Of each of [`PARTS`] of bios, ns.
     pub parts: [u64; PARTS.len()],
     /// How many parts were split off them.
