@@ -638,7 +638,9 @@ fn wait_for(promql: &str, accepts: impl Fn(&[f64]) -> bool) -> Result<Vec<f64>> 
 fn exporter_beside_prometheus() -> Result<()> {
     needs("prometheus")?;
     let rules = fs::canonicalize(workspace().join("tools/exporter/rules.yml"))?;
-    shell(&format!("promtool test rules {}", rules.with_file_name("rules_test.yml").display()))?;
+    for tests in ["rules_test.yml", "rules_test_day.yml"] {
+        shell(&format!("promtool test rules {}", rules.with_file_name(tests).display()))?;
+    }
     let directory = "/run/prometheus";
     fs::remove_dir_all(directory).ok();
     fs::create_dir_all(directory)?;

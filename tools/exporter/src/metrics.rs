@@ -170,7 +170,7 @@ const PHASES: [(&str, &str); 3] = [
     (
         "request_undivided",
         "All the time of requests that are in neither of these two: the kernel has not noted when the driver \
-         got them, as of a write with a flush before or after it",
+         got them, as of a write without data, which asks for a flush",
     ),
 ];
 const REQUESTS_SHARED_START: &str = "Requests to which the kernel gave the start of another one, as it does \
