@@ -149,30 +149,24 @@ pub fn times_skipped(object: &Object) -> Result<u64> {
 /// found the same program running on the same CPU, or an interrupt any kprobe; only those that it did
 /// skip. Skipped kprobe programs are counted from 6.7 on.
 fn skipped(object: &Object) -> Result<Vec<(String, u64)>> {
-    let missed = MISSED.lock().map_err(|_| Error::other("a thread panicked"))?;
-    let times = |info: bpf_prog_info| {
-        info.recursion_misses + missed.get(&info.id).copied().unwrap_or_default()
-    };
-    let skipped = programs(object)?.into_iter().map(|(name, info)| (name, times(info)));
-    Ok(skipped.filter(|(_, times)| *times > 0).collect())
+    let skips = skips(object, std::iter::empty())?;
+    Ok(skips.into_iter().filter(|(_, times)| *times > 0).collect())
 }
 
-/// The same of all that are loaded, in the order of their names, and with what their kprobes have [`missed`] that are
-/// still attached.
+/// The same of all that are loaded, and with what kprobes that are still attached have [`missed`].
 pub(crate) fn skips<'a>(
     object: &Object,
     kprobes: impl Iterator<Item = &'a Link>,
-) -> Result<BTreeMap<String, u64>> {
-    let mut skips = BTreeMap::new();
-    let missed: Vec<_> = kprobes.filter_map(missed).collect();
-    for (name, info) in programs(object)? {
-        let of_links = missed.iter().filter(|(program, _)| *program == info.id);
-        skips.insert(name, of_links.map(|(_, times)| times).sum());
-    }
-    for (name, times) in skipped(object)? {
-        *skips.entry(name).or_default() += times;
-    }
-    Ok(skips)
+) -> Result<Vec<(String, u64)>> {
+    let attached: Vec<_> = kprobes.filter_map(missed).collect();
+    let detached = MISSED.lock().map_err(|_| Error::other("a thread panicked"))?;
+    let times = |info: bpf_prog_info| {
+        let attached = attached.iter().filter(|(program, _)| *program == info.id);
+        info.recursion_misses
+            + detached.get(&info.id).copied().unwrap_or_default()
+            + attached.map(|(_, times)| times).sum::<u64>()
+    };
+    Ok(programs(object)?.into_iter().map(|(name, info)| (name, times(info))).collect())
 }
 
 /// What [`remember_missed`] has read, by the id of the link's program.

@@ -1,7 +1,6 @@
 //! One run of a program: from a skeleton to hooks in the kernel and back.
 
 use std::{
-    collections::BTreeMap,
     fs,
     io::{self, IsTerminal},
     mem::MaybeUninit,
@@ -262,7 +261,7 @@ impl Session {
 
     /// How often the kernel skipped each of the object's programs that are loaded, also while they are attached.
     /// Unlike a look at a map, this keeps no program from running.
-    pub fn skips(&self, object: &Object) -> Result<BTreeMap<String, u64>> {
+    pub fn skips(&self, object: &Object) -> Result<Vec<(String, u64)>> {
         let kprobes = self.links.iter().filter(|(_, is_kprobe)| *is_kprobe);
         results::skips(object, kprobes.map(|(link, _)| link))
     }

@@ -64,13 +64,15 @@ impl Scrape {
         self.0.get(sample).copied().unwrap_or(0.0)
     }
 
-    /// How often programs were skipped, of these names.
-    pub fn skipped(&self, is_meant: impl Fn(&str) -> bool) -> f64 {
-        let program = |name: &str| {
-            let name = name.strip_prefix("storage_programs_skipped_total{program=\"")?;
-            Some(is_meant(name.strip_suffix("\"}")?))
-        };
-        self.0.iter().filter(|(name, _)| program(name) == Some(true)).map(|(_, times)| times).sum()
+    /// How often the kernel skipped programs, whose names begin so.
+    pub fn skipped(&self, program: &str) -> f64 {
+        let of = format!("storage_programs_skipped_total{{program=\"{program}");
+        self.0.iter().filter(|(name, _)| name.starts_with(&of)).map(|(_, times)| times).sum()
+    }
+
+    /// The requests that were missed so.
+    fn missed(&self) -> f64 {
+        self.skipped("rq_done\"")
     }
 
     /// Of a disk and an operation.
@@ -198,13 +200,12 @@ fn exporter_adds_up_what_the_kernel_does() -> Result<()> {
 /// until that has happened. [`Quiet::adds_up`] judges the gap.
 fn has_what_is_skipped_in_the_gap() -> Result<()> {
     let disk = NullBlk::new("skips", "irqmode=1 submit_queues=2")?;
-    let skipped = |quiet: &Quiet| quiet.scrape.skipped(|program| program == "rq_done");
     for _ in 0..if preempts()? { 5 } else { 0 } {
         let before = Quiet::now()?;
         fio_direct(&disk.name, "--iodepth=16 --numjobs=64 --number_ios=100")?;
         let after = Quiet::now()?;
         after.adds_up(&before, false)?;
-        if skipped(&after) > skipped(&before) {
+        if after.scrape.missed() > before.scrape.missed() {
             return Ok(());
         }
     }
@@ -312,8 +313,7 @@ impl Quiet {
 
     /// Whether the exporter has added up what the kernel has.
     fn adds_up(&self, before: &Quiet, clones: bool) -> Result<()> {
-        let all = |scrape: &Scrape| scrape.skipped(|program| program == "rq_done");
-        let skipped = all(&self.scrape) - all(&before.scrape);
+        let skipped = self.scrape.missed() - before.scrape.missed();
         let mut gaps = HashMap::new();
         for ((disk, operation), [ours, ms, kernels, kernels_ms]) in self.since(before, clones) {
             let what = format!(
@@ -345,7 +345,7 @@ impl Quiet {
             ensure!(gap.is_none() == is_silent, "{disk}, statistics: {}, {gap:?}", !is_silent);
             let Some([now, extra]) = gap else { continue };
             let before = before.scrape.gap(disk).ok().flatten().unwrap_or_default()[0];
-            let is_right = now - before == missing && now <= all(&self.scrape);
+            let is_right = now - before == missing && now <= self.scrape.missed();
             ensure!(is_right, "{disk}: the gap was {before}, is {now}, {missing} are missing");
             ensure!(extra == 0.0, "{disk}: {extra} that the kernel has not");
         }
@@ -483,7 +483,7 @@ fn counts_what_it_was_skipped_for(process: u32) -> Result<()> {
     fio_direct(&disk.name, "--iodepth=16 --size=128M --numjobs=16 --number_ios=300")?;
     // Others may do I/O meanwhile.
     let before = of_the_kernel(process)?;
-    let ours = Scrape::now()?.skipped(|_| true) as u64;
+    let ours = Scrape::now()?.skipped("") as u64;
     let after = of_the_kernel(process)?;
     let (Some(before), Some(after)) = (before, after) else {
         judged_weakly("this kernel does not show in /proc what a kprobe has missed");

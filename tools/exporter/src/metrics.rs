@@ -135,7 +135,7 @@ pub struct Metrics {
     /// Reads whose pages are not counted.
     pub reads_not_measured: Reasons<3>,
     /// How often each BPF program was skipped.
-    pub skips: BTreeMap<String, u64>,
+    pub skips: Vec<(String, u64)>,
 }
 
 impl Metrics {
@@ -431,7 +431,7 @@ mod tests {
             }),
             pages: vec![[1, 2, 3], [10, 20, 30]],
             reads_not_measured: [("dropped", 4), ("unmatched", 5), ("asynchronous", 6)],
-            skips: BTreeMap::from([("bio_end".into(), 7), ("page_added".into(), 0)]),
+            skips: vec![("bio_end".into(), 7), ("page_added".into(), 0)],
         }
     }
 
