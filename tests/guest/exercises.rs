@@ -5,6 +5,7 @@ use std::{cmp::Ordering, io::Read};
 
 use libbpf_rs::{MapCore, MapHandle, query::ProgInfoIter};
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
+use rustix::time::{ClockId, clock_gettime};
 use socket2::{SockFilter, SockRef};
 
 use crate::{
@@ -737,6 +738,12 @@ fn run_delay() -> Result<u64> {
     Ok(text.split_whitespace().nth(1).context("no second number")?.parse()?)
 }
 
+/// For how long this thread had a CPU.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// What a thread of the load has to say.
 struct Waited {
     /// What it did.
@@ -744,8 +751,11 @@ struct Waited {
     tid: u32,
     /// How long it waited before it ran for the first time, ns.
     new: u64,
-    /// How long it waited in all, ns.
+    /// How long it waited in all, ns, as the kernel accounts for it. Of a thread that is preempted when it
+    /// is about to sleep, and has its state already, the kernel counts no wait: sched_info_depart().
     all: u64,
+    /// How long it neither had a CPU nor meant to sleep, ns: at most so long can it have waited.
+    most: u64,
 }
 
 const COMPUTES: &str = "only computes";
@@ -753,11 +763,15 @@ const HUNGRY: &str = "computes, with the lowest priority, for longer";
 const SLEEPS: &str = "sleeps and wakes up";
 const ENDS: &str = "ends soon";
 
-/// The life of a thread of the load on a CPU. At its end, it reads how long it has waited.
+/// The life of a thread of the load on a CPU. At its end, it says how long it has waited.
 fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited> {
-    let new = run_delay()?;
+    let (start, used, new) = (Instant::now(), cpu_time(), run_delay()?);
     stay_on(cpu)?;
-    let (start, tid) = (Instant::now(), gettid());
+    let (tid, mut asleep) = (gettid(), Duration::ZERO);
+    let mut sleep = |time| {
+        thread::park_timeout(time);
+        asleep += time;
+    };
     match kind {
         COMPUTES => while start.elapsed() < load {},
         HUNGRY => {
@@ -766,18 +780,19 @@ fn wait_for_cpu(kind: &'static str, cpu: usize, load: Duration) -> Result<Waited
         }
         SLEEPS => {
             rustix::process::setpriority_process(Some(tid), 19)?;
-            thread::park_timeout(load / 2); // no wait, and longer than what the comparison allows
+            sleep(load / 2); // no wait, and longer than what the comparison allows
             while start.elapsed() < load {
-                thread::park_timeout(Duration::from_millis(5));
+                sleep(Duration::from_millis(5));
             }
         }
         // It waits twice: when it is new, and when it wakes up.
-        _ => thread::park_timeout(Duration::from_millis(1)),
+        _ => sleep(Duration::from_millis(1)),
     }
     // From here on it does not wait: what it reads is all.
     set_realtime(2)?;
     let tid = tid.as_raw_nonzero().get() as u32;
-    Ok(Waited { kind, tid, new, all: run_delay()? })
+    let most = start.elapsed().saturating_sub(asleep + (cpu_time() - used));
+    Ok(Waited { kind, tid, new, all: run_delay()?, most: new + most.as_nanos() as u64 })
 }
 
 /// Starts so many threads on a CPU, one after the other. A new thread may find its CPU free, or be
@@ -863,28 +878,34 @@ fn exercise_runqueue() -> Result<()> {
     let theirs = theirs.map_or("", |tid| tid);
     ensure!(theirs.is_empty(), "thread {theirs} is of another process: {output}");
     // The kernel accounts in the scheduler's clock, which is not that of bpf_ktime_get_ns().
-    let near = |yours: u64, theirs: u64| yours.abs_diff(theirs) <= theirs / 5 + 50_000_000;
+    let is_true = |yours: u64, [least, most]: [u64; 2]| {
+        let near = |time: u64| time / 5 + 50_000_000;
+        (least.saturating_sub(near(least))..=most + near(most)).contains(&yours)
+    };
     let yours = |tid: u32| lines.get(tid.to_string().as_str()).copied();
     let (short, long): (Vec<_>, Vec<_>) =
         waited.iter().flatten().partition(|thread| thread.kind == ENDS);
-    for &&Waited { kind, tid, all: theirs, .. } in &long {
+    for &&Waited { kind, tid, all: theirs, most, .. } in &long {
         let least = if kind == HUNGRY { 1 << 32 } else { 100_000_000 };
         ensure!(theirs > least, "{kind}, and waited {}: the test does not test", ms(theirs));
         let yours = yours(tid).unwrap_or_default();
-        let times = format!("{}; yours {}", ms(theirs), ms(yours));
-        judge(near(yours, theirs), &format!("thread {tid}, which {kind}: {times}"), &output)?;
+        let times = format!("{}, at most {}; yours {}", ms(theirs), ms(most), ms(yours));
+        let figures = format!("thread {tid}, which {kind}: {times}");
+        judge(is_true(yours, [theirs, theirs.max(most)]), &figures, &output)?;
     }
     let missing = short.iter().filter(|thread| thread.all > 0 && yours(thread.tid).is_none());
     let missing = missing.count();
     ensure!(missing == 0, "{missing} of {SHORT} threads that ended have no line: {output}");
     let theirs: u64 = short.iter().map(|thread| thread.all).sum();
     let new: u64 = short.iter().map(|thread| thread.new).sum();
+    let most: u64 = short.iter().map(|thread| thread.most.max(thread.all)).sum();
     let yours: u64 = short.iter().filter_map(|thread| yours(thread.tid)).sum();
     let tests = new > theirs * 2 / 5 && theirs > 500_000_000;
     ensure!(tests, "{} of {} when new: the test does not test", ms(new), ms(theirs));
     let times = format!("{} in all, {} of it when they were new", ms(theirs), ms(new));
+    let times = format!("{times}, at most {}", ms(most));
     let figures = format!("{SHORT} threads that ended: {times}; yours {}", ms(yours));
-    judge(near(yours, theirs), &figures, &output)?;
+    judge(is_true(yours, [theirs, most]), &figures, &output)?;
     let sum = count(&output, "ns waited for a CPU")?;
     ensure!(sum == lines.values().sum::<u64>(), "the sum is not that of the lines: {output}");
     Ok(())
