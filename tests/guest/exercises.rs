@@ -574,12 +574,19 @@ fn exercise_returns() -> Result<()> {
 
 /// How long each request of these events can have been queued, at least and at most, by its address. The
 /// program's own look at the clock lies between ftrace's probe, which is called before its, and block_rq_issue
-/// in that function; and the allocation between the bio (for a disk that gets a batch, its first one) and
-/// block_getrq. So the bounds hold however long a CPU stands still.
+/// in that function; and the time of allocation between the bio (for a disk that gets a batch, its first one)
+/// and what the thread does after block_getrq: 7.2 takes that time in blk_account_io_start(), which is called
+/// later. So the bounds hold however long a CPU stands still.
 fn queued(events: &[Event], batch: &str) -> Result<BTreeMap<String, Vec<RangeInclusive<u64>>>> {
-    let (mut bios, mut allocated) = (BTreeMap::new(), BTreeMap::new());
+    let (mut bios, mut allocated) = (BTreeMap::new(), BTreeMap::<_, Option<u64>>::new());
     let (mut starts, mut queued) = (BTreeMap::new(), BTreeMap::<String, Vec<_>>::new());
+    let mut latest = BTreeMap::new();
     for event in events {
+        if let Some(io) = latest.remove(&event.place())
+            && let Some(time) = allocated.get_mut(&io)
+        {
+            time.get_or_insert(event.time);
+        }
         if event.name == "blk_mq_start_request" {
             starts.insert(event.place(), event);
             continue;
@@ -589,13 +596,19 @@ fn queued(events: &[Event], batch: &str) -> Result<BTreeMap<String, Vec<RangeInc
         match event.name.as_str() {
             "block_bio_queue" if disk == batch => *bios.entry((disk, 0)).or_insert(event.time),
             "block_bio_queue" => *bios.entry(io).or_insert(event.time),
-            "block_getrq" => *allocated.entry(io).or_insert(event.time),
+            "block_getrq" => {
+                allocated.insert(io, None);
+                latest.insert(event.place(), io);
+                0
+            }
+            "block_rq_insert" => 0,
             _ => {
                 let (Some(latest), Some(start)) =
                     (allocated.remove(&io), starts.get(&event.place()))
                 else {
                     continue; // started again
                 };
+                let latest = latest.unwrap_or(event.time).min(start.time);
                 let first =
                     if disk == batch { bios.get(&(disk, 0)).copied() } else { bios.remove(&io) };
                 let bounds = start.time - latest..=event.time - first.context("no bio")?;
@@ -628,6 +641,7 @@ fn exercise_queue() -> Result<()> {
     let ftrace = Ftrace::new(&[
         Hook::Function("blk_mq_start_request"),
         Hook::Tracepoint("block/block_getrq", ""),
+        Hook::Tracepoint("block/block_rq_insert", ""),
         Hook::Tracepoint("block/block_rq_issue", ""),
         Hook::Tracepoint("block/block_bio_queue", ""),
     ])?;
