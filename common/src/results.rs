@@ -104,6 +104,11 @@ impl Skips {
             println!("{:>8} skipped (program already running on this CPU)", 0);
         }
         self.print_times();
+        self.print_not_counted();
+    }
+
+    /// Prints of which programs this kernel does not count it.
+    pub fn print_not_counted(&self) {
         if let [program, others @ ..] = &*self.not_counted {
             let others: String = others.iter().map(|other| format!(", {other}()")).collect();
             println!("{:>8} skipped ({program}(){others}: not counted on this kernel)", '-');

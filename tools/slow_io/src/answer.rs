@@ -113,9 +113,13 @@ impl Counts {
         if let Some(nobody) = self.nobody.filter(|count| *count > 0 || with_all) {
             println!("{nobody:>8} without a cause (more than --causes)");
         }
-        match with_all || !self.skips.counts(START_PROBE) {
-            true => self.skips.print(),
-            false => self.skips.print_times(),
+        if with_all {
+            self.skips.print();
+            return;
+        }
+        self.skips.print_times();
+        if !self.skips.counts(START_PROBE) {
+            self.skips.print_not_counted();
         }
     }
 }
