@@ -33,7 +33,7 @@ pub use addresses::{
 };
 pub use cli::{Cli, InFlight, NoOptions, duration};
 pub use clock::kernel_clock;
-pub use common_base::printable;
+pub use common_base::{colours, printable};
 pub use device::{BlockDevice, Device, block_devices};
 pub use error::{Unsupported, Usage, unsupported};
 pub use preflight::{has_function, has_sessions, pages_have, preempts, tracefs};

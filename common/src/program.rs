@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::IsTerminal,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
@@ -135,10 +134,10 @@ fn start<Own: Args>(
     let handler = Arc::clone(&stop);
     ctrlc::set_handler(move || handler.store(true, Ordering::SeqCst))
         .context("no handler for Ctrl-C could be installed")?;
-    let on_terminal = std::io::stdout().is_terminal();
+    let terminal = stdout::columns();
     stdout::passed_on(&stop, || {
         let Program { name, directory, .. } = *program;
-        let mut session = Session::new(name, directory, cli, Arc::clone(&stop), on_terminal);
+        let mut session = Session::new(name, directory, cli, Arc::clone(&stop), terminal);
         run(cli, &mut session)?;
         session.hooks_still_run()
     })

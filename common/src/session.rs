@@ -1,7 +1,7 @@
 //! One run of a program: from a skeleton to hooks in the kernel and back.
 
 use std::{
-    fs,
+    env, fs,
     io::{self, IsTerminal},
     mem::MaybeUninit,
     sync::{
@@ -44,7 +44,8 @@ pub struct Session {
     verbose: bool,
     /// The options that say how much room maps have.
     sizes: Vec<String>,
-    on_terminal: bool,
+    /// The columns of the terminal at stdout, if it is one.
+    terminal: Option<usize>,
     stop: Arc<AtomicBool>,
     start: Option<Instant>,
     hooks: Vec<String>,
@@ -64,7 +65,7 @@ impl Session {
         directory: &'static str,
         cli: &Cli<Own>,
         stop: Arc<AtomicBool>,
-        on_terminal: bool,
+        terminal: Option<usize>,
     ) -> Session {
         Session {
             name,
@@ -72,7 +73,7 @@ impl Session {
             duration: cli.duration,
             verbose: cli.verbose,
             sizes: room::options::<Own>(),
-            on_terminal,
+            terminal,
             stop,
             start: None,
             hooks: Vec::new(),
@@ -217,7 +218,21 @@ impl Session {
 
     /// Whether the program's stdout is a terminal.
     pub fn stdout_is_terminal(&self) -> bool {
-        self.on_terminal
+        self.terminal.is_some()
+    }
+
+    /// How many columns the terminal at the program's stdout has; none if it is no terminal.
+    pub fn terminal_columns(&self) -> Option<usize> {
+        self.terminal
+    }
+
+    /// Whether the program's stdout is a terminal that has colours, and the user wants them: neither `NO_COLOR` nor
+    /// `TERM=dumb` is set.
+    pub fn has_colours(&self) -> bool {
+        let is_unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        self.terminal.is_some()
+            && !is_unwanted
+            && env::var_os("TERM").is_none_or(|term| term != "dumb")
     }
 
     /// Whether `--duration` has passed since the run began, or Ctrl-C, SIGTERM or

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, ErrorKind, PipeReader, Read, Write},
+    io::{self, ErrorKind, IsTerminal, PipeReader, Read, Write},
     os::fd::AsFd,
     panic,
     sync::{
@@ -14,7 +14,15 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use common_base::closed_stdout;
-use rustix::stdio::dup2_stdout;
+use rustix::{stdio::dup2_stdout, termios::tcgetwinsize};
+
+/// How many columns the terminal at stdout has; none if it is no terminal. A serial line, which does not know its own,
+/// is taken for one of 80.
+pub fn columns() -> Option<usize> {
+    let size = io::stdout().is_terminal().then(|| tcgetwinsize(io::stdout()).ok());
+    size.map(|size| size.map_or(0, |size| size.ws_col.into()))
+        .map(|columns| if columns == 0 { 80 } else { columns })
+}
 
 /// Runs with a pipe in place of stdout, whose content a thread passes on: `println!` panics where
 /// the reader has gone away, and this pipe's reader stays. When the real reader goes away, `stop` is

@@ -34,7 +34,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     // The completion first: then no I/O is seen to start whose completion is not hooked yet.
     session.attach([&skel.progs.io_end, &skel.progs.io_start])?;
     session.begin()?;
-    let heatmap = cli.own.heatmap(session.stdout_is_terminal());
+    let mut heatmap = cli.own.heatmap(session.terminal_columns(), session.has_colours());
     println!("{}", heatmap.legend());
     let (mut total, start) = (Histogram::default(), Instant::now());
     for row in 1.. {
@@ -45,12 +45,12 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
         if over {
             session.detach()?;
         }
-        let slots = common::counters(&skel.maps.bss_data)?.slots;
-        let now = Histogram { max: 0, slots };
-        if row % 20 == 1 {
+        let now = Histogram { max: 0, slots: common::counters(&skel.maps.bss_data)?.slots };
+        let new = now.since(&total);
+        if heatmap.fit(&new) || row % 20 == 1 {
             println!("{}", heatmap.scale());
         }
-        println!("{}", heatmap.row(&now.since(&total)));
+        println!("{}", heatmap.row(&new));
         total = now;
         if over {
             break;

@@ -1,5 +1,6 @@
 //! What the programs, which need libbpf, and the launcher, which is built without it, both need.
 
+pub mod colours;
 mod memory;
 mod mounted;
 pub mod root;
