@@ -127,7 +127,7 @@ fn slow_io_filters_follow_a_disk() -> Result<()> {
         // A disk that is new has a table of its own after a turn.
         for skip in [u64::from(count), u64::from(count) + 1] {
             shell(&format!("{} skip={skip}", reads(&disk.name, 1)))?;
-            running[2].prints(&format!(" RS   {:>10} ", skip * 8))?;
+            running[2].prints(&format!(" RS    {:>10} ", skip * 8))?;
         }
         disks::read(&disk.name, count - 2)?;
         let now = did()?;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::Result;
+use common::colours;
 use jiff::tz::TimeZone;
 use libbpf_rs::Map;
 use serde::Serialize;
@@ -30,7 +31,7 @@ pub struct Lines<'a> {
     options: &'a Slow,
     clock: Clock,
     zone: TimeZone,
-    bold: bool,
+    layout: Layout,
     operations: &'a Operations,
     names: &'a Names,
     maps: &'a TraceMaps<'a>,
@@ -47,19 +48,45 @@ pub struct Lines<'a> {
     out: String,
 }
 
+/// What a terminal has beside text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The largest part is bold, not marked with a `*`.
+    bold: bool,
+    /// A bar shows the parts.
+    pub bar: bool,
+    /// A column for each part has its time.
+    pub numbers: bool,
+}
+
+/// Columns of a bar.
+const BAR: usize = 10;
+/// Columns of a line with the times of the parts, up to a name of usual length: of a process, or of a file.
+const WIDE: usize = 108;
+
+impl Layout {
+    /// That of a terminal with so many columns, if it is one. Where a line has no room for the times of the parts, it
+    /// has the bar alone.
+    pub fn of(terminal: Option<usize>, has_colours: bool) -> Layout {
+        let room = terminal.unwrap_or(WIDE);
+        let bar = has_colours && !(WIDE..=WIDE + BAR).contains(&room);
+        Layout { bold: terminal.is_some(), bar, numbers: !bar || room >= WIDE }
+    }
+}
+
 /// So many bytes of lines are written at once, also if there are more.
 const MUCH: usize = 64 * 1024;
 
 impl<'a> Lines<'a> {
-    /// Prints the line that names the columns. A terminal has bold type, and a reader who looks at a clock.
+    /// Prints the line that names the columns. Who looks at a terminal looks at a clock.
     pub fn new(
         options: &'a Slow,
-        is_terminal: bool,
+        layout: Layout,
         operations: &'a Operations,
         names: &'a Names,
         maps: &'a TraceMaps<'a>,
     ) -> Result<Lines<'a>> {
-        let clock = options.clock(is_terminal);
+        let clock = options.clock(layout.bold);
         if !options.json {
             let time = match clock {
                 Clock::Wall => format!("{:<24} {:>10}", "WALL CLOCK", "TIME"),
@@ -69,16 +96,22 @@ impl<'a> Lines<'a> {
             let file = options.file.then_some("FILE");
             let mut process = String::new();
             columns(&mut process, "PROCESS", options.cgroup.as_ref().map(|_| "CGROUP"), file)?;
+            let mut parts = String::new();
+            if layout.numbers {
+                write!(parts, " {:>9} {:>9} {:>9} {:>9}", "WAIT", "QUEUE", "DEVICE", "END")?;
+            }
+            // Above the pid, whose column is wide enough for both.
+            let bar = if layout.bar { format!(" ms {:<BAR$}", "PARTS") } else { " ms".to_owned() };
             println!(
-                "{time} {:<7} {:<4} {:>10} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} ms {:>5} {process}",
-                "DISK", "OP", "SECTOR", "KIB", "TOTAL", "WAIT", "QUEUE", "DEVICE", "END", "PID"
+                "{time} {:<7} {:<5} {:>10} {:>5} {:>8}{parts}{bar} {:>5} {process}",
+                "DISK", "OP", "SECTOR", "KIB", "TOTAL", "PID"
             );
         }
         Ok(Lines {
             options,
             clock,
             zone: TimeZone::system(),
-            bold: is_terminal,
+            layout,
             operations,
             names,
             maps,
@@ -209,7 +242,7 @@ impl<'a> Lines<'a> {
     fn print_columns(&mut self, bio: &Completed, disk: &str) -> Result<()> {
         let Completed { by, times } = bio;
         let letters = self.operations.letters(by.operation);
-        write!(self.out, "{disk:<7} {letters:<4} ")?;
+        write!(self.out, "{disk:<7} {letters:<5} ")?;
         match by.sector {
             u64::MAX => write!(self.out, "{:>10} ", "-")?,
             sector => write!(self.out, "{sector:>10} ")?,
@@ -218,19 +251,29 @@ impl<'a> Lines<'a> {
         let divided = parts::from_times(times);
         let (total, us) = parts::microseconds(latency(bio), &divided);
         write!(self.out, "{:>8}", Ms { us: Some(total), mark: Mark::None })?;
-        for place in 0..4 {
-            write!(self.out, " {:>9}", self.part(us, parts::largest(&divided), place))?;
+        if self.layout.numbers {
+            for place in 0..4 {
+                write!(self.out, " {:>9}", self.part(us, parts::largest(&divided), place))?;
+            }
+        }
+        // Below " ms" and the bar's name.
+        let mut pid = 8;
+        if self.layout.bar {
+            let cells = colours::cells(divided.map(Option::unwrap_or_default), latency(bio), BAR);
+            let rest = BAR - cells.iter().sum::<usize>();
+            write!(self.out, "    {}{:rest$}", colours::bar(cells), "")?;
+            pid = 5;
         }
         match is_nobodys(bio) {
-            true => write!(self.out, " {:>8} ", "-")?,
-            false => write!(self.out, " {:>8} ", by.process)?,
+            true => write!(self.out, " {:>pid$} ", "-")?,
+            false => write!(self.out, " {:>pid$} ", by.process)?,
         }
         Ok(())
     }
 
     fn part(&self, us: parts::Parts, largest: Option<usize>, place: usize) -> Ms {
         let mark = match largest == Some(place) {
-            true if self.bold => Mark::Bold,
+            true if self.layout.bold => Mark::Bold,
             true => Mark::Star,
             false => Mark::None,
         };
@@ -397,5 +440,23 @@ impl<'a> Line<'a> {
             path: file.and_then(|file| file.path.as_deref()),
             ..Line::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_what_there_is_room_for() {
+        let layout = |terminal, has_colours| {
+            let Layout { bold, bar, numbers } = Layout::of(terminal, has_colours);
+            (bold, bar, numbers)
+        };
+        assert_eq!(layout(None, false), (false, false, true), "no terminal");
+        assert_eq!(layout(Some(80), false), (true, false, true), "NO_COLOR");
+        assert_eq!(layout(Some(80), true), (true, true, false));
+        assert_eq!(layout(Some(110), true), (true, false, true));
+        assert_eq!(layout(Some(120), true), (true, true, true));
     }
 }

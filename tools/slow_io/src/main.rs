@@ -38,7 +38,7 @@ mod trace {
 use answer::Counts;
 use cli::{Slow, SlowCli as Cli, Who};
 use disks::Names;
-use line::Lines;
+use line::{Layout, Lines};
 use operation::Operations;
 use sums::{Disk, Sums};
 use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
@@ -69,14 +69,14 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let operations = Operations::of_kernel()?;
     // poll() reads until the buffer is empty, and a busy disk may fill it faster than lines are printed: an
     // error from its callback ends it after each turn.
-    let is_terminal = session.stdout_is_terminal();
-    let lines = RefCell::new(Lines::new(options, is_terminal, &operations, &names, &skel.maps)?);
+    let layout = Layout::of(session.terminal_columns(), session.has_colours());
+    let lines = RefCell::new(Lines::new(options, layout, &operations, &names, &skel.maps)?);
     let mut ring = RingBufferBuilder::new();
     ring.add(&skel.maps.events, |bytes| lines.borrow_mut().add(bytes))?;
     let ring = ring.build()?;
     only::follow(&skel, session, options)?;
     attach(&skel.progs, session)?;
-    let mut watch = Watch::new(&skel, options, &operations, &names)?;
+    let mut watch = Watch::new(&skel, options, &operations, &names, layout)?;
     set(&mut runs.starts_unseen, false);
     session.begin()?;
     print_slow_bios(session, &skel, options, &ring, &lines, &mut sums, &mut watch)?;
@@ -89,7 +89,7 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     drop(ring);
     lines.into_inner().finish()?;
     let disks = sums.read(&skel.maps.other_disks, options.disk.is_some())?;
-    print_disks(&disks, options);
+    print_disks(&disks, options, session.has_colours());
     if options.who.is_some() {
         who::print(&skel.maps, options, &operations, &names)?;
     }
@@ -205,11 +205,11 @@ fn print_slow_bios(
     Ok(())
 }
 
-fn print_disks(disks: &[Disk], options: &Slow) {
+fn print_disks(disks: &[Disk], options: &Slow, has_colours: bool) {
     for disk in disks {
         match options.json {
             true => println!("{}", disk.json()),
-            false => disk.print(options.histogram),
+            false => disk.print(options.histogram, has_colours),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Write};
 
+use common::colours::PARTS;
+
 use crate::trace::types::times;
 
 /// The parts of a latency, in ns; `None` where a part cannot be told from the next one. In the order
@@ -9,7 +11,8 @@ use crate::trace::types::times;
 pub type Parts = [Option<u64>; 5];
 
 /// How the columns are called.
-pub const NAMES: [&str; 5] = ["wait", "queue", "device", "end", "mapper"];
+pub const NAMES: [&str; 5] =
+    [PARTS[0].name, PARTS[1].name, PARTS[2].name, PARTS[3].name, PARTS[4].name];
 
 /// How --json calls them.
 pub const KEYS: [&str; 5] = ["wait_ns", "queue_ns", "device_ns", "end_ns", "mapper_ns"];

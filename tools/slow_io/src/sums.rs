@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
+use common::colours;
 use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
 use plain::Plain;
 use serde_json::{Value, json};
@@ -337,16 +338,24 @@ impl Disk {
             + &diskseq.map_or_else(String::new, |diskseq| format!(" (diskseq {diskseq})"))
     }
 
-    /// Prints where the time of the disk's I/Os went.
-    pub fn print(&self, histogram: bool) {
+    /// Prints where the time of the disk's I/Os went; with colours, each part in its own.
+    pub fn print(&self, histogram: bool, has_colours: bool) {
         println!("\n{}: {} I/Os", self.which(), self.total.bios());
         println!(
             "{:>8} {:>12} {:>6} {:>10} {:>10} {:>10} ms",
             "", "sum", "share", "p50", "p99", "max"
         );
         let share = |sum: &Sum| sum.sum as f64 / self.total.sum.max(1) as f64;
+        let cells = colours::cells(self.parts.each_ref().map(|sum| sum.sum), self.total.sum, 30);
         for (name, sum) in self.known().chain([("total", &self.total)]) {
-            let bar = "#".repeat((share(sum) * 30.0).round() as usize);
+            let part = NAMES.iter().position(|it| *it == name);
+            let bar = match has_colours {
+                true => colours::bar(std::array::from_fn(|place| match part {
+                    Some(part) if part != place => 0,
+                    _ => cells[place],
+                })),
+                false => "#".repeat((share(sum) * 30.0).round() as usize),
+            };
             let [sum_ms, p50, p99, max] =
                 [sum.sum, sum.percentile(50), sum.percentile(99), sum.max].map(parts::ms);
             let percent = share(sum) * 100.0;

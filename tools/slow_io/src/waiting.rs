@@ -20,6 +20,7 @@ use crate::{
     cli::{Clock, Slow},
     clock,
     disks::{Id, Names},
+    line::Layout,
     operation::Operations,
     parts::{self, Kib},
     trace::{
@@ -83,6 +84,7 @@ pub struct Watch<'a> {
     options: &'a Slow,
     operations: &'a Operations,
     names: &'a Names,
+    layout: Layout,
     maps: &'a TraceMaps<'a>,
     ios: Link,
     tasks: Link,
@@ -107,6 +109,7 @@ impl<'a> Watch<'a> {
         options: &'a Slow,
         operations: &'a Operations,
         names: &'a Names,
+        layout: Layout,
     ) -> Result<Watch<'a>> {
         let began = common::kernel_clock();
         let progs = &skel.progs;
@@ -122,6 +125,7 @@ impl<'a> Watch<'a> {
             options,
             operations,
             names,
+            layout,
             maps: &skel.maps,
             ios: progs.each_io.attach_iter(skel.maps.ios.as_fd())?,
             tasks: progs.each_task.attach()?,
@@ -369,7 +373,8 @@ impl<'a> Watch<'a> {
         self.show_lines(&new)
     }
 
-    /// In the columns of those that have completed, but that TIME says `waiting`, and a text stands for the parts.
+    /// In the columns of those that have completed, but that TIME says `waiting`, and a text stands for the parts: where
+    /// there is no room, behind the process.
     fn show_lines(&self, new: &[&Waiting]) -> Result<()> {
         let mut out = std::io::stdout().lock();
         let time = match self.options.clock(true) {
@@ -383,12 +388,17 @@ impl<'a> Watch<'a> {
         for waiting in new.iter().take(LINES) {
             let Columns { disk, operation, sector, kib, pid, process } = waiting.columns();
             let age = parts::ms(waiting.age_ns);
-            writeln!(
-                out,
-                "{time} {disk:<7} {operation:<4} {sector:>10} {kib:>5} {age:>8} {:<39} \
-                 {pid:>8} {process}",
-                format!("so far, {}", waiting.text),
-            )?;
+            let text = &waiting.text;
+            write!(out, "{time} {disk:<7} {operation:<5} {sector:>10} {kib:>5} {age:>8} ")?;
+            match (self.layout.numbers, self.layout.bar) {
+                (true, false) => {
+                    writeln!(out, "{:<39} {pid:>8} {process}", format!("so far, {text}"))
+                }
+                (true, true) => {
+                    writeln!(out, "{:<53} {pid:>5} {process}", format!("so far, {text}"))
+                }
+                _ => writeln!(out, "{:<13} {pid:>5} {process}; {text}", "so far"),
+            }?;
         }
         if new.len() > LINES {
             writeln!(out, "{time} … and {} more", new.len() - LINES)?;
@@ -540,7 +550,7 @@ pub fn print(waiting: &[Waiting], json: bool) -> Result<()> {
             text += &format!(", {} requests", waiting.requests);
         }
         println!(
-            "{age:>10} {disk:<7} {operation:<4} {sector:>10} {kib:>5} KiB {pid:>8} {process}{text}"
+            "{age:>10} {disk:<7} {operation:<5} {sector:>10} {kib:>5} KiB {pid:>8} {process}{text}"
         );
     }
     if waiting.len() > LINES {

@@ -74,7 +74,7 @@ pub fn print(
     let by_stack = options.who == Some(Who::Stack);
     if !options.json {
         println!(
-            "\n{:>7} {:<15} {:<7} {:<4} {:>8} {:>10} {:>12} {:>10} ms MOST OF IT",
+            "\n{:>7} {:<15} {:<7} {:<5} {:>8} {:>10} {:>12} {:>10} ms MOST OF IT",
             "PID", "PROCESS", "DISK", "OP", "I/OS", "KIB", "SUM", "MAX"
         );
     }
@@ -106,7 +106,7 @@ pub fn print(
         let rest = sum.sum.saturating_sub(sum.parts.iter().sum());
         let largest = parts::largest(&known).filter(|&part| sum.parts[part] > rest);
         println!(
-            "{pid:>7} {process:<15} {disk:<7} {operation:<4} {:>8} {:>10} {:>12} {:>10}    {}",
+            "{pid:>7} {process:<15} {disk:<7} {operation:<5} {:>8} {:>10} {:>12} {:>10}    {}",
             sum.bios,
             sum.bytes / 1024,
             parts::ms(sum.sum),
