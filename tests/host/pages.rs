@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use common_base::colours::PARTS;
 use serde_json::Value;
 
 fn workspace() -> PathBuf {
@@ -429,4 +430,26 @@ fn commands_are_found_as_the_shell_finds_them() {
         not_there("stress-ng", "", &packages).is_some() && not_there("dd", "", &packages).is_none()
     );
     assert!(is_typed("stress-ng --cpu 4", |_| false) && !is_typed("the answer: 4 - 2", |_| false));
+}
+
+/// The dashboard draws the parts of an I/O's time in the colours that slow_io and the book have.
+#[test]
+fn the_dashboard_has_the_colours_of_the_parts() {
+    let dashboard: Value = serde_json::from_str(&read("tools/exporter/dashboard.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let colours: Vec<[&str; 2]> = panels
+        .iter()
+        .flat_map(|panel| panel["fieldConfig"]["overrides"].as_array().into_iter().flatten())
+        .filter_map(|of| {
+            let colour = of["properties"][0]["value"]["fixedColor"].as_str()?;
+            Some([of["matcher"]["options"].as_str()?, colour])
+        })
+        .collect();
+    // Two phases of a request, and all parts of a bio.
+    assert_eq!(colours.len(), 2 + PARTS.len(), "{colours:?}");
+    for part in PARTS {
+        assert!(colours.contains(&[part.name, part.rgb]), "{part:?}: {colours:?}");
+    }
+    let known = PARTS.map(|part| [part.name, part.rgb]);
+    assert!(colours.iter().all(|colour| known.contains(colour)), "{colours:?}");
 }

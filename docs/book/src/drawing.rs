@@ -6,7 +6,9 @@
 //! become strokes; in stage 13, `rq->bio` becomes an arrow, the quotes around "events" vanish, and the `^` at the end
 //! of a line is no tip. Hiding the words from it takes most of what this file does, and brings 68 more crates.
 
-use std::fmt::Write;
+use std::{fmt::Write, ops::Range};
+
+use common_base::colours::{PARTS, PartColour};
 
 use crate::escape::escape;
 
@@ -53,13 +55,13 @@ pub fn figure(text: &str, is_marked: impl Fn(&str) -> bool) -> String {
         let _ =
             write!(marks, "<rect class=\"mark\" y=\"{y}\" width=\"{width}\" height=\"{HEIGHT}\"/>");
     }
-    let mut shapes = Shapes::default();
+    let mut shapes = Shapes { has_parts: has_parts(text), ..Shapes::default() };
     for row in 0..grid.len() {
         for column in 0..grid[row].len() {
             shapes.add(&grid, row, column);
         }
     }
-    let Shapes { lines, tips, bars, words } = shapes;
+    let Shapes { lines, tips, bars, words, .. } = shapes;
     let label: Vec<&str> =
         text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).collect();
     format!(
@@ -77,6 +79,58 @@ struct Shapes {
     tips: String,
     bars: String,
     words: String,
+    /// Whether the names of the parts of an I/O's time have their colours.
+    has_parts: bool,
+}
+
+/// Whether a text is about the parts of an I/O's time: it has the names of four of them. Alone, `end` is a word.
+fn has_parts(text: &str) -> bool {
+    let of =
+        |name: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| is_named(word, name));
+    PARTS[..4].iter().all(|part| of(part.name))
+}
+
+/// Whether a line leads to these columns, and one away from them: between other words, it is one of them.
+fn on_a_line(row: &[char], columns: Range<usize>) -> bool {
+    let is_line = |c: Option<&char>| c == Some(&'-');
+    let before = row[..columns.start].iter().rev().find(|c| **c != ' ');
+    is_line(before) && is_line(row[columns.end..].iter().find(|c| **c != ' '))
+}
+
+fn is_named(word: &str, name: &str) -> bool {
+    word == name || word == name.to_uppercase()
+}
+
+/// The part whose name a word is.
+pub fn part_of(word: &str) -> Option<&'static PartColour> {
+    PARTS.iter().find(|part| is_named(word, part.name))
+}
+
+/// The table of the parts as slow_io prints it: each bar gets its part's colour. None, where there is no bar.
+pub fn table(text: &str) -> Option<String> {
+    let (mut html, mut bars) = (String::new(), 0);
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let part = words.next().and_then(part_of).filter(|_| words.nth(2) == Some("%"));
+        let bar = line.len() - line.trim_end_matches('#').len();
+        match part {
+            Some(part) if bar > 0 => {
+                let before = &line[..line.len() - bar];
+                let letters = part.letter.to_string().repeat(bar);
+                let _ = write!(
+                    html,
+                    "{}<span class=\"part\" style=\"background:{}\" title=\"{}\">{letters}</span>",
+                    escape(before),
+                    part.rgb,
+                    part.name
+                );
+                bars += 1;
+            }
+            _ => html += &escape(line),
+        }
+        html.push('\n');
+    }
+    (bars > 0).then(|| format!("<pre><code class=\"nohighlight hljs\">{html}</code></pre>"))
 }
 
 impl Shapes {
@@ -102,6 +156,18 @@ impl Shapes {
                 let word: String =
                     (column..grid[row].len()).take_while(is_text).map(|at| grid[row][at]).collect();
                 let (y, length) = (y + 13, word.chars().count() * WIDTH);
+                let is_on_a_line = || on_a_line(&grid[row], column..column + word.chars().count());
+                if let Some(part) = part_of(&word).filter(|_| self.has_parts && is_on_a_line()) {
+                    let _ = write!(
+                        self.words,
+                        "<rect x=\"{x}\" y=\"{}\" width=\"{length}\" height=\"{HEIGHT}\" rx=\"3\" \
+                         style=\"fill:{}\"/><text class=\"part\" x=\"{x}\" y=\"{y}\" \
+                         textLength=\"{length}\">{word}</text>",
+                        y - 13,
+                        part.rgb
+                    );
+                    return;
+                }
                 let word = escape(&word);
                 let _ = write!(
                     self.words,
@@ -229,6 +295,23 @@ mod tests {
         let lines = svg.split("class=\"lines\" d=\"").nth(1).unwrap().split('"').next().unwrap();
         assert_eq!(lines, "M64 8H72M72 8H80M80 8H88M88 8H92M28 17V34M28 34V42");
         assert_eq!(svg.matches('z').count(), 2);
+    }
+
+    #[test]
+    fn the_parts_of_a_time_have_their_colours_where_all_are_meant() {
+        let drawn = |text| figure(text, |_| false).matches("class=\"part\"").count();
+        assert_eq!(drawn(" |-- WAIT --|-- QUEUE --|-- DEVICE --|-- END --|"), 4);
+        assert_eq!(drawn(" |-- wait --|-- the end --|"), 0);
+        let tree =
+            "+-- wait -> a\n+-- queue -> b\n+-- device -> c\n+-- end -> d\n+-- they wait -> e";
+        assert_eq!(drawn(tree), 4, "the last one is a word");
+        let row = |name: &str, bar| format!("{name:>8} 2393.673 4 % 5.242 8.912 10.168    {bar}\n");
+        let text = row("device", "##") + &row("end", "") + &row("total", "###");
+        let html = table(&text).unwrap();
+        assert!(html.contains("style=\"background:#5fafff\" title=\"device\">dd</span>"), "{html}");
+        assert_eq!((html.matches("<span").count(), html.matches("###").count()), (1, 1));
+        assert_eq!(table(&row("other", "##")), None);
+        assert_eq!(table("device ##"), None, "no table");
     }
 
     #[test]

@@ -131,6 +131,8 @@ impl<L: Links> Editor<'_, L> {
             self.edits.push((range, code::piece(inner, &self.extras.sources) + "\n"));
         } else if language.is_empty() && drawing::is_one(inner) {
             self.edits.push((range, drawing::figure(inner, |_| false) + "\n"));
+        } else if let Some(table) = drawing::table(inner).filter(|_| language.is_empty()) {
+            self.edits.push((range, table + "\n"));
         }
     }
 
