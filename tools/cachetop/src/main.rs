@@ -211,7 +211,8 @@ fn full_screen(
     signal_hook::flag::register(SIGCONT, Arc::clone(&continued))
         .context("no handler for SIGCONT could be installed")?;
     let mut screen = FullScreen::enter()?;
-    let mut view = View::new(options.sort, options.reverse, options.interval);
+    let mut view =
+        View::new(options.sort, options.reverse, options.interval, session.has_colours());
     while !session.is_over() {
         if sampler.last.elapsed() >= options.interval {
             let (_, rows) = sampler.sample(map)?;

@@ -1,13 +1,17 @@
 //! What the full screen shows, and what keys change.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
 
+use common::colours::PARTS;
 use ratatui::{
     Frame,
     crossterm::event::{KeyCode, KeyEvent, KeyModifiers},
     layout::{Constraint, Layout},
-    style::{Modifier, Style},
-    text::{Line, Text},
+    style::{Color, Modifier, Style},
+    text::{Line, Span, Text},
     widgets::{Cell, Row as Cells, Table},
 };
 
@@ -16,9 +20,37 @@ use crate::counts::{Column, Counts, Row, sort, width};
 /// The narrowest that a column of names gets.
 const SHORTEST_NAME: usize = 7;
 
+/// Columns of the bar of hits and misses, where there is room for it.
+const BAR: usize = 10;
+/// What has grown to twice as much since the last interval, and to so much at least, is marked.
+const MUCH: u64 = 100;
+/// Of hits, and of what to look at.
+const GOOD: Color = Color::Indexed(PARTS[3].ansi);
+const LOOK: Color = Color::Indexed(PARTS[0].ansi);
+
+/// A line of the table: a process, or all of one name together.
+struct Shown {
+    row: Row,
+    /// Of a sum, how many processes it has.
+    processes: Option<usize>,
+    /// Whether it is a part of the sum above.
+    is_part: bool,
+}
+
+/// What was counted before: of each process, and of each name.
+type Before = HashMap<(Option<u64>, String), Counts>;
+
 /// What is to be drawn.
 pub struct View {
     rows: Vec<Row>,
+    /// Of the interval before this one; none in the first.
+    before: Option<Before>,
+    /// Whether processes of one name are one line, but for these names.
+    groups: bool,
+    opened: BTreeSet<String>,
+    /// The line that Enter is about, once a key has chosen one.
+    at: Option<usize>,
+    has_colours: bool,
     /// What each column wants for these rows.
     widths: [(Column, usize); Column::ALL.len()],
     sort: Column,
@@ -32,24 +64,130 @@ pub struct View {
 }
 
 impl View {
-    pub fn new(sort: Column, reverse: bool, interval: Duration) -> View {
-        let (time, above, room) = (Duration::ZERO, 0, 0);
-        let widths = Column::ALL.map(|column| (column, column.width(&[])));
-        View { rows: Vec::new(), widths, sort, reverse, interval, time, above, room }
+    pub fn new(sort: Column, reverse: bool, interval: Duration, has_colours: bool) -> View {
+        View {
+            rows: Vec::new(),
+            before: None,
+            groups: true,
+            opened: BTreeSet::new(),
+            at: None,
+            has_colours,
+            widths: Column::ALL.map(|column| (column, column.width(&[]))),
+            sort,
+            reverse,
+            interval,
+            time: Duration::ZERO,
+            above: 0,
+            room: 0,
+        }
     }
 
     /// Takes the rows of an interval, `time` after the start.
     pub fn show(&mut self, rows: Vec<Row>, time: Duration) {
-        self.rows = rows;
-        self.widths = Column::ALL.map(|column| (column, column.width(&self.rows)));
+        let former = std::mem::replace(&mut self.rows, rows);
+        self.before = (!self.time.is_zero()).then(|| {
+            let mut before = Before::new();
+            for row in former {
+                for key in [(Some(row.pid), row.comm.clone()), (None, row.comm)] {
+                    let sum = before.entry(key).or_default();
+                    *sum = *sum + row.counts;
+                }
+            }
+            before
+        });
         self.time = time;
-        sort(&mut self.rows, self.sort, self.reverse);
+        let lines: Vec<Row> = self.lines().into_iter().map(|line| line.row).collect();
+        self.widths =
+            Column::ALL.map(|column| (column, column.width(&self.rows).max(column.width(&lines))));
+    }
+
+    /// The lines of the table, as they are sorted: sums among single processes, and what is open below its sum.
+    fn lines(&self) -> Vec<Shown> {
+        let mut names = BTreeMap::<&str, Vec<&Row>>::new();
+        for row in &self.rows {
+            names.entry(&row.comm).or_default().push(row);
+        }
+        let is_sum = |rows: &[&Row]| self.groups && rows.len() > 1;
+        let mut tops = Vec::new();
+        for rows in names.values() {
+            match is_sum(rows) {
+                true => tops.push(sum(rows)),
+                false => tops.extend(rows.iter().copied().cloned()),
+            }
+        }
+        sort(&mut tops, self.sort, self.reverse);
+        let mut lines = Vec::new();
+        for row in tops {
+            let rows = &names[&*row.comm];
+            if !is_sum(rows) {
+                lines.push(Shown { row, processes: None, is_part: false });
+                continue;
+            }
+            let mut parts: Vec<Row> = rows.iter().copied().cloned().collect();
+            sort(&mut parts, self.sort, self.reverse);
+            let is_open = self.opened.contains(&row.comm);
+            lines.push(Shown { row, processes: Some(parts.len()), is_part: false });
+            if is_open {
+                let part = |row| Shown { row, processes: None, is_part: true };
+                lines.extend(parts.into_iter().map(part));
+            }
+        }
+        lines
+    }
+
+    /// The text of a cell.
+    fn value(&self, line: &Shown, column: Column) -> String {
+        match (column, line.processes) {
+            (Column::Pid, Some(processes)) => format!("×{processes}"),
+            (Column::Comm, Some(_)) => {
+                let sign = if self.opened.contains(&line.row.comm) { '▾' } else { '▸' };
+                format!("{sign} {}", line.row.comm)
+            }
+            (Column::Comm, None) if line.is_part => format!("  {}", line.row.comm),
+            _ => column.value(&line.row),
+        }
+    }
+
+    /// What was there in the interval before, and how a cell shows that.
+    fn style(&self, line: &Shown, column: Column) -> Style {
+        let Some(before) = self.before.as_ref().filter(|_| self.has_colours) else {
+            return Style::new();
+        };
+        let pid = line.processes.is_none().then_some(line.row.pid);
+        let before = before.get(&(pid, line.row.comm.clone()));
+        let of = |counts: &Counts| match column {
+            Column::Reads => counts.reads,
+            Column::Hits => counts.hits,
+            Column::Misses => counts.misses,
+            Column::Readahead => counts.readahead,
+            Column::Dirtied => counts.dirtied,
+            _ => 0,
+        };
+        let (now, before_now) = (of(&line.row.counts), before.map_or(0, of));
+        match column {
+            Column::Comm if before.is_none() => Style::new().add_modifier(Modifier::BOLD),
+            _ if now >= MUCH && now >= before_now * 2 => Style::new().fg(LOOK),
+            _ => Style::new(),
+        }
+    }
+
+    /// Hits and misses, as a bar.
+    fn bar(&self, counts: &Counts) -> Line<'static> {
+        let Some(percent) = counts.hit_percent() else { return Line::default() };
+        let hits = (percent * BAR as f64 / 100.0).round() as usize;
+        let [good, look] = match self.has_colours {
+            true => [Style::new().fg(GOOD), Style::new().fg(LOOK)],
+            false => [Style::new(); 2],
+        };
+        let pieces = [("█", hits, good), ("░", BAR - hits, look)];
+        Line::from_iter(pieces.map(|(cell, count, style)| Span::styled(cell.repeat(count), style)))
     }
 
     /// Does what a key means; whether to continue.
     pub fn key(&mut self, key: KeyEvent) -> bool {
         let columns = Column::ALL;
         let place = columns.iter().position(|&column| column == self.sort).unwrap_or_default();
+        let room = self.room;
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
@@ -57,15 +195,36 @@ impl View {
             KeyCode::Right => self.sort = columns[(place + 1) % columns.len()],
             KeyCode::Char('u') => self.sort = Column::User,
             KeyCode::Char('r') => self.reverse = !self.reverse,
-            KeyCode::Up => self.above = self.above.saturating_sub(1),
-            KeyCode::Down => self.above += 1,
-            KeyCode::PageUp => self.above = self.above.saturating_sub(self.room),
-            KeyCode::PageDown => self.above += self.room,
-            KeyCode::Home => self.above = 0,
+            KeyCode::Char('g') => self.groups = !self.groups,
+            KeyCode::Up => self.choose(|at| at.saturating_sub(1)),
+            KeyCode::Down => self.choose(|at| at + 1),
+            KeyCode::PageUp => self.choose(|at| at.saturating_sub(room)),
+            KeyCode::PageDown => self.choose(|at| at + room),
+            KeyCode::Home => (self.at, self.above) = (None, 0),
+            KeyCode::Enter | KeyCode::Char(' ') => self.open(),
             _ => {}
         }
-        sort(&mut self.rows, self.sort, self.reverse);
         true
+    }
+
+    /// Chooses another line; at first, that at the top.
+    fn choose(&mut self, next: impl Fn(usize) -> usize) {
+        let last = self.lines().len().saturating_sub(1);
+        let at = self.at.map_or(self.above, next).min(last);
+        self.at = Some(at);
+        self.above = self.above.clamp((at + 1).saturating_sub(self.room.max(1)), at);
+    }
+
+    /// Opens the sum that is chosen, or closes it: also from one of its parts.
+    fn open(&mut self) {
+        let lines = self.lines();
+        let Some(line) = self.at.and_then(|at| lines.get(at)) else { return };
+        if (line.processes.is_some() || line.is_part) && !self.opened.remove(&line.row.comm) {
+            self.opened.insert(line.row.comm.clone());
+        }
+        let sum = lines.iter().position(|it| it.row.comm == line.row.comm);
+        self.at = sum.or(self.at);
+        self.above = self.above.min(self.at.unwrap_or_default());
     }
 
     /// Draws everything.
@@ -88,28 +247,68 @@ impl View {
         let lines = [title, sums].map(|parts| Line::from(fit(&parts, ", ", width)));
         frame.render_widget(Text::from(lines.to_vec()), top);
 
+        let lines = self.lines();
         self.room = usize::from(middle.height.saturating_sub(1));
-        self.above = self.above.min(self.rows.len().saturating_sub(self.room));
+        self.above = self.above.min(lines.len().saturating_sub(self.room));
+        self.at = self.at.map(|at| at.min(lines.len().saturating_sub(1)));
         let columns = columns(self.widths, self.sort, width);
-        let header = Cells::new(columns.iter().map(|&(column, width)| {
+        let used = columns.iter().map(|(_, width)| width + 1).sum::<usize>();
+        let has_bar =
+            columns.iter().any(|(column, _)| *column == Column::HitPercent) && used + BAR <= width;
+        let header = columns.iter().map(|&(column, width)| {
             let style = match column == self.sort {
                 true => Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED),
                 false => Style::new().add_modifier(Modifier::REVERSED),
             };
             Cell::from(column.aligned(column.title(), width)).style(style)
-        }));
-        let shown = self.rows.iter().skip(self.above).take(self.room);
-        let cell =
-            |row, (column, width): (Column, usize)| column.aligned(&column.value(row), width);
-        let rows = shown.map(|row| Cells::new(columns.iter().map(|&column| cell(row, column))));
-        let widths = columns.iter().map(|&(_, width)| Constraint::Length(width as u16));
+        });
+        let title = Cell::from("█hit ░miss").style(Style::new().add_modifier(Modifier::REVERSED));
+        let header = Cells::new(header.chain(has_bar.then_some(title)));
+        let shown = lines.iter().enumerate().skip(self.above).take(self.room);
+        let rows = shown.map(|(place, line)| {
+            let cells = columns.iter().map(|&(column, width)| {
+                let text = column.aligned(&self.value(line, column), width);
+                Cell::from(text).style(self.style(line, column))
+            });
+            let bar = has_bar.then(|| Cell::from(self.bar(&line.row.counts)));
+            let row = Cells::new(cells.chain(bar));
+            match self.at == Some(place) {
+                true => row.style(Style::new().add_modifier(Modifier::REVERSED)),
+                false => row,
+            }
+        });
+        let widths = columns.iter().map(|&(_, width)| width).chain(has_bar.then_some(BAR));
+        let widths = widths.map(|width| Constraint::Length(width as u16));
         frame.render_widget(Table::new(rows, widths).header(header), middle);
 
-        let hidden = self.rows.len() - self.room.min(self.rows.len());
-        let more = (hidden > 0).then(|| format!("↑↓ {hidden} more"));
-        let keys = ["←→ sort", "u user", "r reverse"].map(str::to_owned);
-        let keys: Vec<String> = ["q quit".to_owned()].into_iter().chain(more).chain(keys).collect();
+        let keys = self.keys(&lines);
         frame.render_widget(Line::from(fit(&keys, "  ", width)), bottom);
+    }
+
+    /// What the keys do now.
+    fn keys(&self, lines: &[Shown]) -> Vec<String> {
+        let hidden = lines.len() - self.room.min(lines.len());
+        let more = match hidden {
+            0 => "↑↓".to_owned(),
+            _ => format!("↑↓ {hidden} more"),
+        };
+        let has_sums = lines.iter().any(|line| line.processes.is_some());
+        let open = has_sums.then(|| "Enter open".to_owned());
+        let groups = if self.groups { "g each" } else { "g by name" }.to_owned();
+        let keys = ["←→ sort", "u user", "r reverse"].map(str::to_owned);
+        ["q quit".to_owned(), more].into_iter().chain(open).chain(keys).chain([groups]).collect()
+    }
+}
+
+/// Processes of one name together; its number is the smallest of theirs.
+fn sum(rows: &[&Row]) -> Row {
+    let first = rows.iter().min_by_key(|row| row.pid).copied();
+    let user = first.and_then(|row| row.user.clone());
+    Row {
+        pid: first.map_or(0, |row| row.pid),
+        user: user.filter(|user| rows.iter().all(|row| row.user.as_ref() == Some(user))),
+        comm: first.map_or_else(String::new, |row| row.comm.clone()),
+        counts: rows.iter().map(|row| row.counts).sum(),
     }
 }
 
@@ -173,7 +372,7 @@ mod tests {
     use super::*;
 
     fn view() -> View {
-        let mut view = View::new(Column::Misses, false, Duration::from_secs(1));
+        let mut view = View::new(Column::Misses, false, Duration::from_secs(1), false);
         let row = |pid, comm: &str, reads, hits, misses, dirtied| Row {
             pid,
             user: Some(if pid == 77 { "backup" } else { "root" }.into()),
@@ -216,9 +415,69 @@ cachetop  12 s, every 1s, by MISSES
 4194303 root     postgres          1200 98765432       1 100.0         0       0
     512 root     kworker/u4:2-…       0        0       0     -         0       3
 
-q quit  ←→ sort  u user  r reverse
+q quit  ↑↓  ←→ sort  u user  r reverse  g each
 ";
         assert_eq!(screen(&mut view(), 80, 8), expected);
+    }
+
+    #[test]
+    fn processes_of_one_name_are_a_line_that_opens() {
+        let mut view = View::new(Column::Misses, false, Duration::from_secs(1), false);
+        let row = |pid, comm: &str, hits, misses| Row {
+            pid,
+            user: Some("root".into()),
+            comm: comm.into(),
+            counts: Counts { hits, misses, ..Counts::default() },
+        };
+        let rows = vec![row(9, "dd", 10, 30), row(5, "fio", 0, 40), row(8, "dd", 20, 20)];
+        view.show(rows, Duration::from_secs(1));
+        // Of each line, PID, COMM and MISSES.
+        let lines = |view: &mut View| -> Vec<String> {
+            let screen = screen(view, 100, 10);
+            let rows = screen.lines().skip(3).take_while(|line| !line.is_empty());
+            rows.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+        };
+        let sum = "×2 root ▸ dd 0 30 50 37.5 0 0 ████░░░░░░";
+        let fio = "5 root fio 0 0 40 0.0 0 0 ░░░░░░░░░░";
+        assert_eq!(lines(&mut view), [sum, fio]);
+        press(&mut view, KeyCode::Enter);
+        assert_eq!(lines(&mut view), [sum, fio], "no line is chosen");
+        press(&mut view, KeyCode::Down);
+        press(&mut view, KeyCode::Enter);
+        let parts =
+            ["9 root dd 0 10 30 25.0 0 0 ███░░░░░░░", "8 root dd 0 20 20 50.0 0 0 █████░░░░░"];
+        let open = sum.replace('▸', "▾");
+        assert_eq!(lines(&mut view), [&open, parts[0], parts[1], fio]);
+        press(&mut view, KeyCode::Down);
+        press(&mut view, KeyCode::Down);
+        press(&mut view, KeyCode::Char(' '));
+        assert_eq!(lines(&mut view), [sum, fio], "closed from a part of it");
+        press(&mut view, KeyCode::Char('g'));
+        assert_eq!(lines(&mut view), [fio, parts[0], parts[1]], "each alone, by misses");
+    }
+
+    #[test]
+    fn what_grows_has_a_colour_and_what_is_new_is_bold() {
+        let mut view = View::new(Column::Misses, false, Duration::from_secs(1), true);
+        let row = |pid, misses| Row {
+            pid,
+            user: None,
+            comm: format!("p{pid}"),
+            counts: Counts { misses, ..Counts::default() },
+        };
+        view.show(vec![row(1, 100), row(2, 100)], Duration::from_secs(1));
+        let styles = |view: &View, column| -> Vec<Style> {
+            view.lines().iter().map(|line| view.style(line, column)).collect()
+        };
+        assert!(
+            styles(&view, Column::Misses).iter().all(|style| *style == Style::new()),
+            "the first"
+        );
+        view.show(vec![row(1, 200), row(2, 199), row(3, 99)], Duration::from_secs(2));
+        let look = Style::new().fg(LOOK);
+        assert_eq!(styles(&view, Column::Misses), [look, Style::new(), Style::new()]);
+        let bold = Style::new().add_modifier(Modifier::BOLD);
+        assert_eq!(styles(&view, Column::Comm), [Style::new(), Style::new(), bold]);
     }
 
     #[test]
@@ -261,7 +520,7 @@ q quit  ↑↓ 1 more  ←→ sort  u user  …
             let sums = [12, total.hits, total.misses, total.dirtied].map(|n| n.to_string());
             let cells = rows.iter().flat_map(|row| Column::ALL.map(|column| column.value(row)));
             let known: HashSet<String> = cells.chain(sums).collect();
-            let mut view = View::new(sort, false, Duration::from_secs(1));
+            let mut view = View::new(sort, false, Duration::from_secs(1), false);
             view.show(rows.to_vec(), Duration::from_secs(12));
             for width in 1..=200 {
                 let text = screen(&mut view, width, 7);
@@ -305,6 +564,8 @@ q quit  ↑↓ 1 more  ←→ sort  u user  …
         assert_eq!(first(&mut view), "4194303", "by hits");
         press(&mut view, KeyCode::Char('r'));
         assert_eq!(first(&mut view), "77");
+        press(&mut view, KeyCode::Down);
+        assert_eq!(first(&mut view), "77", "the line at the top is chosen");
         press(&mut view, KeyCode::Down);
         assert_eq!(first(&mut view), "512");
         for _ in 0..9 {
