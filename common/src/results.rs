@@ -74,6 +74,12 @@ impl Skips {
         Ok(skips)
     }
 
+    /// All but those of a program whose skips lose nothing.
+    pub fn without(mut self, program: &str) -> Skips {
+        self.times.retain(|(name, _)| name != program);
+        self
+    }
+
     fn of(object: &Object) -> Result<Skips> {
         let (times, not_counted) = (skipped(object)?, not_counted(object)?);
         let loaded = object.progs().filter(|program| program.autoload()).count();

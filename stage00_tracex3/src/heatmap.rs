@@ -14,8 +14,10 @@ const TENTHS: usize = 10;
 const MICROSECOND: usize = 3;
 /// The last decade has one column: 10 s, and longer.
 const LAST: usize = 10;
-/// Columns for the sum of a row: ` # 123456`.
-const SUM: usize = 9;
+/// Columns for the sum of a row: ` # 1234567`.
+const SUM: usize = 10;
+/// Columns in a decade, on a terminal: room for its name, and never so many that a slot is wider than a column.
+const WIDTHS: [usize; 2] = [6, 60];
 
 /// From few to many, as text and as 256-colour codes.
 const SYMBOLS: [char; 5] = ['.', ':', 'o', 'O', '@'];
@@ -27,7 +29,7 @@ pub type HeatmapCli = Cli<HeatmapOptions>;
 /// `--all`, `--text`.
 #[derive(Args, Debug)]
 pub struct HeatmapOptions {
-    /// All latencies from 1 ns on, not from 1 us
+    /// Latencies below 1 us in columns of their own, too
     #[arg(short, long)]
     all: bool,
     /// Text only; also with NO_COLOR set, and where stdout is not a terminal
@@ -99,8 +101,9 @@ impl Heatmap {
     /// Takes the room that there is.
     fn widen(&mut self) {
         if let Some(terminal) = self.terminal {
-            // As wide as the name of a decade, at least.
-            self.decade = (terminal.saturating_sub(SUM + 1) / self.shown.len()).max(6);
+            let [least, most] = WIDTHS;
+            let room = terminal.saturating_sub(SUM + 1) / self.shown.len();
+            self.decade = room.clamp(least, most);
         }
     }
 
@@ -228,7 +231,7 @@ mod tests {
     fn a_terminal_is_filled_by_what_there_is_and_never_wrapped() {
         let latencies =
             |ns: &[u64]| from_latencies(&ns.iter().map(|ns| (*ns, 1)).collect::<Vec<_>>());
-        for columns in [60, 80, 120, 200] {
+        for columns in [60, 80, 120, 180] {
             let mut heatmap = heatmap(false, true, Some(columns));
             let width = |heatmap: &Heatmap, new: &Histogram| {
                 let row = heatmap.row(new).len().max(heatmap.scale().len());
@@ -249,6 +252,18 @@ mod tests {
             assert_eq!(heatmap.shown, 4..10);
             assert!(!heatmap.fit(&latencies(&[1_000_000])));
         }
+    }
+
+    #[test]
+    fn no_column_of_a_wide_terminal_is_always_empty() {
+        let mut heatmap = heatmap(false, true, Some(500));
+        // Every latency from 1 to 2 ms.
+        let all: Vec<_> = (1_000_000..2_000_000).step_by(1000).map(|ns| (ns, 1)).collect();
+        let all = from_latencies(&all);
+        assert!(heatmap.fit(&all));
+        let row = heatmap.row(&all);
+        let drawn = row.split(" #").next().unwrap().trim();
+        assert!(drawn.len() > 10 && !drawn.contains(' '), "{row:?}");
     }
 
     #[test]

@@ -131,17 +131,20 @@ impl Column {
         }
     }
 
-    /// In characters: room for what these rows have there, and no less than usual, lest the columns
-    /// move each time.
+    /// In characters: room for what these rows have there, and no less than usual.
     pub fn width(self, rows: &[Row]) -> usize {
-        let usual = match self {
+        rows.iter().map(|row| width(&self.value(row))).fold(self.usual_width(), usize::max)
+    }
+
+    /// How wide it is at least, in characters, lest the columns move each time.
+    pub fn usual_width(self) -> usize {
+        match self {
             Column::User => 8,
             Comm => 15,
             HitPercent => 5,
             Readahead => 9,
             Pid | Reads | Hits | Misses | Dirtied => 7,
-        };
-        rows.iter().map(|row| width(&self.value(row))).fold(usual, usize::max)
+        }
     }
 
     pub fn value(self, row: &Row) -> String {

@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use common::colours::PARTS;
 use ratatui::{
     Frame,
     crossterm::event::{KeyCode, KeyEvent, KeyModifiers},
@@ -24,9 +23,10 @@ const SHORTEST_NAME: usize = 7;
 const BAR: usize = 10;
 /// What has grown to twice as much since the last interval, and to so much at least, is marked.
 const MUCH: u64 = 100;
-/// Of hits, and of what to look at.
-const GOOD: Color = Color::Indexed(PARTS[3].ansi);
-const LOOK: Color = Color::Indexed(PARTS[0].ansi);
+/// Of hits, of misses, and of what has grown: none of them is that of a part of an I/O's time.
+const HITS: Color = Color::Indexed(37);
+const MISSES: Color = Color::Indexed(167);
+const GROWN: Color = Color::Indexed(178);
 
 /// A line of the table: a process, or all of one name together.
 struct Shown {
@@ -37,8 +37,17 @@ struct Shown {
     is_part: bool,
 }
 
-/// What was counted before: of each process, and of each name.
-type Before = HashMap<(Option<u64>, String), Counts>;
+/// A process, by its number; all of one name, by that alone.
+type Key = (Option<u64>, String);
+
+impl Shown {
+    fn key(&self) -> Key {
+        (self.processes.is_none().then_some(self.row.pid), self.row.comm.clone())
+    }
+}
+
+/// What was counted before.
+type Before = HashMap<Key, Counts>;
 
 /// What is to be drawn.
 pub struct View {
@@ -48,11 +57,9 @@ pub struct View {
     /// Whether processes of one name are one line, but for these names.
     groups: bool,
     opened: BTreeSet<String>,
-    /// The line that Enter is about, once a key has chosen one.
-    at: Option<usize>,
+    /// The line that Enter is about, once a key has chosen one, and where it was then.
+    chosen: Option<(Key, usize)>,
     has_colours: bool,
-    /// What each column wants for these rows.
-    widths: [(Column, usize); Column::ALL.len()],
     sort: Column,
     reverse: bool,
     interval: Duration,
@@ -70,9 +77,8 @@ impl View {
             before: None,
             groups: true,
             opened: BTreeSet::new(),
-            at: None,
+            chosen: None,
             has_colours,
-            widths: Column::ALL.map(|column| (column, column.width(&[]))),
             sort,
             reverse,
             interval,
@@ -96,9 +102,6 @@ impl View {
             before
         });
         self.time = time;
-        let lines: Vec<Row> = self.lines().into_iter().map(|line| line.row).collect();
-        self.widths =
-            Column::ALL.map(|column| (column, column.width(&self.rows).max(column.width(&lines))));
     }
 
     /// The lines of the table, as they are sorted: sums among single processes, and what is open below its sum.
@@ -135,6 +138,14 @@ impl View {
         lines
     }
 
+    /// What each column wants for these lines.
+    fn widths(&self, lines: &[Shown]) -> [(Column, usize); Column::ALL.len()] {
+        Column::ALL.map(|column| {
+            let texts = lines.iter().map(|line| width(&self.value(line, column)));
+            (column, texts.fold(column.usual_width(), usize::max))
+        })
+    }
+
     /// The text of a cell.
     fn value(&self, line: &Shown, column: Column) -> String {
         match (column, line.processes) {
@@ -153,8 +164,7 @@ impl View {
         let Some(before) = self.before.as_ref().filter(|_| self.has_colours) else {
             return Style::new();
         };
-        let pid = line.processes.is_none().then_some(line.row.pid);
-        let before = before.get(&(pid, line.row.comm.clone()));
+        let before = before.get(&line.key());
         let of = |counts: &Counts| match column {
             Column::Reads => counts.reads,
             Column::Hits => counts.hits,
@@ -166,7 +176,7 @@ impl View {
         let (now, before_now) = (of(&line.row.counts), before.map_or(0, of));
         match column {
             Column::Comm if before.is_none() => Style::new().add_modifier(Modifier::BOLD),
-            _ if now >= MUCH && now >= before_now * 2 => Style::new().fg(LOOK),
+            _ if now >= MUCH && now >= before_now * 2 => Style::new().fg(GROWN),
             _ => Style::new(),
         }
     }
@@ -175,11 +185,11 @@ impl View {
     fn bar(&self, counts: &Counts) -> Line<'static> {
         let Some(percent) = counts.hit_percent() else { return Line::default() };
         let hits = (percent * BAR as f64 / 100.0).round() as usize;
-        let [good, look] = match self.has_colours {
-            true => [Style::new().fg(GOOD), Style::new().fg(LOOK)],
+        let [full, rest] = match self.has_colours {
+            true => [Style::new().fg(HITS), Style::new().fg(MISSES)],
             false => [Style::new(); 2],
         };
-        let pieces = [("█", hits, good), ("░", BAR - hits, look)];
+        let pieces = [("█", hits, full), ("░", BAR - hits, rest)];
         Line::from_iter(pieces.map(|(cell, count, style)| Span::styled(cell.repeat(count), style)))
     }
 
@@ -198,9 +208,9 @@ impl View {
             KeyCode::Char('g') => self.groups = !self.groups,
             KeyCode::Up => self.choose(|at| at.saturating_sub(1)),
             KeyCode::Down => self.choose(|at| at + 1),
-            KeyCode::PageUp => self.choose(|at| at.saturating_sub(room)),
-            KeyCode::PageDown => self.choose(|at| at + room),
-            KeyCode::Home => (self.at, self.above) = (None, 0),
+            KeyCode::PageUp => self.page(|at| at.saturating_sub(room)),
+            KeyCode::PageDown => self.page(|at| at + room),
+            KeyCode::Home => (self.chosen, self.above) = (None, 0),
             KeyCode::Enter | KeyCode::Char(' ') => self.open(),
             _ => {}
         }
@@ -209,22 +219,49 @@ impl View {
 
     /// Chooses another line; at first, that at the top.
     fn choose(&mut self, next: impl Fn(usize) -> usize) {
-        let last = self.lines().len().saturating_sub(1);
-        let at = self.at.map_or(self.above, next).min(last);
-        self.at = Some(at);
-        self.above = self.above.clamp((at + 1).saturating_sub(self.room.max(1)), at);
+        let lines = self.lines();
+        let at = self.at(&lines).map_or(self.above, next).min(lines.len().saturating_sub(1));
+        self.chosen = lines.get(at).map(|line| (line.key(), at));
+        self.show_chosen(&lines);
+    }
+
+    /// Chooses a line a screen further, and scrolls as far.
+    fn page(&mut self, next: impl Fn(usize) -> usize) {
+        if self.chosen.is_none() {
+            self.choose(|at| at);
+        }
+        self.above = next(self.above);
+        self.choose(next);
+    }
+
+    /// The place of the line that is chosen: where it is gone, what is in its place.
+    fn at(&self, lines: &[Shown]) -> Option<usize> {
+        let (key, place) = self.chosen.as_ref()?;
+        let found = lines.iter().position(|line| line.key() == *key);
+        Some(found.unwrap_or((*place).min(lines.len().saturating_sub(1))))
+    }
+
+    /// Scrolls no further than there are lines, and as far as the line that is chosen is.
+    fn show_chosen(&mut self, lines: &[Shown]) {
+        self.above = self.above.min(lines.len().saturating_sub(self.room));
+        if let Some(at) = self.at(lines) {
+            self.above = self.above.clamp((at + 1).saturating_sub(self.room.max(1)), at);
+        }
     }
 
     /// Opens the sum that is chosen, or closes it: also from one of its parts.
     fn open(&mut self) {
         let lines = self.lines();
-        let Some(line) = self.at.and_then(|at| lines.get(at)) else { return };
-        if (line.processes.is_some() || line.is_part) && !self.opened.remove(&line.row.comm) {
-            self.opened.insert(line.row.comm.clone());
+        let Some(line) = self.at(&lines).and_then(|at| lines.get(at)) else { return };
+        if line.processes.is_none() && !line.is_part {
+            return;
         }
-        let sum = lines.iter().position(|it| it.row.comm == line.row.comm);
-        self.at = sum.or(self.at);
-        self.above = self.above.min(self.at.unwrap_or_default());
+        let name = &line.row.comm;
+        if !self.opened.remove(name) {
+            self.opened.insert(name.clone());
+        }
+        let sum = lines.iter().position(|it| it.row.comm == *name && it.processes.is_some());
+        self.chosen = sum.map(|at| (lines[at].key(), at));
     }
 
     /// Draws everything.
@@ -249,9 +286,9 @@ impl View {
 
         let lines = self.lines();
         self.room = usize::from(middle.height.saturating_sub(1));
-        self.above = self.above.min(lines.len().saturating_sub(self.room));
-        self.at = self.at.map(|at| at.min(lines.len().saturating_sub(1)));
-        let columns = columns(self.widths, self.sort, width);
+        self.show_chosen(&lines);
+        let at = self.at(&lines);
+        let columns = columns(self.widths(&lines), self.sort, width);
         let used = columns.iter().map(|(_, width)| width + 1).sum::<usize>();
         let has_bar =
             columns.iter().any(|(column, _)| *column == Column::HitPercent) && used + BAR <= width;
@@ -272,7 +309,7 @@ impl View {
             });
             let bar = has_bar.then(|| Cell::from(self.bar(&line.row.counts)));
             let row = Cells::new(cells.chain(bar));
-            match self.at == Some(place) {
+            match at == Some(place) {
                 true => row.style(Style::new().add_modifier(Modifier::REVERSED)),
                 false => row,
             }
@@ -474,8 +511,8 @@ q quit  ↑↓  ←→ sort  u user  r reverse  g each
             "the first"
         );
         view.show(vec![row(1, 200), row(2, 199), row(3, 99)], Duration::from_secs(2));
-        let look = Style::new().fg(LOOK);
-        assert_eq!(styles(&view, Column::Misses), [look, Style::new(), Style::new()]);
+        let grown = Style::new().fg(GROWN);
+        assert_eq!(styles(&view, Column::Misses), [grown, Style::new(), Style::new()]);
         let bold = Style::new().add_modifier(Modifier::BOLD);
         assert_eq!(styles(&view, Column::Comm), [Style::new(), Style::new(), bold]);
     }
@@ -547,9 +584,76 @@ q quit  ↑↓ 1 more  ←→ sort  u user  …
 
     #[test]
     fn any_size_can_be_drawn() {
+        let row = |pid| Row {
+            pid,
+            user: None,
+            comm: "a-name-of-15-ch".into(),
+            counts: Counts { hits: pid, misses: 9 - pid, ..Counts::default() },
+        };
         for (width, height) in [(1, 1), (2, 3), (10, 2), (20, 4), (300, 100)] {
             screen(&mut view(), width, height);
+            let mut groups = view();
+            groups.show((1..8).map(row).collect(), Duration::from_secs(13));
+            for key in [KeyCode::Down, KeyCode::Enter, KeyCode::PageDown, KeyCode::PageDown] {
+                press(&mut groups, key);
+                screen(&mut groups, width, height);
+            }
+            // Lines and rows of the terminal go.
+            groups.show(vec![row(3)], Duration::from_secs(14));
+            screen(&mut groups, width, height.div_ceil(2));
+            press(&mut groups, KeyCode::Enter);
+            screen(&mut groups, width, 1);
         }
+    }
+
+    #[test]
+    fn the_line_that_is_chosen_stays_the_same_process() {
+        let mut view = View::new(Column::Misses, false, Duration::from_secs(1), false);
+        let row = |pid, name: &str, misses| Row {
+            pid,
+            user: None,
+            comm: name.into(),
+            counts: Counts { misses, ..Counts::default() },
+        };
+        let chosen = |view: &View| {
+            let lines = view.lines();
+            view.at(&lines).map(|at| (lines[at].row.pid, at))
+        };
+        view.show(vec![row(1, "a", 30), row(2, "b", 20), row(3, "c", 10)], Duration::from_secs(1));
+        screen(&mut view, 80, 20);
+        for _ in 0..2 {
+            press(&mut view, KeyCode::Down);
+        }
+        assert_eq!(chosen(&view), Some((2, 1)));
+        view.show(vec![row(1, "a", 30), row(2, "b", 40), row(3, "c", 10)], Duration::from_secs(2));
+        assert_eq!(chosen(&view), Some((2, 0)), "it has more misses now");
+        view.show(vec![row(3, "c", 10)], Duration::from_secs(3));
+        assert_eq!(chosen(&view), Some((3, 0)), "it is gone");
+        view.show(vec![row(3, "c", 10), row(2, "b", 9)], Duration::from_secs(4));
+        assert_eq!(chosen(&view), Some((2, 1)), "it is back");
+        // Without sums, Enter opens nothing, and chooses nothing else.
+        view.show(vec![row(3, "c", 10), row(4, "c", 9), row(2, "b", 8)], Duration::from_secs(5));
+        press(&mut view, KeyCode::Char('g'));
+        press(&mut view, KeyCode::Enter);
+        assert_eq!(chosen(&view), Some((2, 2)));
+        assert!(view.opened.is_empty());
+    }
+
+    #[test]
+    fn a_long_name_of_a_sum_is_whole_where_there_is_room() {
+        let mut view = View::new(Column::Misses, false, Duration::from_secs(1), false);
+        let row = |pid| Row {
+            pid,
+            user: None,
+            comm: "a-name-of-15-ch".into(),
+            counts: Counts::default(),
+        };
+        view.show(vec![row(1), row(2)], Duration::from_secs(1));
+        assert!(
+            screen(&mut view, 120, 8).contains(" ▸ a-name-of-15-ch "),
+            "{}",
+            screen(&mut view, 120, 8)
+        );
     }
 
     #[test]

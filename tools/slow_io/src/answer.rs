@@ -9,6 +9,7 @@ use crate::{
     cli::Slow,
     sums::Disk,
     trace::{TraceProgs, TraceSkel},
+    waiting,
 };
 
 /// Says of each disk how many of its I/Os were slow, and where their time went; in one sentence, which disks had none.
@@ -61,7 +62,8 @@ impl Counts {
             lost: counts.lost,
             nobody: options.who.is_some().then_some(counts.nobody),
             skips: skips(skel, in_flight + counts.dropped)?,
-            skipped: common::times_skipped(skel.object())?,
+            skipped: common::times_skipped(skel.object())?
+                .saturating_sub(waiting::missed_looks(&skel.progs)?),
         })
     }
 
@@ -128,5 +130,6 @@ impl Counts {
 fn skips(skel: &TraceSkel<'_>, unmeasured: u64) -> Result<Skips> {
     let TraceProgs { bio_end, bio_end_probe, rq_end, rq_end_probe, .. } = &skel.progs;
     let pairs = [([bio_end, bio_end_probe], unmeasured), ([rq_end, rq_end_probe], u64::MAX)];
-    Skips::by_pairs(skel.object(), &pairs)
+    // The look at the disks is made again.
+    Ok(Skips::by_pairs(skel.object(), &pairs)?.without("look_at_disk"))
 }

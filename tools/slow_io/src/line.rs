@@ -61,7 +61,7 @@ pub struct Layout {
 
 /// Columns of a bar.
 const BAR: usize = 10;
-/// Columns of a line with the times of the parts, up to a name of usual length: of a process, or of a file.
+/// Columns of a line with the times of the parts, up to a short name of a process.
 const WIDE: usize = 108;
 
 impl Layout {

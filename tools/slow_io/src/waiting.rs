@@ -24,7 +24,7 @@ use crate::{
     operation::Operations,
     parts::{self, Kib},
     trace::{
-        TraceMaps, TraceSkel,
+        TraceMaps, TraceProgs, TraceSkel,
         types::{found, io, stage, waiter},
     },
 };
@@ -82,6 +82,7 @@ const LINES: usize = 20;
 /// Reads what waits, without keeping any program from running.
 pub struct Watch<'a> {
     options: &'a Slow,
+    progs: &'a TraceProgs<'a>,
     operations: &'a Operations,
     names: &'a Names,
     layout: Layout,
@@ -123,6 +124,7 @@ impl<'a> Watch<'a> {
         let disks = &progs.look_at_disk;
         let mut watch = Watch {
             options,
+            progs,
             operations,
             names,
             layout,
@@ -412,9 +414,18 @@ impl<'a> Watch<'a> {
             return Ok(Vec::new());
         }
         for disk in fs::read_dir("/sys/block").context("/sys/block")? {
-            // A disk may have gone meanwhile.
-            fs::read(disk?.path().join("inflight")).ok();
-            self.ring.consume()?;
+            let file = disk?.path().join("inflight");
+            let found = self.found.borrow().len();
+            for _ in 0..LOOKS {
+                let missed = missed_looks(self.progs)?;
+                // A disk may have gone meanwhile.
+                fs::read(&file).ok();
+                self.ring.consume()?;
+                if missed_looks(self.progs)? == missed {
+                    break;
+                }
+                self.found.borrow_mut().truncate(found);
+            }
         }
         Ok(self.found.take())
     }
@@ -435,6 +446,18 @@ impl<'a> Watch<'a> {
     fn look_at_tasks(&self) -> Result<Vec<waiter>> {
         let all = read_all(&self.tasks)?;
         Ok(all.chunks_exact(size_of::<waiter>()).filter_map(value::<waiter>).collect())
+    }
+}
+
+/// How often a look at a disk is made at most: who else reads these files may keep the kernel from running the
+/// program, if it loses its CPU in the middle of it.
+const LOOKS: usize = 10;
+
+/// How often the kernel has not run the program that looks at a disk.
+pub fn missed_looks(progs: &TraceProgs<'_>) -> Result<u64> {
+    match progs.look_at_disk.autoload() {
+        true => Ok(common::program_info(&progs.look_at_disk)?.recursion_misses),
+        false => Ok(0),
     }
 }
 
