@@ -102,7 +102,7 @@ fn is_named(word: &str, name: &str) -> bool {
 }
 
 /// The part whose name a word is.
-pub fn part_of(word: &str) -> Option<&'static PartColour> {
+fn part_of(word: &str) -> Option<&'static PartColour> {
     PARTS.iter().find(|part| is_named(word, part.name))
 }
 

@@ -417,6 +417,7 @@ impl<'a> Watch<'a> {
             let file = disk?.path().join("inflight");
             let found = self.found.borrow().len();
             for _ in 0..LOOKS {
+                self.found.borrow_mut().truncate(found); // of the look before
                 let missed = missed_looks(self.progs)?;
                 // A disk may have gone meanwhile.
                 fs::read(&file).ok();
@@ -424,7 +425,6 @@ impl<'a> Watch<'a> {
                 if missed_looks(self.progs)? == missed {
                     break;
                 }
-                self.found.borrow_mut().truncate(found);
             }
         }
         Ok(self.found.take())
