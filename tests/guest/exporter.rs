@@ -376,6 +376,7 @@ fn exporter_counts_what_the_disks_count() -> Result<()> {
     has_fios_latencies(&late.name)?;
     counts_operations()?;
     says_what_is_in_no_part(&silent.name)?;
+    divides_batches(&disks::nvme()?)?;
     // Before a virtio disk is looked for: to read its serial number, the driver makes a bio that nobody submits.
     let scrape = Scrape::now()?;
     scrape.is_complete()?;
@@ -473,6 +474,24 @@ fn says_what_is_in_no_part(silent: &str) -> Result<()> {
     let parts = scrape.parts(silent)?;
     ensure!(parts.contains_key("device"), "without statistics: {parts:?}");
     ensure!(!parts.contains_key("wait"), "without statistics: {parts:?}");
+    Ok(())
+}
+
+/// A disk that completes its requests in batches, which the kernel's blk_update_request() does not see: their times are
+/// at least those of its counter, for which all of a batch end at one instant, and at most those of fio.
+fn divides_batches(disk: &str) -> Result<()> {
+    let requests = || -> Result<f64> {
+        let scrape = Scrape::now()?;
+        let parts = scrape.parts(disk).unwrap_or_default();
+        Ok(["queue", "device"].iter().filter_map(|part| parts.get(*part)).sum())
+    };
+    let (before, stat) = (requests()?, disks::stat(disk)?[3]);
+    let report = fio_direct(disk, "--iodepth=8 --number_ios=200")?;
+    let (ours, kernels) = (requests()? - before, (disks::stat(disk)?[3] - stat) as f64 / 1e3);
+    let most = report["read"]["lat_ns"]["mean"].as_f64().context("no latency")? * 200.0 / 1e9;
+    let right = kernels * 0.9 - 0.001..=most;
+    let what = format!("{disk}: {ours} s in queue and device; its counter {kernels}, fio {most}");
+    ensure!(right.contains(&ours), what);
     Ok(())
 }
 
