@@ -2,9 +2,10 @@
 
 use serde_json::json;
 
-use crate::prelude::*;
+use crate::{prelude::*, slow_io};
 
 tests![
+    ctracer_draws_the_parts,
     ctracer_follows_a_bio,
     ctracer_leaves_nothing,
     ctracer_says_that_addresses_are_hidden,
@@ -371,4 +372,55 @@ fn ctracer_writes_each_output() -> Result<()> {
     );
     ensure!(ended.stderr.contains("the ledger balances"), "{ended:?}");
     Ok(())
+}
+
+/// The parts of an I/O's time, in their colours, unless nobody wants them: the limit of a cgroup is a wait, the
+/// timer of a disk its time. Of a bio, and of its request.
+fn ctracer_draws_the_parts() -> Result<()> {
+    const TIMER: u64 = 20;
+    const SCREEN: &str = "/run/screen";
+    let disk = NullBlk::timer("drawn", TIMER, "")?;
+    let numbers = disks::numbers(&disk.name)?;
+    let cgroup = slow_io::cgroup("drawn", "io.max", &format!("{numbers} riops=8"))?;
+    let screen = || String::from_utf8_lossy(&fs::read(SCREEN).unwrap_or_default()).into_owned();
+    let bio = format!("--dev {numbers} --only *rq_qos* --only submit_bio --only bio_endio");
+    let request =
+        "--type request --only *rq_qos_track --only blk_mq_start_request --only blk_mq_end_request";
+    for (environment, options) in
+        [("TERM=linux", &*bio), ("NO_COLOR=1", &bio), ("TERM=linux", request)]
+    {
+        fs::remove_file(SCREEN).ok();
+        let command =
+            format!("set -f; exec {} {options} --duration 5s", program("ctracer").display());
+        let terminal = Running::bash(&format!(
+            "export {environment}; exec script -qfc '{command}' {SCREEN} </dev/null >/dev/null"
+        ))?;
+        wait_until("ctracer", || Ok(screen().contains("tracing for")))?;
+        slow_io::read_throttled(&cgroup, &disk.name, 4)?;
+        terminal.end_well()?;
+        let screen = screen();
+        // The longest time in a part, ms; and that it is drawn in its colour alone.
+        let longest = |name: &str, colour: u8| -> Result<u64> {
+            let plain = environment == "NO_COLOR=1";
+            let painted = format!("\x1b[48;5;{colour}m\x1b[38;5;16m{name}\x1b[0m");
+            let start = format!("{}: ", if plain { name } else { &painted });
+            ensure!(!plain || !screen.contains("\x1b["), "{environment}: {screen}");
+            let times =
+                screen.split(&start).skip(1).map(|rest| rest.split('.').next().unwrap_or_default());
+            let times = times.map(str::parse::<u64>).collect::<Result<Vec<_>, _>>()?;
+            Ok(times.into_iter().max().with_context(|| format!("no {name}: {screen:?}"))? / 1000)
+        };
+        let device = longest("device", 75)?;
+        ensure!(device >= TIMER, "device: {device} ms, and its timer {TIMER} ms: {screen}");
+        if options == bio {
+            let wait = longest("wait", 214)?;
+            ensure!(wait >= 60, "wait: {wait} ms, and 8 reads a second are allowed: {screen}");
+            let cell = if environment == "NO_COLOR=1" { "device " } else { "device\x1b[0m " };
+            let hop = screen.lines().find(|line| line.trim_end().ends_with("-> bio_endio"));
+            ensure!(hop.is_some_and(|hop| hop.contains(cell)), "{cell:?}: {screen}");
+        } else {
+            longest("queue", 141)?;
+        }
+    }
+    shell(&format!("rmdir {cgroup}")).map(drop)
 }

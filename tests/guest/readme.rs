@@ -261,7 +261,10 @@ fn captured_alone(package: &str, disk: &str) -> Result<String> {
         // One read, and all that happens to its bio.
         "ctracer" => {
             let dd = format!("dd if=/dev/{disk} of=/dev/null bs=64k count=1 iflag=direct 2>&1");
-            Ok(beside(package, &["--only=submit_bio*", "--only=bio_*"], || shell(&dd))?.1)
+            Ok(beside(package, &["--only=submit_bio*", "--only=*rq_qos*", "--only=bio_*"], || {
+                shell(&dd)
+            })?
+            .1)
         }
         // The reads of a process that may do 20 a second.
         _ => {

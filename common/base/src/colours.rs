@@ -38,15 +38,40 @@ pub fn cells(parts: [u64; 5], whole: u64, width: usize) -> [usize; 5] {
     cells
 }
 
+/// A text on a part's colour, for a terminal.
+pub fn painted(part: &PartColour, text: &str) -> String {
+    // 16: black, whatever the terminal's own colours are.
+    format!("\x1b[48;5;{}m\x1b[38;5;16m{text}\x1b[0m", part.ansi)
+}
+
 /// So many cells of each part, for a terminal: its letter on its colour.
 pub fn bar(cells: [usize; 5]) -> String {
     let painted = PARTS.iter().zip(cells).filter(|(_, cells)| *cells > 0);
-    let painted = painted.map(|(part, cells)| {
-        let letters = part.letter.to_string().repeat(cells);
-        // 16: black, whatever the terminal's own colours are.
-        format!("\x1b[48;5;{}m\x1b[38;5;16m{letters}\x1b[0m", part.ansi)
+    painted
+        .map(|(part, cells)| self::painted(part, &part.letter.to_string().repeat(cells)))
+        .collect()
+}
+
+/// How well one colour can be read on another one, both as `#rrggbb`: the contrast ratio of WCAG 2.1, from 1 to 21,
+/// which wants 4.5 for text. `None` where one is no such colour.
+pub fn contrast(one: &str, other: &str) -> Option<f64> {
+    let [one, other] = [luminance(components(one)?), luminance(components(other)?)];
+    Some((one.max(other) + 0.05) / (one.min(other) + 0.05))
+}
+
+fn components(rgb: &str) -> Option<[u8; 3]> {
+    let digits = rgb.strip_prefix('#').filter(|digits| digits.len() == 6)?;
+    let [_, rgb @ ..] = u32::from_str_radix(digits, 16).ok()?.to_be_bytes();
+    Some(rgb)
+}
+
+/// Of the sRGB components, WCAG 2.1's relative luminance.
+fn luminance(rgb: [u8; 3]) -> f64 {
+    let linear = rgb.map(|component| {
+        let part = f64::from(component) / 255.0;
+        if part <= 0.03928 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
     });
-    painted.collect()
+    0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 }
 
 #[cfg(test)]
@@ -76,22 +101,21 @@ mod tests {
         assert_eq!(bar([0; 5]), "");
     }
 
-    /// Of the sRGB components, WCAG 2.1's relative luminance.
-    fn luminance(rgb: [u8; 3]) -> f64 {
-        let linear = rgb.map(|component| {
-            let part = f64::from(component) / 255.0;
-            if part <= 0.03928 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
-        });
-        0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    #[test]
+    fn contrast_is_between_two_colours() {
+        assert_eq!(contrast("#000000", "#ffffff"), Some(21.0));
+        assert_eq!(contrast("#ffaf00", "#ffaf00"), Some(1.0));
+        // A grey that is known for being the lightest one that can be read on white.
+        assert_eq!(contrast("#767676", "#ffffff").map(|ratio| (ratio * 100.0) as u32), Some(454));
+        assert_eq!((contrast("red", "#ffffff"), contrast("#fff", "#ffffff")), (None, None));
     }
 
     #[test]
     fn black_letters_can_be_read_and_both_palettes_agree() {
         for part in PARTS {
-            let hex = u32::from_str_radix(&part.rgb[1..], 16).unwrap();
-            let [_, rgb @ ..] = hex.to_be_bytes();
-            let contrast = (luminance(rgb) + 0.05) / 0.05;
-            assert!(contrast >= 7.0, "{}: {contrast}", part.name);
+            let ratio = contrast(part.rgb, "#000000").unwrap();
+            assert!(ratio >= 7.0, "{}: {ratio}", part.name);
+            let rgb = components(part.rgb).unwrap();
             // The cube of 6 by 6 by 6 colours, from 16 on.
             let steps = [0, 95, 135, 175, 215, 255];
             let place = usize::from(part.ansi) - 16;

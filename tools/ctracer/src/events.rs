@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 use plain::Plain;
 
-use crate::record::Kind;
+use crate::record::{Kind, Task};
 
 /// What stands before the object's bytes: `struct event` of `trace.bpf.c`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,8 +77,8 @@ impl Raw {
     }
 
     /// The thread; every CPU has an idle thread of its own.
-    fn thread(&self) -> (u32, Option<u32>) {
-        (self.tid, (self.tid == 0).then_some(self.cpu))
+    pub fn task(&self) -> Task {
+        (self.tid, if self.tid == 0 { self.cpu } else { 0 })
     }
 }
 
@@ -173,7 +173,7 @@ struct Open {
 /// The traced calls that every thread is in.
 #[derive(Default)]
 pub struct Calls {
-    threads: HashMap<(u32, Option<u32>), Vec<Open>>,
+    threads: HashMap<Task, Vec<Open>>,
     count: usize,
 }
 
@@ -183,7 +183,7 @@ const STACK_SIZE: u64 = 16 << 10;
 impl Calls {
     /// A call, and its objects so far: a second one belongs to the call of the first.
     pub fn enter(&mut self, event: &Raw, life: usize) -> (Place, &[(u64, usize)]) {
-        let calls = self.threads.entry(event.thread()).or_default();
+        let calls = self.threads.entry(event.task()).or_default();
         let (stack, function, began) = (event.stack, event.function, event.time);
         // What lies deeper in the same stack has returned, and the return was lost. Of calls with the
         // same stack pointer, those with a higher number in the lowest bits are deeper.
@@ -210,7 +210,7 @@ impl Calls {
 
     /// A return. The call has ended when all its objects have returned.
     pub fn leave(&mut self, event: &Raw) -> Option<Place> {
-        let calls = self.threads.get_mut(&event.thread())?;
+        let calls = self.threads.get_mut(&event.task())?;
         let depth = calls.iter().rposition(|open| open.is(event))?;
         let open = &mut calls[depth];
         open.returned += 1;
@@ -219,7 +219,7 @@ impl Calls {
         let place = life.map(|&(_, life)| Place { call, depth: depth as u32, began, life });
         calls.truncate(depth + usize::from(!has_ended));
         if calls.is_empty() {
-            self.threads.remove(&event.thread());
+            self.threads.remove(&event.task());
         }
         place
     }

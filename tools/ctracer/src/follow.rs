@@ -12,6 +12,7 @@ use crate::{
     decode::{Layout, Scalar},
     errors::Held,
     events::{Calls, Place, Raw},
+    gaps::Step,
     life::Life,
     lives::{Lives, Rules},
     record::{End, Event, Kind, Ledger, Line, Trace},
@@ -46,12 +47,17 @@ struct Outlet<'a> {
 }
 
 impl<'a> Follower<'a> {
-    pub fn new(cli: &'a Ctracer, layout: &'a Layout, trace: &'a Trace) -> Result<Follower<'a>> {
+    pub fn new(
+        cli: &'a Ctracer,
+        layout: &'a Layout,
+        trace: &'a Trace,
+        has_colours: bool,
+    ) -> Result<Follower<'a>> {
         let mut outlet = Outlet {
             cli,
             trace,
-            text: Text::default(),
-            summary: Summary::default(),
+            text: Text::new(has_colours),
+            summary: Summary::new(trace, has_colours),
             report: cli.files.any().then(TraceReport::default),
             out: BufWriter::new(std::io::stdout().lock()),
         };
@@ -108,12 +114,21 @@ impl<'a> Follower<'a> {
         let Some(Place { call, depth, began, life }) = placed else { return Ok(()) };
         // After its end, the memory holds something else.
         let before = self.lives.replace_bytes(raw.address, life, &raw.bytes);
-        if !self.outlet.wants_events() {
-            self.outlet.summary.event(number, life, raw.kind(), raw.time);
-            return Ok(());
-        }
         let (layout, function) = (self.layout, &self.outlet.trace.functions[number]);
         let probe = &function.probe;
+        let argument = probe.arguments.get(raw.object as usize).copied().unwrap_or(0);
+        if !self.outlet.wants_events() {
+            self.outlet.summary.event(Step {
+                function: number,
+                life,
+                kind: raw.kind(),
+                time: raw.time,
+                task: raw.task(),
+                depth,
+                argument,
+            });
+            return Ok(());
+        }
         let in_register =
             |scalar: &Scalar, register: u64| scalar.value(register.into(), &layout.functions);
         let arguments = probe.others.iter().map(|(name, register, scalar)| {
@@ -131,7 +146,7 @@ impl<'a> Follower<'a> {
             number,
             call,
             depth,
-            argument: probe.arguments.get(raw.object as usize).copied().unwrap_or(0),
+            argument,
             address: hex(raw.address),
             life,
             arguments: is_entry.then(|| arguments.collect()),
@@ -228,9 +243,9 @@ impl Outlet<'_> {
     }
 
     fn event(&mut self, event: Event, lives: &[Life]) -> Result<()> {
-        self.summary.event(event.number, event.life, event.kind, event.time);
+        let left = self.summary.event(Step::from(&event));
         if self.prints_graph() {
-            let lines = self.text.event(self.trace, lives, &event);
+            let lines = self.text.event(self.trace, lives, &event, left);
             self.out.write_all(lines.as_bytes())?;
         }
         self.line(Line::Event(Box::new(event)))

@@ -19,6 +19,7 @@ mod errors;
 mod events;
 mod filter;
 mod follow;
+mod gaps;
 mod ledger;
 mod life;
 mod lives;
@@ -77,7 +78,7 @@ fn run(cli: &Cli<Ctracer>, session: &mut Session) -> Result<()> {
 
     let reader = events::Reader::new(&skel.maps.events, layout.size)?;
     let trace = found.into_trace(&cli.type_name)?;
-    let mut follower = Follower::new(cli, &layout, &trace)?;
+    let mut follower = Follower::new(cli, &layout, &trace, session.has_colours())?;
     let own = || common::per_cpu(&skel.maps.counters);
     let read = || ledger::read(|| attached.counts(&skel.progs), own);
     let before = read()?;

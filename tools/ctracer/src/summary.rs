@@ -2,7 +2,10 @@
 
 use std::{cmp::Reverse, collections::HashMap};
 
+use common::colours::{self, PARTS};
+
 use crate::{
+    gaps::{Gaps, Left, Step},
     life::Life,
     record::{Kind, Ledger, Trace},
 };
@@ -24,32 +27,42 @@ pub struct Summary {
     pub without_error: Option<usize>,
     /// The functions that each life was passed to first and last, and when to the last one.
     lives: HashMap<usize, (usize, usize, u64)>,
-    /// Function to function: ns.
-    hops: HashMap<(usize, usize), Vec<u64>>,
+    /// Function to function, and which part of an I/O's time that is: ns.
+    hops: HashMap<(usize, usize, Option<usize>), Vec<u64>>,
+    gaps: Gaps,
+    has_colours: bool,
 }
 
 impl Summary {
-    /// Takes notice of an event.
-    pub fn event(&mut self, function: usize, life: usize, kind: Kind, time: u64) {
+    /// For a trace of these functions.
+    pub fn new(trace: &Trace, has_colours: bool) -> Summary {
+        Summary { gaps: Gaps::new(trace), has_colours, ..Summary::default() }
+    }
+
+    /// Takes notice of an event. Returns the part of an I/O's time that the object leaves with it.
+    pub fn event(&mut self, step: Step) -> Option<Left> {
         self.events += 1;
-        if kind != Kind::Entry {
-            return;
+        let (part, left) = self.gaps.take(step);
+        if step.kind != Kind::Entry {
+            return left;
         }
-        let first = match self.lives.get(&life) {
+        let first = match self.lives.get(&step.life) {
             Some(&(first, last, before)) => {
-                let hop = self.hops.entry((last, function)).or_default();
-                hop.push(time.saturating_sub(before));
+                let hop = self.hops.entry((last, step.function, part)).or_default();
+                hop.push(step.time.saturating_sub(before));
                 first
             }
-            None => function,
+            None => step.function,
         };
-        self.lives.insert(life, (first, function, time));
+        self.lives.insert(step.life, (first, step.function, step.time));
+        left
     }
 
     /// The memory of this, in bytes.
     pub fn memory(&self) -> usize {
         const LIFE: usize = 2 * size_of::<(usize, (usize, usize, u64))>();
-        self.events as usize * size_of::<u64>() + self.lives.len() * LIFE
+        let lives = self.lives.len() * LIFE + self.gaps.memory();
+        self.events as usize * size_of::<u64>() + lives
     }
 
     /// The text of the summary. `open`: calls that have not returned.
@@ -101,18 +114,32 @@ impl Summary {
         });
         let mut text =
             "Time from one function to the next (ns), the largest sums first:\n".to_owned();
-        text += &format!("{:>10} {:>10} {:>10} {:>10}  hop\n", "count", "p50", "p99", "max");
-        for ((from, to), times) in hops.iter().take(HOPS) {
+        let heads = ["count", "p50", "p99", "max"].map(|head| format!("{head:>10}")).join(" ");
+        text += &format!("{heads}  {:<6} hop\n", "part");
+        for ((from, to, part), times) in hops.iter().take(HOPS) {
             let mut times = (*times).clone();
             times.sort_unstable();
             let [p50, p99, max] = [50, 99, 100].map(|percent| percentile(&times, percent));
             let (from, to) = (&trace.functions[*from].name, &trace.functions[*to].name);
             let count = times.len();
-            text += &format!("{count:>10} {p50:>10} {p99:>10} {max:>10}  {from} -> {to}\n");
+            let part = self.part(*part);
+            text += &format!("{count:>10} {p50:>10} {p99:>10} {max:>10}  {part} {from} -> {to}\n");
         }
         match hops.len().saturating_sub(HOPS) {
             0 => text,
             others => text + &format!("{others:>10} others\n"),
+        }
+    }
+}
+
+impl Summary {
+    /// A part's name, in its column.
+    fn part(&self, part: Option<usize>) -> String {
+        let Some(part) = part.map(|part| &PARTS[part]) else { return format!("{:<6}", "-") };
+        let rest = " ".repeat(6 - part.name.len());
+        match self.has_colours {
+            true => colours::painted(part, part.name) + &rest,
+            false => part.name.to_owned() + &rest,
         }
     }
 }

@@ -5,9 +5,11 @@
 //!   137.330123456   0 dd-1234                          | submit_bio(struct bio *bio) #3 {
 //! ```
 
+use common::colours::{self, PARTS};
 use serde_json::Value;
 
 use crate::{
+    gaps::Left,
     life::{Life, Link},
     record::{Event, Kind, Trace},
     value::{Change, named, plain},
@@ -19,6 +21,7 @@ pub struct Text {
     pending: Option<Pending>,
     /// How many lives have been introduced.
     lives: usize,
+    has_colours: bool,
 }
 
 /// A call whose next event tells whether it has calls of its own.
@@ -33,12 +36,26 @@ struct Pending {
 pub const HEADING: &str = "   time (s)      CPU thread                 duration   function";
 
 impl Text {
-    /// The lines that can be printed now. `lives`: all that have begun.
-    pub fn event(&mut self, trace: &Trace, lives: &[Life], event: &Event) -> String {
+    /// For a terminal with colours, or not.
+    pub fn new(has_colours: bool) -> Text {
+        Text { has_colours, ..Text::default() }
+    }
+
+    /// The lines that can be printed now. `lives`: all that have begun; `left`: the part of an I/O's time
+    /// that the event's object leaves.
+    pub fn event(
+        &mut self,
+        trace: &Trace,
+        lives: &[Life],
+        event: &Event,
+        left: Option<Left>,
+    ) -> String {
         let (is_entry, indent) = (event.kind == Kind::Entry, "  ".repeat(event.depth as usize));
+        let left = left.map(|left| self.left(trace, event, left));
         let notes: String = self
             .notes(trace, lives, event)
             .iter()
+            .chain(&left)
             .map(|note| format!("{:53}| {indent}    {note}\n", ""))
             .collect();
         let value =
@@ -83,15 +100,31 @@ impl Text {
         if !others.is_empty() {
             notes.push(format!("with {}", others.join(", ")));
         }
-        let which = match trace.functions[event.number].probe.arguments.len() {
-            0 | 1 => String::new(),
-            _ => format!("#{} ", event.life),
-        };
+        let which = which(trace, event);
         notes.extend(event.changes.iter().flatten().map(|change| {
             let [before, after] = [&change.before, &change.after].map(|value| field(change, value));
             format!("{which}{}: {before} -> {after}", change.field)
         }));
         notes
+    }
+
+    /// What the object has behind it: `device: 848.070 us since submit_bio()`.
+    fn left(&self, trace: &Trace, event: &Event, left: Left) -> String {
+        let part = &PARTS[left.part];
+        let name = match self.has_colours {
+            true => colours::painted(part, part.name),
+            false => part.name.to_owned(),
+        };
+        let since = &trace.functions[left.since].name;
+        format!("{}{name}: {} since {since}()", which(trace, event), microseconds(left.time))
+    }
+}
+
+/// Which object a note is about, where a call has several.
+fn which(trace: &Trace, event: &Event) -> String {
+    match trace.functions[event.number].probe.arguments.len() {
+        0 | 1 => String::new(),
+        _ => format!("#{} ", event.life),
     }
 }
 
@@ -138,9 +171,12 @@ fn start(event: &Event) -> String {
     format!("{seconds:>6}.{ns:09} {:>3} {thread:<16}", event.cpu)
 }
 
+fn microseconds(ns: u64) -> String {
+    format!("{}.{:03} us", ns / 1000, ns % 1000)
+}
+
 fn line(start: &str, duration: Option<u64>, text: &str) -> String {
-    let duration =
-        duration.map_or(String::new(), |ns| format!("{}.{:03} us", ns / 1000, ns % 1000));
+    let duration = duration.map_or(String::new(), microseconds);
     format!("{start} {duration:>14} | {text}\n")
 }
 
@@ -185,7 +221,7 @@ mod tests {
         end.value = Some((-22).into());
         let events =
             [event(2_000_000_000, 0, None), call, end, event(2_000_009_000, 0, Some(9_000))];
-        let print = |event: &Event| text.event(&trace, &lives, event);
+        let print = |event: &Event| text.event(&trace, &lives, event, None);
         let lines: String = events.iter().map(print).collect();
         let graph: Vec<&str> = lines.lines().map(|line| line.split_once("| ").unwrap().1).collect();
         assert_eq!(
@@ -201,5 +237,18 @@ mod tests {
         assert!(lines.contains("1.500 us | "), "{lines}");
         assert!(lines.lines().all(|line| line.find('|') == Some(53)), "{lines}");
         assert_eq!(text.rest(), "");
+    }
+    #[test]
+    fn a_part_that_an_object_leaves_has_its_colour() {
+        let (trace, lives) = (trace(), [Life::default()]);
+        let left = Some(Left { part: 2, time: 1_500_250, since: 0 });
+        for (has_colours, name) in
+            [(false, "device"), (true, "\x1b[48;5;75m\x1b[38;5;16mdevice\x1b[0m")]
+        {
+            let mut text = Text::new(has_colours);
+            let lines = text.event(&trace, &lives, &event(0, 0, Some(1)), left);
+            let expected = format!("{:53}|     {name}: 1500.250 us since submit_bio()\n", "");
+            assert!(lines.ends_with(&expected), "{lines:?}");
+        }
     }
 }

@@ -1,6 +1,4 @@
 
-const $ = (id) => document.getElementById(id);
-
 function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
@@ -17,6 +15,10 @@ function time(ns) {
 function timed(tag, ns, prefix = "") {
   return make(tag, { className: "number", title: `${ns} ns`, textContent: prefix + time(ns) });
 }
+
+/** A part's letter on its colour; grey for none. */
+const badge = (part) => make("b", part ? { className: "badge", textContent: part.letter, title: part.name,
+  style: `background: ${part.rgb}` } : { className: "badge" });
 
 // ---- A list of many rows, of which only the visible ones exist ----------------------------------
 
@@ -64,11 +66,16 @@ let picked, hop = 0, found = [], order = "duration";
 const filters = { text: $("text"), cpu: $("cpu"), function: $("function") };
 let matches = () => true;
 
+/** The object's number, where that is what is looked for: `#38`. */
+const numberIn = (text) => text.trim().match(/^#(\d+)$/)?.[1];
+
 /** A test for events: of this CPU, of this function, with this text in what is known about it. */
 function matcher() {
   const cpu = filters.cpu.value, wanted = filters.function.value;
   const text = filters.text.value.trim().toLowerCase();
   const has = (found) => found.toLowerCase().includes(text);
+  const number = numberIn(text);
+  if (number) return (event) => event.life.life === +number;
   return (event) =>
     (cpu === "" || event.cpu === +cpu)
     && (wanted === "" || event.function.name === wanted)
@@ -81,8 +88,8 @@ const objects = list($("list"), (life) => make("div", {
 }, timed("span", duration(life), life.end === null ? "≥ " : ""),
 timed("span", life.begin),
 make("span", { className: "number", textContent: life.events.length }),
-make("span", { className: "name", title: nameOf(life),
-  textContent: `${life.parent ? `↳ ${life.link} ` : ""}${describe(life)}  ${life.address}` })));
+make("span", { className: "name", title: `${nameOf(life)} at ${life.address}` }, hasParts(life) ? badge(mainPart(life)) : "",
+  ` #${life.life} ${life.parent ? `↳ ${life.link} ` : ""}${describe(life)}  ${life.address}`)));
 arrows($("list"), (step) => {
   const next = found[found.indexOf(picked) + step];
   if (next) pick(next);
@@ -99,6 +106,7 @@ function filter() {
   $("found").textContent = `${found.length} of ${lives.length} objects`;
   objects.set(found);
   hops.draw();
+  if (numberIn(filters.text.value) && found[0] && found[0] !== picked) pick(found[0]);
 }
 
 // ---- One object -------------------------------------------------------------------------------------
@@ -116,19 +124,27 @@ const hops = list($("calls"), (event, i) => {
   line.style.whiteSpace = "pre";
   if (!event.readable) line.append(make("span", { className: "quiet", textContent: "  no copy: freed or unreadable" }));
   line.append(...changes.map((textContent) => make("mark", { textContent })));
-  const next = picked.events[i + 1]?.time;
-  const wait = next === undefined ? make("span") : timed("span", next - event.time);
-  const share = next === undefined ? 0 : 100 * (next - event.time) / Math.max(duration(picked), 1);
-  wait.style.background = `linear-gradient(to left, var(--pick) ${share}%, transparent ${share}%)`;
+  const next = picked.events[i + 1]?.time, gap = gapsOf(picked)[i];
+  const wait = next !== undefined ? timed("span", next - event.time)
+    : gap ? timed("span", gap.to - gap.from, "≥ ") : make("span");
   return make("div", {
     className: `row call${i === hop ? " picked" : ""}${matches(event) ? "" : " other"}`,
     onclick: () => pickHop(i),
   }, timed("span", event.time - picked.begin),
-  wait, make("span", { className: "number", textContent: event.cpu }),
+  wait, gapBar(gap), make("span", { className: "number", textContent: event.cpu }),
   make("span", { textContent: event.thread, title: event.thread }),
   call && !isReturn ? timed("span", call.end - call.begin, call.exit === null ? "≥ " : "") : make("span"),
   line);
 });
+
+/** A gap as a bar: as long as its share of the life, in its part's colour, the part's letter before it. */
+function gapBar(gap) {
+  if (!gap || gap.to === gap.from) return make("span");
+  const share = 100 * (gap.to - gap.from) / Math.max(duration(picked), 1), bar = make("i", { className: "bar" });
+  bar.style.cssText = `width: ${share}%; ${gap.part ? `background: ${gap.part.rgb}` : ""}`;
+  const title = `${titleOfGap(gap)}: ${time(gap.to - gap.from)}, ${share.toFixed(1)} % of the life`;
+  return make("span", { className: "gap", title }, badge(gap.part), make("span", {}, bar));
+}
 arrows($("calls"), (step) => pickHop(Math.min(Math.max(hop + step, 0), picked.events.length - 1)));
 
 function pick(life, at = 0) {
@@ -144,14 +160,15 @@ function pick(life, at = 0) {
   });
   $("name").textContent = `${nameOf(life)}: ${describe(life)}, ${time(duration(life))}`;
   const [least, unseen] = life.end === null ? ["at least ", "; its end was not seen"] : ["", ""];
+  const again = life.generation ? `, where ${life.generation} other${life.generation > 1 ? "s were" : " was"} before` : "";
   $("prose").textContent = `${least}${duration(life)} ns, ${life.events.length} events, `
-    + `begins ${time(life.begin)} after the first event of the trace${unseen}`;
+    + `begins ${time(life.begin)} after the first event of the trace, at ${life.address}${again}${unseen}`;
   const link = (to, text) => make("button", { className: "link", textContent: text, onclick: () => pick(to) });
   $("relatives").replaceChildren(
     ...(life.parent ? [`${life.link} of `, link(life.parent, nameOf(life.parent))] : []),
-    ...life.children.map((child) => link(child, `→ ${child.link} ${child.address}`)));
-  const lastCall = callsOf(life).reduce((end, call) => Math.max(end, call.end), life.end ?? lastOf(life));
-  view = [life.begin, Math.max(lastCall, life.begin + 1)];
+    ...life.children.map((child) => link(child, `→ ${child.link} #${child.life}`)));
+  showParts(life);
+  view = whole();
   $("calls").scrollTop = 0;
   hops.set(life.events);
   spent(life);
@@ -160,8 +177,22 @@ function pick(life, at = 0) {
   pickHop(at);
 }
 
+/** Where the object's time went. A click shows the longest gap of a part. */
+function showParts(life) {
+  const named = sumsOf(life).filter(({ longest }) => nameOfGap(longest));
+  const others = sumsOf(life).filter(({ longest }) => !nameOfGap(longest));
+  $("parts").replaceChildren(...[...named, ...others].map(({ time: sum, longest }) => make("button", {
+    type: "button", title: `${titleOfGap(longest)}: show the longest gap`, onclick: () => pickHop(longest.at),
+  }, badge(longest.part), ` ${nameOfGap(longest) || "other"} ${time(sum)}`,
+  make("span", { className: "quiet", textContent: ` ${Math.round(100 * sum / Math.max(duration(life), 1))} %` }))));
+  $("parts").hidden = !hasParts(life);
+}
+
 function pickHop(at) {
   hop = at;
+  // An event beyond what the timeline shows is brought into its middle.
+  const now = picked.events[hop]?.time, half = (view[1] - view[0]) / 2;
+  if (now < view[0] || now > view[1]) view = [now - half, now + half];
   history.replaceState(null, "", `#${picked.life}.${hop}`);
   hops.show(hop);
   showFields();

@@ -4,10 +4,12 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use common::colours::PARTS;
 use serde::{Serialize, Serializer as _, ser::SerializeMap};
 use serde_json::{Map, Serializer, Value, ser::Formatter};
 
 use crate::{
+    gaps,
     life::Life,
     record::{Kind, Ledger},
     report::TraceReport,
@@ -60,15 +62,19 @@ pub fn write(mut w: &mut dyn Write, report: &TraceReport) -> Result<()> {
             parts.map(|(count, what)| (Some(count), what)).collect()
         }
     };
+    let (gaps, still) = gaps::of(trace, &report.events);
     w.write_all(PAGE.as_bytes())?;
     let mut serializer = Serializer::with_formatter(&mut w, InPage);
     let mut data = serializer.serialize_map(None)?;
     data.serialize_entry("type", &trace.type_name)?;
     data.serialize_entry("release", &trace.release)?;
     data.serialize_entry("functions", &trace.functions)?;
+    let colours = PARTS.map(|part| (part.name, part.letter, part.rgb));
+    data.serialize_entry("colours", &colours)?;
     data.serialize_entry("start", &start.to_string())?;
     data.serialize_entry("lives", &lives.collect::<Vec<_>>())?;
-    data.serialize_entry("events", &Rows(report))?;
+    data.serialize_entry("events", &Rows(report, gaps))?;
+    data.serialize_entry("still", &still)?;
     data.serialize_entry("calls", &calls.collect::<Vec<_>>())?;
     data.serialize_entry("ledger", &report.ledger)?;
     data.serialize_entry("parts", &parts)?;
@@ -76,14 +82,14 @@ pub fn write(mut w: &mut dyn Write, report: &TraceReport) -> Result<()> {
     Ok(w.write_all(SCRIPT.as_bytes())?)
 }
 
-/// The events, each a list whose elements data.js names: the names would be most of a page.
-struct Rows<'a>(&'a TraceReport);
+/// The events, with their gaps, each a list whose elements data.js names: the names would be most of a page.
+struct Rows<'a>(&'a TraceReport, Vec<Option<usize>>);
 
 impl Serialize for Rows<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Rows(report) = self;
+        let Rows(report, gaps) = self;
         let events = report.events.iter().zip(&report.call_of);
-        serializer.collect_seq(events.map(|(event, call)| {
+        serializer.collect_seq(events.zip(gaps).map(|((event, call), gap)| {
             let time = event.time.saturating_sub(report.start());
             let thread = format!("{} {}", event.comm, event.tid);
             let (is_return, readable) = (event.kind == Kind::Return, !event.unreadable);
@@ -91,7 +97,7 @@ impl Serialize for Rows<'_> {
             let changes = changes.map(|of| (of.field.clone(), plain(&of.before), plain(&of.after)));
             (
                 (time, event.cpu, thread, u8::from(is_return), event.number),
-                (event.argument, event.depth, event.life, u8::from(readable), *call),
+                (event.argument, event.depth, event.life, u8::from(readable), *call, gap),
                 event.value.as_ref().map(named),
                 texts(&event.arguments, named),
                 texts(&event.fields, plain),

@@ -4,7 +4,10 @@
 //! each object is such a process. An object has a track with a slice for its life, and the calls that
 //! it was passed to have a track for each thread, because calls of two threads may overlap and slices
 //! of one track must nest. For the same reason each CPU has a track for each thread that ran there. An
-//! arrow leads from an object to each one that was made of it.
+//! arrow leads from an object to each one that was made of it. In the slice of a life lie those of the
+//! parts of an I/O's time, by their names: the format's `cname`, a colour's name, is one that Perfetto
+//! does not take, and the parts' own colours have no such name. Perfetto gives slices of one name one
+//! colour.
 //!
 //! The format's times are µs, with as many decimals as one likes. They count from the earliest one, so
 //! that a floating point number holds them to the nanosecond; `start` is that one, in ns.
@@ -15,9 +18,11 @@ use std::{
 };
 
 use anyhow::Result;
+use common::colours::PARTS;
 use serde_json::{Map, Value, json};
 
 use crate::{
+    gaps,
     record::{Event, Kind},
     report::TraceReport,
     value::{Change, named, plain},
@@ -53,10 +58,10 @@ fn each_event(report: &TraceReport, mut write: impl FnMut(Value) -> Result<()>) 
     for cpu in cpus {
         process(of_cpu(cpu), &format!("CPU {cpu}")).into_iter().try_for_each(&mut write)?;
     }
-    let last = report.last.max(start);
+    let (last, parts) = (report.last.max(start), parts(report));
     for life in &report.lives {
         let (track, address, generation) = (of_life(life.life), &life.address, life.generation);
-        let name = format!("{type_name} {address} #{generation}");
+        let name = format!("{type_name} #{} {address}", life.life);
         process(track.0, &name).into_iter().try_for_each(&mut write)?;
         write(describe("thread_name", track, json!({ "name": "life" })))?;
         let mut args = json!({ "address": address, "generation": generation });
@@ -65,6 +70,15 @@ fn each_event(report: &TraceReport, mut write: impl FnMut(Value) -> Result<()>) 
         }
         let times = (life.begin, life.end.unwrap_or(last));
         write(slice(start, track, json!(type_name), times, args))?;
+        for (part, from, to) in &parts[life.life] {
+            let [from, to] = [from, to].map(|&time| time.min(times.1).max(times.0));
+            if from < to {
+                let mut slice =
+                    slice(start, track, json!(PARTS[*part].name), (from, to), json!({}));
+                slice["cat"] = "part".into();
+                write(slice)?;
+            }
+        }
     }
     // An arrow begins and ends at the innermost slice that is open on a track at its time. Readers
     // take events of the same time in the order of the file, but longer slices first: so the
@@ -97,6 +111,27 @@ fn each_event(report: &TraceReport, mut write: impl FnMut(Value) -> Result<()>) 
         }
     }
     Ok(())
+}
+
+/// A part of a life, and its times.
+type Stretch = (usize, u64, u64);
+
+/// Of each life, the parts of an I/O's time; gaps of one part that follow each other are one.
+fn parts(report: &TraceReport) -> Vec<Vec<Stretch>> {
+    let mut parts = vec![Vec::<Stretch>::new(); report.lives.len()];
+    let mut before: Vec<u64> = report.lives.iter().map(|life| life.begin).collect();
+    for (event, gap) in report.events.iter().zip(gaps::of(&report.trace, &report.events).0) {
+        // Events of two CPUs may stand in the wrong order.
+        let (from, to) = (before[event.life], event.time.max(before[event.life]));
+        before[event.life] = to;
+        let own = &mut parts[event.life];
+        match (gap, own.last_mut()) {
+            (Some(part), Some(last)) if (last.0, last.2) == (part, from) => last.2 = to,
+            (Some(part), _) => own.push((part, from, to)),
+            _ => {}
+        }
+    }
+    parts
 }
 
 fn process(pid: u64, name: &str) -> [Value; 2] {

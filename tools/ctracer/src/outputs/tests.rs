@@ -106,10 +106,10 @@ fn outputs(file: &[u8]) -> Option<String> {
     assert_eq!(data["events"].as_array().unwrap().len(), report.events.len());
     assert!(!written(folded::write).contains('\u{1b}'));
     // The call graph and the summary are made while a trace runs; they take the same lines.
-    let (mut text, mut summary) = (Text::default(), Summary::default());
+    let (mut text, mut summary) = (Text::new(true), Summary::new(&report.trace, true));
     for event in &report.events {
-        text.event(&report.trace, &report.lives, event);
-        summary.event(event.number, event.life, event.kind, event.time);
+        let left = summary.event(event.into());
+        text.event(&report.trace, &report.lives, event, left);
     }
     text.rest();
     summary.print(&report.trace, &report.lives, &report.ledger.unwrap_or_default(), 0);

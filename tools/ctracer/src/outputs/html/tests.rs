@@ -1,6 +1,7 @@
 use std::{cell::RefCell, collections::HashMap, fs, process::Command};
 
 use super::*;
+use common::colours;
 use serde_json::Value;
 
 use crate::report::tests::{Row, Sample, sample, trace};
@@ -145,8 +146,9 @@ fn a_browser_shows_objects_calls_and_fields() {
     for part in [
         "2 objects, 12 events, 800 ns",
         "2 of 2 objects",
-        "<h2 id=\"name\">bio 0xffff888100001000 #0: WRITE 2048+8, 700 ns</h2>",
-        "→ clone 0xffff888100001100",
+        "<h2 id=\"name\">bio #0: WRITE 2048+8, 700 ns</h2>",
+        "after the first event of the trace, at 0xffff888100001000<",
+        "→ clone #1",
         "<mark>bi_iter.bi_sector 2048 → 4096</mark>",
         "<tr class=\"now\"><td>bi_iter.bi_sector</td><td>4096</td>",
         "<td>REQ_OP_WRITE|REQ_SYNC|REQ_IDLE</td>",
@@ -158,6 +160,131 @@ fn a_browser_shows_objects_calls_and_fields() {
     // The slowest object stands first.
     let (first, second) = (shown.find("title=\"700 ns\"").unwrap(), shown.find("↳ clone").unwrap());
     assert!(first < second);
+}
+
+/// The title that a page has got from a script.
+fn title(shown: &str) -> &str {
+    shown.split_once("<title>").unwrap().1.split_once("</title>").unwrap().0
+}
+
+/// The sample with a request: the device has the bio from 200 to 600 ns, and the clone from 400 to 500 ns.
+fn with_a_request() -> Sample {
+    let mut sample = sample();
+    sample.trace.functions[2].name = "__rq_qos_track".to_owned();
+    sample.trace.functions[1].name = "blk_mq_submit_bio".to_owned();
+    for event in &mut sample.events {
+        let known = ["submit_bio_noacct", "bio_alloc_clone"];
+        let new = ["blk_mq_submit_bio", "__rq_qos_track"];
+        let at = known.iter().position(|name| *name == event.function);
+        event.function = at.map_or(event.function.clone(), |at| new[at].to_owned());
+    }
+    sample
+}
+
+/// Each part is drawn in its own colour, with its letter or its name, wherever it is drawn.
+#[test]
+fn a_browser_draws_the_parts_in_their_colours() {
+    let page = page(&with_a_request());
+    let script = "document.title = [...document.querySelectorAll('.part:not(.none), .badge:not(:empty), .gap .bar')]\
+        .filter((e) => e.style.background).map((e) => [e.className, e.textContent, e.style.background,\
+        getComputedStyle(e).color].join('|')).join(';')";
+    let Some(shown) = in_chromium(&page, "0.2", script) else { return };
+    let mut drawn = Vec::new();
+    for element in title(&shown).split(';') {
+        let [class, text, background, colour] = element.split('|').collect::<Vec<_>>()[..] else {
+            panic!("{element}")
+        };
+        let hex = |rgb: &str| {
+            let numbers = rgb.trim_start_matches("rgb(").trim_end_matches(')').split(", ");
+            let hex = numbers.map(|number| format!("{:02x}", number.parse::<u8>().unwrap()));
+            format!("#{}", hex.collect::<String>())
+        };
+        let part = PARTS.iter().find(|part| part.rgb == hex(background)).unwrap();
+        let begins = part.letter.to_string();
+        assert!(text.is_empty() || text == begins || text.starts_with(part.name), "{element}");
+        let ratio = colours::contrast(&hex(colour), part.rgb).unwrap();
+        assert!(text.is_empty() || ratio >= 4.5, "{ratio}: {element}");
+        drawn.push(format!("{class} {text}"));
+    }
+    for expected in ["badge w", "badge d", "part wait 200 ns", "part device 400 ns", "bar "] {
+        assert!(drawn.iter().any(|drawn| drawn == expected), "no {expected}: {drawn:?}");
+    }
+    for part in [
+        "device 400 ns<span class=\"quiet\"> 57 %</span>",
+        "wait 200 ns<span class=\"quiet\"> 29 %</span>",
+        "other 100 ns<span class=\"quiet\"> 14 %</span>",
+        "title=\"device, with the queue before it: 50 ns, 7.1 % of the life\"",
+    ] {
+        assert!(shown.contains(part), "no {part} in {shown}");
+    }
+}
+
+/// What has not completed when the trace ends is still in a part of its time.
+#[test]
+fn a_browser_shows_where_an_object_still_is() {
+    let mut sample = with_a_request();
+    sample.events.retain(|event| event.life == 1 || event.function != "bio_endio");
+    (sample.lives[0].end, sample.lives[0].duration) = (None, None);
+    let Some(shown) = in_chromium(&page(&sample), "0.5", "") else { return };
+    for part in [
+        "device 600 ns<span class=\"quiet\"> 75 %</span>",
+        "title=\"still device, with the queue before it: 150 ns, 18.8 % of the life\"",
+        "≥ 150 ns",
+    ] {
+        assert!(shown.contains(part), "no {part} in {shown}");
+    }
+}
+
+/// What the page's own colours are, in light and dark; and that text can be read on each.
+#[test]
+fn text_can_be_read_on_the_pages_colours() {
+    let colour = |name: &str| -> [&str; 2] {
+        let (_, value) = PAGE.split_once(&format!("  --{name}: light-dark(")).unwrap();
+        let (light, dark) = value.split_once(')').unwrap().0.split_once(", ").unwrap();
+        [light, dark]
+    };
+    let grounds = ["page", "pick", "mark", "box0", "box1", "box2"].map(|name| ("text", name));
+    for (text, ground) in grounds.into_iter().chain([("quiet", "page"), ("quiet", "pick")]) {
+        for (text, ground) in colour(text).into_iter().zip(colour(ground)) {
+            let ratio = colours::contrast(text, ground).unwrap();
+            assert!(ratio >= 4.5, "{ratio}: {text} on {ground}");
+        }
+    }
+    // The parts' colours come with the data, from where all programs have them; no others may look like them.
+    let data = carried(&page(&sample()));
+    assert_eq!(data["colours"][2], serde_json::json!(["device", "d", "#5fafff"]));
+    assert_eq!(data["colours"].as_array().unwrap().len(), PARTS.len());
+    for text in [PAGE, SCRIPT] {
+        assert!(PARTS.iter().all(|part| !text.contains(part.rgb)) && !text.contains("hsl("));
+    }
+}
+
+/// Zoomed and moved to where nothing of the object is, the page offers the way back; so it does for the rest
+/// of the time.
+#[test]
+fn a_browser_comes_back_from_nothing() {
+    let script = "{ const said = [], count = () => said.push(document.querySelectorAll('.nothing').length, $('whole').disabled);\
+        const place = timeline.getBoundingClientRect();\
+        const wheel = (deltaY) => timeline.dispatchEvent(new WheelEvent('wheel', { deltaY, clientX: place.left + 99 }));\
+        const drag = (movementX) => timeline.dispatchEvent(new PointerEvent('pointermove', { buttons: 1, movementX }));\
+        count(); wheel(-1); wheel(-1); count(); for (let i = 0; i < 9; i++) drag(-500); count();\
+        document.querySelector('.nothing button').click(); count();\
+        for (let i = 0; i < 99; i++) wheel(-1); drag(9999); count(); pickHop(4); count(); $('whole').click(); count();\
+        for (let i = 0; i < 9; i++) $('out').click(); count(); timeline.dispatchEvent(new Event('dblclick')); count();\
+        document.title = said.join(' '); }";
+    let Some(shown) = in_chromium(&page(&with_a_request()), "0.1", script) else { return };
+    let expected = "0 true 0 false 1 false 0 true 1 false 0 false 0 true 0 false 0 true";
+    assert_eq!(title(&shown), expected);
+}
+
+/// An object has the number that the terminal gives it.
+#[test]
+fn a_browser_finds_an_object_by_its_number() {
+    let script = "$('text').value = '#1'; $('text').dispatchEvent(new Event('input'));\
+        document.title = [$('found').textContent, $('name').textContent, location.hash].join(', ');";
+    let Some(shown) = in_chromium(&page(&sample()), "0.1", script) else { return };
+    assert!(title(&shown).starts_with("1 of 2 objects, bio #1: WRITE 2048"), "{}", title(&shown));
+    assert!(title(&shown).ends_with(", #1.0"), "{}", title(&shown));
 }
 
 /// A page with a frame of some width, for a window has a least width. The title tells how wide the
@@ -196,8 +323,7 @@ fn a_browser_shows_narrow_pages() {
     for width in [390, 500, 800, 1280, 1500] {
         let frame = FRAME.replace("WIDTH", &width.to_string());
         let Some(shown) = in_chromium(&frame, "", "") else { return };
-        let (_, title) = shown.split_once("<title>").unwrap();
-        let (title, _) = title.split_once("</title>").unwrap();
+        let title = title(&shown);
         let found: Vec<i64> = title.split(' ').map(|number| number.parse().unwrap()).collect();
         let [object, objects, beyond, all, cut] = found[..] else { panic!("{title}") };
         let least = if width < 900 { width - 20 } else { 380 };
@@ -230,7 +356,7 @@ fn a_browser_filters_a_large_trace() {
     let Some(shown) = in_chromium(&page, "77.3", &script) else { return };
     assert!(shown.contains("<title>1074 of 2150 objects</title>"), "{shown}");
     assert!(shown.contains("1 of 2150 objects"), "{shown}");
-    assert!(shown.contains(&format!("<h2 id=\"name\">bio {address} #0")));
+    assert!(shown.contains("<h2 id=\"name\">bio #77: "));
     let rows = shown.matches("class=\"row call").count();
     assert!((5..60).contains(&rows), "{rows} rows: only the visible ones are in the page");
 }
