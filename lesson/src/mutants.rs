@@ -224,7 +224,9 @@ fn editable(workspace: &Path, program: &OriginalProgram) -> Result<[Vec<Source>;
     let mut headers = sources(workspace, Path::new("common/bpf"))?;
     headers.extend(sources(workspace, Path::new("tools/bpf"))?);
     let mut shared = sources(workspace, Path::new("common/src"))?;
-    shared.extend(sources(workspace, Path::new("common/http/src"))?);
+    for more in ["common/http/src", "common/screen/src"] {
+        shared.extend(sources(workspace, Path::new(more))?);
+    }
     Ok([own, headers, shared])
 }
 
@@ -248,7 +250,7 @@ impl Workshop {
     pub fn copy(cargo: &Cargo, programs: &[&OriginalProgram]) -> Result<Workshop> {
         let workspace = &cargo.workspace;
         let place = workspace.join(PLACE);
-        let mut members = ["common", "common/build", "common/http"].map(PathBuf::from).to_vec();
+        let mut members = ["common", "common/build", "common/http", "common/screen"].map(PathBuf::from).to_vec();
         members.extend(programs.iter().map(|program| program.directory.clone()));
         members.sort();
         members.dedup();

@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use common_screen::{cut, width};
 use libbpf_rs::{MapCore, MapFlags};
 use nix::unistd::{Uid, User};
 use serde::{Serialize, Serializer, ser::SerializeMap};
@@ -197,22 +198,6 @@ impl Column {
             Readahead => right.readahead.cmp(&left.readahead),
             Dirtied => right.dirtied.cmp(&left.dirtied),
         }
-    }
-}
-
-/// How many characters of a terminal a text takes.
-pub fn width(text: &str) -> usize {
-    text.unicode_truncate(usize::MAX).1
-}
-
-/// A text, or where that is too long, its beginning and `…`.
-fn cut(text: &str, columns: usize) -> String {
-    if width(text) <= columns {
-        return text.into();
-    }
-    match columns.checked_sub(1) {
-        Some(left) => text.unicode_truncate(left).0.to_owned() + "…",
-        None => String::new(),
     }
 }
 

@@ -3,26 +3,22 @@
 
 mod counts;
 mod screen;
-mod terminal;
 
 use std::{
     io::{IsTerminal, Write, stdin, stdout},
     mem::MaybeUninit,
     process::ExitCode,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use common::{Cli, Session};
+use common_screen::Scene;
 use libbpf_rs::{MapCore, skel::Skel};
+use ratatui::{Frame, crossterm::event::KeyEvent};
 use serde_json::json;
-use signal_hook::consts::SIGCONT;
 
 mod trace {
     include!(concat!(env!("OUT_DIR"), "/trace.skel.rs"));
@@ -30,13 +26,12 @@ mod trace {
 use crate::{
     counts::{Column, Counts, Row, Sampler, sort},
     screen::View,
-    terminal::{Event, FullScreen, is_suspend},
 };
 use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
 
 /// The options that only this program has.
 #[derive(Args, Debug)]
-struct Top {
+struct Options {
     /// How often to count anew: 1s, 500ms
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
@@ -67,7 +62,7 @@ fn main() -> ExitCode {
     common::main(common::program!(), run)
 }
 
-fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
+fn run(cli: &Cli<Options>, session: &mut Session) -> Result<()> {
     let options = &cli.own;
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
@@ -80,7 +75,10 @@ fn run(cli: &Cli<Top>, session: &mut Session) -> Result<()> {
     let map = &skel.maps.processes;
     let on_terminal = session.stdout_is_terminal() && stdin().is_terminal();
     if on_terminal && !options.batch && !options.json {
-        full_screen(options, session, &mut sampler, map)?;
+        let interval = options.interval;
+        let view = View::new(options.sort, options.reverse, interval, session.has_colours());
+        let sampler = &mut sampler;
+        common_screen::show(&mut Top { interval, session, sampler, map, view })?;
         session.detach()?;
         sampler.sample(map)?;
     } else {
@@ -117,7 +115,7 @@ fn attach(progs: &TraceProgs<'_>, has_sessions: bool, session: &mut Session) -> 
 
 /// Prints a table, or a JSON object, for each interval. The last one ends when the programs are detached.
 fn print_intervals(
-    options: &Top,
+    options: &Options,
     session: &mut Session,
     sampler: &mut Sampler,
     map: &impl MapCore,
@@ -201,42 +199,39 @@ fn table(time: Duration, rows: &[Row]) -> String {
     text
 }
 
-fn full_screen(
-    options: &Top,
-    session: &Session,
-    sampler: &mut Sampler,
-    map: &impl MapCore,
-) -> Result<()> {
-    let continued = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(SIGCONT, Arc::clone(&continued))
-        .context("no handler for SIGCONT could be installed")?;
-    let mut screen = FullScreen::enter()?;
-    let mut view =
-        View::new(options.sort, options.reverse, options.interval, session.has_colours());
-    while !session.is_over() {
-        if sampler.last.elapsed() >= options.interval {
-            let (_, rows) = sampler.sample(map)?;
-            view.show(rows, sampler.start.elapsed());
+/// The full screen, and where it takes the counts from.
+struct Top<'a, Map> {
+    interval: Duration,
+    session: &'a Session,
+    sampler: &'a mut Sampler,
+    map: &'a Map,
+    view: View,
+}
+
+impl<Map: MapCore> Scene for Top<'_, Map> {
+    fn turn(&mut self) -> Result<bool> {
+        if self.session.is_over() {
+            return Ok(false);
         }
-        screen.draw(|frame| view.draw(frame))?;
-        let suspend = match screen.event(Duration::from_millis(100))? {
-            Some(Event::Key(key)) if is_suspend(&key) => true,
-            Some(Event::Key(key)) if !view.key(key) => break,
-            _ => false,
-        };
-        // After a stop, the shell has used the terminal.
-        if suspend || continued.load(Ordering::Relaxed) {
-            drop(screen);
-            if suspend {
-                terminal::suspend()?;
-            }
-            screen = FullScreen::enter()?;
-            continued.store(false, Ordering::Relaxed);
-            // What was counted meanwhile belongs to the sums of the run, and to no interval.
-            sampler.sample(map)?;
+        if self.sampler.last.elapsed() >= self.interval {
+            let (_, rows) = self.sampler.sample(self.map)?;
+            self.view.show(rows, self.sampler.start.elapsed());
         }
+        Ok(true)
     }
-    Ok(())
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        self.view.draw(frame);
+    }
+
+    fn key(&mut self, key: KeyEvent) -> bool {
+        self.view.key(key)
+    }
+
+    /// What was counted meanwhile belongs to the sums of the run, and to no interval.
+    fn continued(&mut self) -> Result<()> {
+        self.sampler.sample(self.map).map(drop)
+    }
 }
 
 #[cfg(test)]

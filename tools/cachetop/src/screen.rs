@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use common_screen::{fit, width};
 use ratatui::{
     Frame,
     crossterm::event::{KeyCode, KeyEvent, KeyModifiers},
@@ -14,7 +15,7 @@ use ratatui::{
     widgets::{Cell, Row as Cells, Table},
 };
 
-use crate::counts::{Column, Counts, Row, sort, width};
+use crate::counts::{Column, Counts, Row, sort};
 
 /// The narrowest that a column of names gets.
 const SHORTEST_NAME: usize = 7;
@@ -347,17 +348,6 @@ fn sum(rows: &[&Row]) -> Row {
         comm: first.map_or_else(String::new, |row| row.comm.clone()),
         counts: rows.iter().map(|row| row.counts).sum(),
     }
-}
-
-/// As many of the parts of a line as fit, and `…` for the others. No part is cut: there are numbers in
-/// them.
-fn fit(parts: &[String], separator: &str, room: usize) -> String {
-    let mut lines = (0..=parts.len()).rev().map(|count| {
-        let rest = (count < parts.len()).then_some("…");
-        let parts: Vec<&str> = parts[..count].iter().map(String::as_str).chain(rest).collect();
-        parts.join(separator)
-    });
-    lines.find(|line| width(line) <= room).unwrap_or_default()
 }
 
 /// The columns that a screen has room for, and their widths: the less important ones go first, and the
