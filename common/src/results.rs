@@ -55,7 +55,22 @@ pub struct Skips {
 impl Skips {
     /// Of an object that hooks several events with two programs each: see [`print_skipped_by_both`].
     pub fn by_pairs(object: &Object, pairs: &[([&ProgramMut; 2], u64)]) -> Result<Skips> {
-        let mut skips = Skips::of(object)?;
+        Ok(Skips::of(object)?.paired(pairs))
+    }
+
+    /// The same from these times, while the programs are attached:
+    /// [`Session::skips`](crate::Session::skips).
+    pub fn so_far(
+        object: &Object,
+        mut times: Vec<(String, u64)>,
+        pairs: &[([&ProgramMut; 2], u64)],
+    ) -> Result<Skips> {
+        times.retain(|(_, times)| *times > 0);
+        Ok(Skips { times, ..Skips::of(object)? }.paired(pairs))
+    }
+
+    fn paired(self, pairs: &[([&ProgramMut; 2], u64)]) -> Skips {
+        let mut skips = self;
         for (both, unmeasured) in pairs {
             if both.iter().any(|program| !program.autoload()) {
                 continue;
@@ -71,7 +86,7 @@ impl Skips {
             times.retain(|(name, _)| !names.contains(name));
             times.extend((least > 0).then(|| (names.join("() and "), least)));
         }
-        Ok(skips)
+        skips
     }
 
     /// All but those of a program whose skips lose nothing.

@@ -39,15 +39,26 @@ use unicode_truncate::UnicodeTruncateStr;
 const WATCH: &str = r#"trap '' INT TERM HUP QUIT TTOU
 read -r _ || { stty "$1" </dev/tty; printf '\033[?1049l\033[?25h' >/dev/tty; }"#;
 
+/// What a turn has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Nothing that is not on the screen.
+    Same,
+    /// Something that has to be drawn.
+    New,
+    /// That the run has ended.
+    End,
+}
+
 /// What a program shows on a full screen.
 pub trait Scene {
-    /// Looks for what is new; whether to continue. Called after each key, and every tenth of a second.
-    fn turn(&mut self) -> Result<bool>;
+    /// Looks for what is new. Called after each key, and every tenth of a second.
+    fn turn(&mut self) -> Result<Turn>;
     /// Draws everything.
     fn draw(&mut self, frame: &mut Frame<'_>);
     /// Does what a key means; whether to continue.
     fn key(&mut self, key: KeyEvent) -> bool;
-    /// The process was stopped, and goes on.
+    /// The process was stopped, and continues.
     fn continued(&mut self) -> Result<()>;
 }
 
@@ -57,11 +68,19 @@ pub fn show(scene: &mut impl Scene) -> Result<()> {
     signal_hook::flag::register(SIGCONT, Arc::clone(&continued))
         .context("no handler for SIGCONT could be installed")?;
     let mut screen = FullScreen::enter()?;
-    while scene.turn()? {
-        screen.draw(|frame| scene.draw(frame))?;
-        let suspend = match screen.event(Duration::from_millis(100))? {
+    let mut is_changed = true;
+    loop {
+        match scene.turn()? {
+            Turn::End => return Ok(()),
+            Turn::Same if !is_changed => {}
+            Turn::Same | Turn::New => screen.draw(|frame| scene.draw(frame))?,
+        }
+        // Also another size of the terminal.
+        let event = screen.event(Duration::from_millis(100))?;
+        is_changed = event.is_some();
+        let suspend = match event {
             Some(Event::Key(key)) if is_suspend(&key) => true,
-            Some(Event::Key(key)) if !scene.key(key) => break,
+            Some(Event::Key(key)) if !scene.key(key) => return Ok(()),
             _ => false,
         };
         // After a stop, the shell has used the terminal.
@@ -73,9 +92,9 @@ pub fn show(scene: &mut impl Scene) -> Result<()> {
             screen = FullScreen::enter()?;
             continued.store(false, Ordering::Relaxed);
             scene.continued()?;
+            is_changed = true;
         }
     }
-    Ok(())
 }
 
 /// As many of the parts of a line as fit, and `…` for the others. No part is cut: there are numbers in them.

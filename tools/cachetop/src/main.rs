@@ -15,7 +15,7 @@ use std::{
 use anyhow::Result;
 use clap::Args;
 use common::{Cli, Session};
-use common_screen::Scene;
+use common_screen::{Scene, Turn};
 use libbpf_rs::{MapCore, skel::Skel};
 use ratatui::{Frame, crossterm::event::KeyEvent};
 use serde_json::json;
@@ -209,15 +209,16 @@ struct Top<'a, Map> {
 }
 
 impl<Map: MapCore> Scene for Top<'_, Map> {
-    fn turn(&mut self) -> Result<bool> {
+    fn turn(&mut self) -> Result<Turn> {
         if self.session.is_over() {
-            return Ok(false);
+            return Ok(Turn::End);
         }
-        if self.sampler.last.elapsed() >= self.interval {
-            let (_, rows) = self.sampler.sample(self.map)?;
-            self.view.show(rows, self.sampler.start.elapsed());
+        if self.sampler.last.elapsed() < self.interval {
+            return Ok(Turn::Same);
         }
-        Ok(true)
+        let (_, rows) = self.sampler.sample(self.map)?;
+        self.view.show(rows, self.sampler.start.elapsed());
+        Ok(Turn::New)
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>) {

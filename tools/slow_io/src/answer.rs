@@ -1,8 +1,8 @@
 //! What a run says at its end: which I/Os were slow, and why, and what was not measured.
 
 use anyhow::Result;
-use common::Skips;
-use libbpf_rs::{MapCore, skel::Skel};
+use common::{Session, Skips};
+use libbpf_rs::{MapCore, ProgramMut, skel::Skel};
 use serde_json::json;
 
 use crate::{
@@ -49,8 +49,34 @@ pub struct Counts {
 impl Counts {
     /// To be called after the programs are detached.
     pub fn read(skel: &TraceSkel<'_>, options: &Slow, disks: &[Disk]) -> Result<Counts> {
-        let counts = common::counters(&skel.maps.bss_data)?;
+        let dropped = common::counters(&skel.maps.bss_data)?.dropped;
         let in_flight = skel.maps.ios.keys().count() as u64;
+        let skips = Skips::by_pairs(skel.object(), &pairs(skel, in_flight + dropped))?;
+        Counts::of(skel, options, disks, (in_flight, skips))
+    }
+
+    /// While the programs are attached. `hanging`: so many I/Os have waited for long. If one of them has completed, and
+    /// nobody has seen that, this is what it looks like.
+    pub fn so_far(
+        skel: &TraceSkel<'_>,
+        session: &Session,
+        options: &Slow,
+        disks: &[Disk],
+        hanging: u64,
+    ) -> Result<Counts> {
+        let dropped = common::counters(&skel.maps.bss_data)?.dropped;
+        let times = session.skips(skel.object())?;
+        let skips = Skips::so_far(skel.object(), times, &pairs(skel, hanging + dropped))?;
+        Counts::of(skel, options, disks, (0, skips))
+    }
+
+    fn of(
+        skel: &TraceSkel<'_>,
+        options: &Slow,
+        disks: &[Disk],
+        (in_flight, skips): (u64, Skips),
+    ) -> Result<Counts> {
+        let counts = common::counters(&skel.maps.bss_data)?;
         Ok(Counts {
             completed: disks.iter().map(Disk::bios).sum(),
             nobodys: disks.iter().map(Disk::nobodys).sum(),
@@ -60,11 +86,40 @@ impl Counts {
             refused: counts.refused,
             commands: counts.commands,
             lost: counts.lost,
-            nobody: options.who.is_some().then_some(counts.nobody),
-            skips: skips(skel, in_flight + counts.dropped)?,
+            nobody: options.has_causes().then_some(counts.nobody),
+            // The look at the disks is made again.
+            skips: skips.without("look_at_disk"),
             skipped: common::times_skipped(skel.object())?
                 .saturating_sub(waiting::missed_looks(&skel.progs)?),
         })
+    }
+
+    /// How many I/Os have completed and were measured.
+    pub fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Whether all that completed was seen, or at least counted.
+    pub fn are_all_seen(&self) -> bool {
+        self.skips.counts(START_PROBE)
+    }
+
+    /// What was not measured: nothing of it where there is none.
+    pub fn missing(&self) -> Vec<String> {
+        let counts = [
+            (self.dropped, "dropped"),
+            (self.unmatched, "unmatched"),
+            (self.lost, "slow I/Os lost"),
+            (self.nobody.unwrap_or(0), "without a cause"),
+            (self.skips.times(), "skipped"),
+        ];
+        let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+        counts.map(|(count, what)| format!("{count} {what}")).collect()
+    }
+
+    /// How many I/Os have no cause, as there was no room for one.
+    pub fn without_cause(&self) -> u64 {
+        self.nobody.unwrap_or(0)
     }
 
     /// The last line of --json.
@@ -127,9 +182,10 @@ impl Counts {
 }
 
 /// What is not known of a request is "-" in its line. So only a start or an end that nobody saw is a skip.
-fn skips(skel: &TraceSkel<'_>, unmeasured: u64) -> Result<Skips> {
+fn pairs<'a, 'obj>(
+    skel: &'a TraceSkel<'obj>,
+    unmeasured: u64,
+) -> [([&'a ProgramMut<'obj>; 2], u64); 2] {
     let TraceProgs { bio_end, bio_end_probe, rq_end, rq_end_probe, .. } = &skel.progs;
-    let pairs = [([bio_end, bio_end_probe], unmeasured), ([rq_end, rq_end_probe], u64::MAX)];
-    // The look at the disks is made again.
-    Ok(Skips::by_pairs(skel.object(), &pairs)?.without("look_at_disk"))
+    [([bio_end, bio_end_probe], unmeasured), ([rq_end, rq_end_probe], u64::MAX)]
 }

@@ -37,6 +37,9 @@ pub struct Slow {
     /// One JSON object for each line
     #[arg(long)]
     pub json: bool,
+    /// A full screen: the disks, the slowest and the hanging I/Os, and who; `?` shows its keys
+    #[arg(long, conflicts_with_all = ["json", "before"])]
+    pub live: bool,
     /// Only the N slowest, at the end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub top: Option<u32>,
@@ -57,7 +60,20 @@ pub struct Slow {
     pub room: InFlight,
 }
 
+/// So many of the slowest does --live print at its end.
+const RECORD: u32 = 20;
+
 impl Slow {
+    /// How many of the slowest are printed, and those at the end only; `None`: all, as they complete.
+    pub fn kept(&self) -> Option<u32> {
+        self.top.or(self.live.then_some(RECORD))
+    }
+
+    /// Whether it is added up who caused the latencies.
+    pub fn has_causes(&self) -> bool {
+        self.who.is_some() || self.live
+    }
+
     /// The clock of a line's time: in a terminal, somebody looks at one.
     pub fn clock(&self, is_terminal: bool) -> Clock {
         self.time.unwrap_or(if is_terminal { Clock::Day } else { Clock::Boot })

@@ -17,6 +17,7 @@ pub const DIRECTS: [&str; 6] = [
 ];
 
 /// A file of a file system.
+#[derive(Clone)]
 pub struct File {
     pub inode: u64,
     /// How many names it has; 0: it was deleted.

@@ -21,7 +21,7 @@ use crate::{
     event::Completed,
     file::{self, File},
     operation::Operations,
-    parts::{self, Kib, Mark, Ms},
+    parts::{self, Kib, Mark, Ms, Parts},
     recent,
     trace::TraceMaps,
 };
@@ -38,7 +38,7 @@ pub struct Lines<'a> {
     cgroups: Cgroups<'a>,
     /// The functions of stacks.
     stacks: HashMap<i32, Vec<String>>,
-    /// With --top: the slowest, by latency; the second number tells equal ones apart.
+    /// With --top and --live: the slowest, by latency; the second number tells equal ones apart.
     top: BTreeMap<(u64, u64), (Completed, Option<File>)>,
     /// The first error.
     failed: Option<anyhow::Error>,
@@ -46,7 +46,41 @@ pub struct Lines<'a> {
     turn: Option<Instant>,
     /// Lines that are not written yet.
     out: String,
+    /// The line that names the columns, where it is not written yet.
+    header: String,
+    /// With --live: the slowest since the last look, as `top` has them.
+    recent: BTreeMap<(u64, u64), (Completed, Option<File>)>,
 }
+
+/// A slow I/O, as a screen shows it.
+#[derive(Clone, Debug)]
+pub struct SlowIo {
+    /// When it completed, by the kernel's clock; and how long it took. In ns.
+    pub ended: u64,
+    /// See `ended`.
+    pub latency: u64,
+    /// When it completed, in the clock that was asked for.
+    pub time: String,
+    /// What it was for.
+    pub disk: String,
+    /// In blktrace's letters.
+    pub operation: String,
+    /// `None`: it has no data.
+    pub sector: Option<u64>,
+    /// Its size.
+    pub bytes: u32,
+    /// Where its time went.
+    pub parts: Parts,
+    /// Of the process; `None`: nobody was seen to submit it.
+    pub pid: Option<u32>,
+    /// Its name, or `-`.
+    pub process: String,
+    /// What few I/Os have: an error, device mapper's share.
+    pub notes: String,
+}
+
+/// So many of the slowest between two looks.
+const RECENT: usize = 200;
 
 /// What a terminal has beside text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +121,7 @@ impl<'a> Lines<'a> {
         maps: &'a TraceMaps<'a>,
     ) -> Result<Lines<'a>> {
         let clock = options.clock(layout.bold);
+        let mut header = String::new();
         if !options.json {
             let time = match clock {
                 Clock::Wall => format!("{:<24} {:>10}", "WALL CLOCK", "TIME"),
@@ -102,12 +137,17 @@ impl<'a> Lines<'a> {
             }
             // Above the pid, whose column is wide enough for both.
             let bar = if layout.bar { format!(" ms {:<BAR$}", "PARTS") } else { " ms".to_owned() };
-            println!(
-                "{time} {:<7} {:<5} {:>10} {:>5} {:>8}{parts}{bar} {:>5} {process}",
+            header = format!(
+                "{time} {:<7} {:<5} {:>10} {:>5} {:>8}{parts}{bar} {:>5} {process}\n",
                 "DISK", "OP", "SECTOR", "KIB", "TOTAL", "PID"
             );
         }
+        // A full screen has the terminal until the end.
+        if !options.live {
+            print!("{}", std::mem::take(&mut header));
+        }
         Ok(Lines {
+            header,
             options,
             clock,
             zone: TimeZone::system(),
@@ -121,6 +161,43 @@ impl<'a> Lines<'a> {
             failed: None,
             turn: None,
             out: String::new(),
+            recent: BTreeMap::new(),
+        })
+    }
+
+    /// The slowest since the last call.
+    pub fn take_recent(&mut self) -> Result<Vec<SlowIo>> {
+        let recent = std::mem::take(&mut self.recent);
+        recent.into_values().map(|(bio, file)| self.slow_io(&bio, file.as_ref())).collect()
+    }
+
+    fn slow_io(&mut self, bio: &Completed, file: Option<&File>) -> Result<SlowIo> {
+        let Completed { by, times } = bio;
+        let divided = parts::from_times(times);
+        let (_, us) = parts::microseconds(latency(bio), &divided);
+        let mut notes = String::new();
+        write_notes(&mut notes, bio, &Ms { us: us[4], mark: Mark::None }, false)?;
+        let mut notes: Vec<String> = vec![notes.trim_start_matches("; ").to_owned()];
+        notes.extend(file.map(File::to_string));
+        notes.extend(self.cgroup(bio).map(str::to_owned));
+        notes.retain(|note| !note.is_empty());
+        let time = match self.clock {
+            Clock::Day => clock::of_day(clock::wall(times.ended), &self.zone),
+            Clock::Wall => clock::text(clock::wall(times.ended)),
+            Clock::Boot => parts::ms(times.ended / 1000),
+        };
+        Ok(SlowIo {
+            ended: times.ended,
+            latency: latency(bio),
+            time,
+            disk: self.names.name(by.into())?.to_string(),
+            operation: self.operations.letters(by.operation).to_string(),
+            sector: (by.sector != u64::MAX).then_some(by.sector),
+            bytes: by.bytes,
+            parts: divided,
+            pid: (!is_nobodys(bio)).then_some(by.process),
+            process: process(bio).unwrap_or_else(|| "-".to_owned()),
+            notes: notes.join(", "),
         })
     }
 
@@ -168,11 +245,13 @@ impl<'a> Lines<'a> {
         }
         let (bio, file) = file::sent(bytes)?;
         self.cgroup(&bio);
-        if let Some(most) = self.options.top {
-            self.top.insert((latency(&bio), bio.times.ended), (bio, file));
-            if self.top.len() > most as usize {
-                self.top.pop_first();
-            }
+        let key = (latency(&bio), bio.times.ended);
+        if self.options.live {
+            let file = file.clone();
+            keep(&mut self.recent, key, (bio, file), RECENT);
+        }
+        if let Some(most) = self.options.kept() {
+            keep(&mut self.top, key, (bio, file), most as usize);
             return Ok(());
         }
         if let Some(time) = self.options.before {
@@ -183,10 +262,13 @@ impl<'a> Lines<'a> {
         self.print(&bio, file.as_ref(), false)
     }
 
-    /// Prints what --top has kept, the slowest first. Fails where a line before could not be made.
+    /// Prints what --top or --live has kept, the slowest first. Fails where a line before could not be made.
     pub fn finish(mut self) -> Result<()> {
         if let Some(error) = self.failed.take() {
             return Err(error);
+        }
+        if !self.top.is_empty() {
+            self.out = std::mem::take(&mut self.header);
         }
         for (bio, file) in std::mem::take(&mut self.top).into_values().rev() {
             self.print(&bio, file.as_ref(), false)?;
@@ -293,37 +375,10 @@ impl<'a> Lines<'a> {
 
     /// What few bios have, behind a semicolon.
     fn print_notes(&mut self, bio: &Completed, is_before: bool) -> Result<()> {
-        let Completed { by, times } = bio;
-        let divided = parts::from_times(times);
-        let mut before = "; ";
-        let mut note = |out: &mut String, text: fmt::Arguments<'_>| {
-            let separator = std::mem::replace(&mut before, ", ");
-            write!(out, "{separator}{text}")
-        };
-        if divided[4].is_some() {
-            let (_, us) = parts::microseconds(latency(bio), &divided);
-            let mapper = self.part(us, parts::largest(&divided), 4);
-            note(&mut self.out, format_args!("mapper {mapper}"))?;
-        }
-        if by.requests > 1 {
-            note(&mut self.out, format_args!("{} requests", by.requests))?;
-        }
-        if times.starts > 1 {
-            note(&mut self.out, format_args!("started {} times", times.starts))?;
-        }
-        if is_nobodys(bio) {
-            note(&mut self.out, format_args!("no submitter seen"))?;
-        }
-        if divided[2].is_none() {
-            note(&mut self.out, format_args!("no request seen"))?;
-        }
-        if let Some(error) = common::block_status(times.status) {
-            note(&mut self.out, format_args!("{error}"))?;
-        }
-        if is_before {
-            note(&mut self.out, format_args!("before:"))?;
-        }
-        Ok(())
+        let divided = parts::from_times(&bio.times);
+        let (_, us) = parts::microseconds(latency(bio), &divided);
+        let mapper = self.part(us, parts::largest(&divided), 4);
+        write_notes(&mut self.out, bio, &mapper, is_before)
     }
 
     /// The name of its cgroup, where that is asked for and known.
@@ -341,6 +396,38 @@ impl<'a> Lines<'a> {
     }
 }
 
+/// What few bios have, behind a semicolon. `mapper`: its time in device mapper.
+fn write_notes(out: &mut String, bio: &Completed, mapper: &Ms, is_before: bool) -> Result<()> {
+    let Completed { by, times } = bio;
+    let mut before = "; ";
+    let mut note = |out: &mut String, text: fmt::Arguments<'_>| {
+        let separator = std::mem::replace(&mut before, ", ");
+        write!(out, "{separator}{text}")
+    };
+    if mapper.us.is_some() {
+        note(out, format_args!("mapper {mapper}"))?;
+    }
+    if by.requests > 1 {
+        note(out, format_args!("{} requests", by.requests))?;
+    }
+    if times.starts > 1 {
+        note(out, format_args!("started {} times", times.starts))?;
+    }
+    if is_nobodys(bio) {
+        note(out, format_args!("no submitter seen"))?;
+    }
+    if parts::from_times(times)[2].is_none() {
+        note(out, format_args!("no request seen"))?;
+    }
+    if let Some(error) = common::block_status(times.status) {
+        note(out, format_args!("{error}"))?;
+    }
+    if is_before {
+        note(out, format_args!("before:"))?;
+    }
+    Ok(())
+}
+
 /// The last columns; cgroup and file where they are asked for.
 fn columns(
     out: &mut String,
@@ -354,6 +441,14 @@ fn columns(
         (Some(cgroup), Some(file)) => write!(out, "{process:<15} {cgroup:<20} {file}")?,
     }
     Ok(())
+}
+
+/// Keeps the largest, so many at most.
+fn keep<T>(all: &mut BTreeMap<(u64, u64), T>, key: (u64, u64), value: T, most: usize) {
+    all.insert(key, value);
+    if all.len() > most {
+        all.pop_first();
+    }
 }
 
 /// How long a bio took, in ns.

@@ -1,18 +1,10 @@
 //! `slow_io`: every slow I/O, and where its time went.
 
-use std::{
-    cell::RefCell,
-    mem::MaybeUninit,
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use std::{cell::RefCell, mem::MaybeUninit, process::ExitCode};
 
 use anyhow::{Context, Result};
 use common::Session;
-use libbpf_rs::{
-    ErrorKind::{Interrupted, PermissionDenied},
-    RingBuffer, RingBufferBuilder,
-};
+use libbpf_rs::RingBufferBuilder;
 
 mod answer;
 mod below;
@@ -24,11 +16,13 @@ mod event;
 mod file;
 mod kind;
 mod line;
+mod live;
 mod named;
 mod only;
 mod operation;
 mod parts;
 mod recent;
+mod run;
 mod sums;
 mod waiting;
 mod who;
@@ -39,13 +33,12 @@ use answer::Counts;
 use cli::{Slow, SlowCli as Cli, Who};
 use disks::Names;
 use line::{Layout, Lines};
+use live::{Live, Reader};
 use operation::Operations;
+use run::Run;
 use sums::{Disk, Sums};
-use trace::{OpenTraceSkel, TraceProgs, TraceSkel, TraceSkelBuilder};
+use trace::{OpenTraceSkel, TraceProgs, TraceSkelBuilder};
 use waiting::{INITIAL, Watch};
-
-/// How long slow bios are printed before the end of the run is looked for.
-const TURN: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
     common::main(common::program!(), run)
@@ -53,6 +46,9 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     let options = &cli.own;
+    if options.live {
+        live::has_terminal(session)?;
+    }
     let mut object = MaybeUninit::uninit();
     let mut open = session.open(TraceSkelBuilder::default(), &mut object)?;
     size_maps(&mut open, options)?;
@@ -77,9 +73,15 @@ fn run(cli: &Cli, session: &mut Session) -> Result<()> {
     only::follow(&skel, session, options)?;
     attach(&skel.progs, session)?;
     let mut watch = Watch::new(&skel, options, &operations, &names, layout)?;
+    let reader = options.live.then(|| Reader::new(&skel)).transpose()?;
     set(&mut runs.starts_unseen, false);
     session.begin()?;
-    print_slow_bios(session, &skel, options, &ring, &lines, &mut sums, &mut watch)?;
+    let run = Run { session, skel: &skel, options, ring: &ring, lines: &lines };
+    match reader {
+        Some(reader) => Live { run: &run, names: &names, operations: &operations, reader }
+            .show(&mut sums, &mut watch)?,
+        None => print_slow_bios(&run, &mut sums, &mut watch)?,
+    }
     set(&mut runs.starts_unseen, true);
     let look = watch.look()?;
     session.detach()?;
@@ -117,8 +119,11 @@ fn size_maps(open: &mut OpenTraceSkel<'_>, options: &Slow) -> Result<()> {
     maps.ios.set_max_entries(options.room.in_flight)?;
     maps.requeued.set_max_entries(options.room.in_flight)?;
     maps.ways.set_max_entries(options.room.in_flight)?;
-    if options.who.is_some() {
+    if options.has_causes() {
         maps.causes.set_max_entries(options.causes)?;
+    }
+    if options.live {
+        maps.all_watched.set_max_entries(maps.disks.max_entries() + 1)?;
     }
     if options.before.is_some() {
         maps.recent.set_max_entries(recent::ENTRIES)?;
@@ -132,7 +137,8 @@ fn set_constants(open: &mut OpenTraceSkel<'_>, options: &Slow, preempts: bool) -
     let namespace = common::pid_namespace()?;
     constants.pid_namespace = if namespace == INITIAL { 0 } else { namespace };
     constants.with_stack = with_stack(options);
-    constants.who = options.who.is_some();
+    constants.who = options.has_causes();
+    constants.cpus = if options.live { live::cpus()? } else { 0 };
     constants.who_by_stack = options.who == Some(Who::Stack);
     constants.record = options.before.is_some();
     constants.address_of_bio_chain_endio = common::kernel_function("bio_chain_endio")?;
@@ -157,6 +163,8 @@ fn choose_programs(open: &mut OpenTraceSkel<'_>, options: &Slow, preempts: bool)
     let progs = &mut open.progs;
     progs.rq_end_probe.set_autoload(preempts);
     progs.bio_end_probe.set_autoload(preempts);
+    progs.each_disk.set_autoload(options.live);
+    progs.each_cause.set_autoload(options.live);
     let probes = preempts || with_stack(options);
     progs.bio_start.set_autoload(!probes);
     progs.bio_start_probe.set_autoload(probes);
@@ -172,35 +180,17 @@ fn attach(progs: &TraceProgs<'_>, session: &mut Session) -> Result<()> {
 
 /// Prints lines until the run ends, and gives each disk that comes meanwhile its sums.
 fn print_slow_bios(
-    session: &Session,
-    skel: &TraceSkel<'_>,
-    options: &Slow,
-    ring: &RingBuffer<'_>,
-    lines: &RefCell<Lines<'_>>,
+    run: &Run<'_, '_, '_>,
     sums: &mut Sums<'_>,
     watch: &mut Watch<'_>,
 ) -> Result<()> {
     let mut of_others = 0;
-    while !session.is_over() && !only::is_over(skel, options) {
-        lines.borrow_mut().begin_turn(Instant::now() + TURN);
-        match ring.poll(TURN) {
-            // -1, with which a turn ends, is -EPERM.
-            Err(error) if ![Interrupted, PermissionDenied].contains(&error.kind()) => {
-                return Err(error).context("the ring buffer could not be read");
-            }
-            _ => lines.borrow_mut().flush()?,
-        }
-        if session.stdout_is_terminal() {
+    while !run.is_over() {
+        run.turn()?;
+        if run.session.stdout_is_terminal() {
             watch.show()?;
         }
-        let others = common::counters(&skel.maps.bss_data)?.of_others;
-        if others != of_others {
-            of_others = others; // there is a new disk, or was one
-            sums.follow(&skel.maps.disks)?;
-        }
-        if lines.borrow().has_failed() {
-            break;
-        }
+        run.follow_disks(&mut of_others, sums)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What was added up: for each disk where the time went.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     os::fd::{AsFd, AsRawFd},
     time::Duration,
 };
@@ -71,12 +71,40 @@ impl<'a> Sums<'a> {
         Ok(())
     }
 
+    /// The disks that have sums of their own.
+    pub fn ids(&self) -> impl Iterator<Item = Id> {
+        self.maps.keys().copied()
+    }
+
     /// What was added up for each disk that was used, and for others, until a turn after their first bio. Disks that
     /// had one name after another are one, where they are followed by it; else each is told apart.
     pub fn read(&self, others: &Map<'_>, by_name: bool) -> Result<Vec<Disk>> {
+        self.each(by_name, |id, disk| match id.and_then(|id| self.maps.get(&id)) {
+            Some(map) => disk.add(map),
+            None => disk.add(others),
+        })
+    }
+
+    /// The same of what was read already; `None`: of no disk that has sums of its own.
+    pub fn of_values(
+        &self,
+        values: &HashMap<Option<Id>, disk>,
+        by_name: bool,
+    ) -> Result<Vec<Disk>> {
+        self.each(by_name, |id, disk| {
+            values.get(&id).into_iter().for_each(|value| disk.add_value(value));
+            Ok(())
+        })
+    }
+
+    fn each(
+        &self,
+        by_name: bool,
+        add: impl Fn(Option<Id>, &mut Disk) -> Result<()>,
+    ) -> Result<Vec<Disk>> {
         let mut used = vec![Disk { name: "other disks".to_owned(), ..Disk::default() }];
-        used[0].add(others)?;
-        for (id, map) in &self.maps {
+        add(None, &mut used[0])?;
+        for id in self.maps.keys() {
             let name = self.names.name(*id)?.to_string();
             let same = used.iter().position(|disk| by_name && disk.name == name);
             let place = same.unwrap_or(used.len());
@@ -84,7 +112,7 @@ impl<'a> Sums<'a> {
                 used.push(Disk { name, ..Disk::default() });
             }
             used[place].diskseq = Some(id.diskseq);
-            used[place].add(map)?;
+            add(Some(*id), &mut used[place])?;
         }
         used.retain(|disk| disk.bios() > 0);
         for place in 0..used.len() {
@@ -96,10 +124,12 @@ impl<'a> Sums<'a> {
 }
 
 /// The sums of one part.
-#[derive(Default)]
-struct Sum {
-    sum: u64,
-    max: u64,
+#[derive(Clone, Default)]
+pub struct Sum {
+    /// In ns, as the next one.
+    pub sum: u64,
+    /// The longest.
+    pub max: u64,
     slots: Vec<u64>,
 }
 
@@ -115,8 +145,24 @@ impl Sum {
         self.slots.iter().sum()
     }
 
+    /// What came since these earlier sums. The longest of that is known as well as its slot, unless it is the longest
+    /// of all.
+    fn since(&self, earlier: &Sum) -> Sum {
+        let before = earlier.slots.iter().copied().chain(std::iter::repeat(0));
+        let slots = self.slots.iter().zip(before).map(|(now, before)| now.saturating_sub(before));
+        let slots: Vec<u64> = slots.collect();
+        let last = slots.iter().rposition(|count| *count > 0);
+        let max = match last {
+            None => 0,
+            _ if self.max > earlier.max => self.max,
+            Some(slot) if slot + 1 < slots.len() => longest(slot).min(self.max),
+            Some(_) => self.max,
+        };
+        Sum { sum: self.sum.saturating_sub(earlier.sum), max, slots }
+    }
+
     /// The time in ns that `percent` do not exceed: at most 6 % too long.
-    fn percentile(&self, percent: u64) -> u64 {
+    pub fn percentile(&self, percent: u64) -> u64 {
         let rank = (self.bios() * percent).div_ceil(100);
         let mut counted = 0;
         let reached = self.slots.iter().position(|count| {
@@ -136,7 +182,7 @@ fn longest(slot: usize) -> u64 {
 }
 
 /// The sums of one disk.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Disk {
     name: String,
     /// None of several disks.
@@ -151,7 +197,7 @@ pub struct Disk {
 }
 
 /// The sums of those of its bios that took `--min` or longer, in ns.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct SlowOnes {
     bios: u64,
     requests: u64,
@@ -260,13 +306,48 @@ impl Disk {
             let values = map.lookup_percpu(&program.to_ne_bytes(), MapFlags::ANY)?;
             for bytes in values.into_iter().flatten() {
                 let disk: &disk = plain::from_bytes(&bytes).map_err(|_| anyhow!("struct disk"))?;
-                self.parts.iter_mut().zip(&disk.parts).for_each(|(sum, other)| sum.add(other));
-                self.total.add(&disk.total);
-                self.nobodys += disk.nobodys;
-                self.slow.add(&disk.slow_ones);
+                self.add_value(disk);
             }
         }
         Ok(())
+    }
+
+    fn add_value(&mut self, disk: &disk) {
+        self.parts.iter_mut().zip(&disk.parts).for_each(|(sum, other)| sum.add(other));
+        self.total.add(&disk.total);
+        self.nobodys += disk.nobodys;
+        self.slow.add(&disk.slow_ones);
+    }
+
+    /// What came since `earlier`, which is of the same disk. Of the slow ones, only their number.
+    pub fn since(&self, earlier: &Disk) -> Disk {
+        let slow = SlowOnes {
+            bios: self.slow.bios.saturating_sub(earlier.slow.bios),
+            ..SlowOnes::default()
+        };
+        Disk {
+            name: self.name.clone(),
+            parts: std::array::from_fn(|part| self.parts[part].since(&earlier.parts[part])),
+            total: self.total.since(&earlier.total),
+            nobodys: self.nobodys.saturating_sub(earlier.nobodys),
+            slow,
+            ..*self
+        }
+    }
+
+    /// Whether these are sums of the same disk, at another time.
+    pub fn is_same(&self, other: &Disk) -> bool {
+        self.name == other.name && (self.diskseq == other.diskseq || !self.shares_name)
+    }
+
+    /// The sums of its latencies.
+    pub fn total(&self) -> &Sum {
+        &self.total
+    }
+
+    /// The sum of each part, in ns; `None`: known of no bio.
+    pub fn part_sums(&self) -> Parts {
+        self.parts.each_ref().map(|sum| (sum.bios() > 0).then_some(sum.sum))
     }
 
     /// How many of its I/Os have completed.
@@ -332,7 +413,7 @@ impl Disk {
     }
 
     /// Its name; its diskseq, too, where another disk has the name.
-    fn which(&self) -> String {
+    pub fn which(&self) -> String {
         let diskseq = self.diskseq.filter(|_| self.shares_name);
         self.name.clone()
             + &diskseq.map_or_else(String::new, |diskseq| format!(" (diskseq {diskseq})"))
@@ -398,6 +479,23 @@ fn print_histogram(total: &Sum) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_difference_has_the_longest_of_what_came() {
+        let slots = |counts: &[(usize, u64)]| {
+            let mut slots = vec![0; 592];
+            counts.iter().for_each(|&(slot, count)| slots[slot] = count);
+            slots
+        };
+        let earlier = Sum { sum: 1000, max: 900, slots: slots(&[(5, 1), (100, 1)]) };
+        let later = Sum { sum: 1040, max: 900, slots: slots(&[(5, 3), (31, 2), (100, 1)]) };
+        let since = later.since(&earlier);
+        assert_eq!((since.sum, since.bios(), since.max), (40, 4, longest(31)));
+        let more = Sum { sum: 3040, max: 2000, slots: slots(&[(5, 3), (31, 2), (100, 2)]) };
+        assert_eq!(more.since(&later).max, 2000, "it is the longest of all");
+        assert_eq!(later.since(&later).max, 0, "nothing came");
+        assert_eq!(later.since(&Sum::default()).slots, later.slots);
+    }
 
     #[test]
     fn a_verdict_is_about_the_slow_ones() {

@@ -3,6 +3,7 @@
 #include "cgroup.h"
 #include "file.h"
 #include "join.h"
+#include "live.h"
 #include "nobodys.h"
 #include "only.h"
 #include "process.h"

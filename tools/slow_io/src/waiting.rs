@@ -348,6 +348,21 @@ impl<'a> Watch<'a> {
             return Ok(());
         }
         self.next = Instant::now() + SECOND;
+        let list = self.hanging()?;
+        let shown = std::mem::take(&mut self.shown);
+        let mut new = Vec::new();
+        for waiting in &list {
+            let again = shown.get(&waiting.key).copied().filter(|&again| waiting.age_ns < again);
+            if again.is_none() {
+                new.push(waiting);
+            }
+            self.shown.insert(waiting.key, again.unwrap_or(2 * waiting.age_ns));
+        }
+        self.show_lines(&new)
+    }
+
+    /// What has waited for a second and --min, the oldest first. Where nothing does, this costs next to nothing.
+    pub fn hanging(&mut self) -> Result<Vec<Waiting>> {
         let now = common::kernel_clock();
         let least = SECOND.max(self.options.min).as_nanos() as u64;
         let is_old = |time: u64| now.saturating_sub(time) >= least;
@@ -363,16 +378,7 @@ impl<'a> Watch<'a> {
             (self.older, self.waiters) = (Vec::new(), Vec::new());
         }
         list.retain(|waiting| waiting.age_ns >= least);
-        let shown = std::mem::take(&mut self.shown);
-        let mut new = Vec::new();
-        for waiting in &list {
-            let again = shown.get(&waiting.key).copied().filter(|&again| waiting.age_ns < again);
-            if again.is_none() {
-                new.push(waiting);
-            }
-            self.shown.insert(waiting.key, again.unwrap_or(2 * waiting.age_ns));
-        }
-        self.show_lines(&new)
+        Ok(list)
     }
 
     /// In the columns of those that have completed, but that TIME says `waiting`, and a text stands for the parts: where
@@ -521,17 +527,37 @@ fn no_request(dev: u32) -> String {
 }
 
 /// The columns of a line, `-` where one is not known.
-struct Columns<'a> {
-    disk: &'a str,
-    operation: &'a str,
-    sector: String,
-    kib: String,
-    pid: String,
-    process: &'a str,
+pub struct Columns<'a> {
+    pub disk: &'a str,
+    pub operation: &'a str,
+    pub sector: String,
+    pub kib: String,
+    pub pid: String,
+    pub process: &'a str,
 }
 
 impl Waiting {
-    fn columns(&self) -> Columns<'_> {
+    /// For how long it has waited, in ns.
+    pub fn age(&self) -> u64 {
+        self.age_ns
+    }
+
+    /// The same as the list says it.
+    pub fn age_text(&self) -> String {
+        let than = if self.before_start { "> " } else { "" };
+        format!("{than}{}", seconds(self.age_ns))
+    }
+
+    /// How far it has come, as far as that is known.
+    pub fn reached(&self) -> String {
+        match self.requests {
+            0 | 1 => self.text.clone(),
+            requests => format!("{}, {requests} requests", self.text),
+        }
+    }
+
+    /// What the list says of it.
+    pub fn columns(&self) -> Columns<'_> {
         let number = |number: Option<String>| number.unwrap_or_else(|| "-".to_owned());
         Columns {
             disk: self.disk.as_deref().unwrap_or("-"),
@@ -563,14 +589,9 @@ pub fn print(waiting: &[Waiting], json: bool) -> Result<()> {
     println!("\nStill waiting: {}, the oldest first", waiting.len());
     for waiting in waiting.iter().take(LINES) {
         let Columns { disk, operation, sector, kib, pid, process } = waiting.columns();
-        let than = if waiting.before_start { "> " } else { "" };
-        let age = format!("{than}{}", seconds(waiting.age_ns));
-        let mut text = String::new();
-        if !waiting.text.is_empty() {
-            text = format!("; {}", waiting.text);
-        }
-        if waiting.requests > 1 {
-            text += &format!(", {} requests", waiting.requests);
+        let (age, mut text) = (waiting.age_text(), waiting.reached());
+        if !text.is_empty() {
+            text = format!("; {text}");
         }
         println!(
             "{age:>10} {disk:<7} {operation:<5} {sector:>10} {kib:>5} KiB {pid:>8} {process}{text}"
@@ -583,13 +604,14 @@ pub fn print(waiting: &[Waiting], json: bool) -> Result<()> {
 }
 
 /// All that an iterator's program writes.
-fn read_all(link: &Link) -> Result<Vec<u8>> {
+pub fn read_all(link: &Link) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     Iter::new(link)?.read_to_end(&mut bytes).context("an iterator could not be read")?;
     Ok(bytes)
 }
 
-fn value<T: Plain + Default>(bytes: &[u8]) -> Option<T> {
+/// The same as a value; `None` if the bytes are too few.
+pub fn value<T: Plain + Default>(bytes: &[u8]) -> Option<T> {
     let mut value = T::default();
     plain::copy_from_bytes(&mut value, bytes).ok()?;
     Some(value)
