@@ -250,7 +250,8 @@ impl Workshop {
     pub fn copy(cargo: &Cargo, programs: &[&OriginalProgram]) -> Result<Workshop> {
         let workspace = &cargo.workspace;
         let place = workspace.join(PLACE);
-        let mut members = ["common", "common/build", "common/http", "common/screen"].map(PathBuf::from).to_vec();
+        let mut members =
+            ["common", "common/build", "common/http", "common/screen"].map(PathBuf::from).to_vec();
         members.extend(programs.iter().map(|program| program.directory.clone()));
         members.sort();
         members.dedup();

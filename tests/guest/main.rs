@@ -49,6 +49,7 @@ mod slow_answers;
 mod slow_disk;
 mod slow_filters;
 mod slow_io;
+mod slow_live;
 mod table;
 mod truth;
 
@@ -132,6 +133,7 @@ fn main() {
         slow_disk::TESTS,
         slow_filters::TESTS,
         slow_io::TESTS,
+        slow_live::TESTS,
         field_reports::TESTS,
         table::TESTS,
     ]
