@@ -29,8 +29,9 @@ pub fn whole_diff(
         let (before_text, after_text) = (before_text?, after_text?);
         let _ = writeln!(
             html,
-            "<figure class=\"whole\" id=\"diff-{file}\"><figcaption>src/{file}: <a href=\"{}\">{}</a> → \
+            "<figure class=\"whole\" id=\"diff-{file}\" data-language=\"{}\"><figcaption>src/{file}: <a href=\"{}\">{}</a> → \
              <a href=\"{}\">{}</a></figcaption>\n{}</figure>\n",
+            language_of(file),
             link(&before)?,
             old.display(),
             link(&after)?,
@@ -139,9 +140,42 @@ impl Rows<'_> {
     }
 }
 
+/// The language of a file, by its name: what follows the last dot.
+fn language_of(name: &str) -> &str {
+    Path::new(name).extension().and_then(|extension| extension.to_str()).unwrap_or("")
+}
+
+/// The language of a piece of one of the two files, which READMEs do not name: Rust has words that C lacks.
+pub fn language_of_piece(text: &str) -> &'static str {
+    const RUST: [&str; 13] = [
+        "println!",
+        "//",
+        "constants.",
+        "let ",
+        "fn ",
+        "use ",
+        "impl ",
+        "::",
+        "=> ",
+        "?;",
+        "for (",
+        "Some(",
+        "&mut",
+    ];
+    const C: [&str; 9] =
+        ["SEC(", "BPF_", "bpf_", "->", "u64 ", "static ", "struct start", "__type", "#include"];
+    let of = |words: &[&str]| words.iter().filter(|word| text.contains(**word)).count();
+    if of(&RUST) > of(&C) { "rs" } else { "c" }
+}
+
 /// A block `diff` of a README, with a link to its place in the whole difference.
 pub fn piece(block: &str, sources: &[(&str, String)]) -> String {
-    let mut html = "<pre class=\"diff piece\">".to_owned();
+    piece_in(language_of_piece(block), block, sources)
+}
+
+/// The same for one in this language.
+pub fn piece_in(language: &str, block: &str, sources: &[(&str, String)]) -> String {
+    let mut html = format!("<pre class=\"diff piece\" data-language=\"{language}\">");
     for row in block.trim_end_matches('\n').lines() {
         let (tag, text) = match row.split_at_checked(1) {
             Some(("+", text)) => ("ins", text),
@@ -193,8 +227,10 @@ fn indent(text: &str) -> String {
 
 /// A source with line numbers. source.js gives it its colours.
 pub fn numbered(name: &str, text: &str) -> String {
-    let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
-    let language = extension.unwrap_or(if text.starts_with("#!") { "sh" } else { "" });
+    let language = match language_of(name) {
+        "" if text.starts_with("#!") => "sh",
+        language => language,
+    };
     let mut html = format!("<pre class=\"source\" data-language=\"{}\">", escape(language));
     for (number, row) in (1..).zip(text.lines()) {
         html += &line("span", "line", Some(format!("L{number}")), Some(number), row);

@@ -203,8 +203,9 @@ pub fn title(text: &str) -> &str {
 
 /// The two directories that the README of a stage compares: `diff -u OLD/src NEW/src`.
 pub fn compared(text: &str) -> Option<[&Path; 2]> {
-    text.split("diff -u ").skip(1).find_map(|rest| {
-        let mut words = rest.split([' ', '\n', '`', ')']).map(|word| word.strip_suffix("/src"));
+    text.split("diff -u").skip(1).find_map(|rest| {
+        let words = rest.trim_start().split([' ', '\n', '`', ')', '<']);
+        let mut words = words.map(|word| word.strip_suffix("/src"));
         Some([words.next()??, words.next()??].map(Path::new))
     })
 }

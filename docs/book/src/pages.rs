@@ -266,6 +266,8 @@ impl Book {
             readme: page("README.md")?,
             class: page("docs/class.md")?,
             glossary: page("docs/glossary.md")?,
+            incidents: page("docs/incidents.md")?,
+            highlighter: file_of(book, "highlight-", ".js")?,
             stages: stages.chapters.iter().map(stage).collect::<Result<_>>()?,
         };
         for (name, html) in slides::pages(&sources, STYLE)? {
@@ -370,6 +372,14 @@ fn normal(path: &Path) -> PathBuf {
 
 fn read(root: &Path, path: &Path) -> Result<String> {
     fs::read_to_string(root.join(path)).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The file of the book that mdBook has named so, with a hash of what it contains.
+fn file_of(book: &Path, begin: &str, end: &str) -> Result<String> {
+    let files = fs::read_dir(book).with_context(|| book.display().to_string())?.flatten();
+    let mut names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+    let found = names.find(|name| name.starts_with(begin) && name.ends_with(end));
+    found.with_context(|| format!("mdBook has written no {begin}…{end}"))
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {

@@ -115,6 +115,41 @@ impl Driver {
         self.chromium("Emulation.setEmulatedMedia", json!({ "features": features }));
     }
 
+    /// The windows that are open, the one that was opened last at the end.
+    pub fn windows(&self) -> Vec<String> {
+        let all = self.call("GET", "/window/handles", &Value::Null);
+        all.as_array().unwrap().iter().map(|it| it.as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Sends what follows to another window.
+    pub fn switch(&self, window: &str) {
+        self.call("POST", "/window", &json!({ "handle": window }));
+    }
+
+    /// Closes the window.
+    pub fn close(&self) {
+        self.call("DELETE", "/window", &Value::Null);
+    }
+
+    /// Whether there is a mouse, or a finger.
+    pub fn touch(&self, is_touched: bool) {
+        let points = if is_touched { json!({"enabled": true}) } else { json!({"enabled": false}) };
+        self.chromium("Emulation.setTouchEmulationEnabled", points);
+    }
+
+    /// Touches a point, moves the finger so far, and lifts it: all in pixels.
+    pub fn swipe(&self, x: f64, y: f64, by: f64) {
+        let event = |kind: &str, points: Value| {
+            let event = json!({"type": kind, "touchPoints": points});
+            self.chromium("Input.dispatchTouchEvent", event);
+        };
+        event("touchStart", json!([{"x": x, "y": y}]));
+        if by != 0.0 {
+            event("touchMove", json!([{"x": x + by, "y": y}]));
+        }
+        event("touchEnd", json!([]));
+    }
+
     /// Types into the element that a selector finds.
     pub fn type_into(&self, selector: &str, text: &str) {
         let found =
