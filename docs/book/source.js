@@ -24,3 +24,20 @@ for (const code of document.querySelectorAll('[data-language]')) {
         }
     }
 }
+
+// The meaning of a word stands below it while it has the mouse or the focus. Escape puts it away; a finger that taps
+// shows it, and a second tap follows the link.
+addEventListener('keydown', event => {
+    if (event.key === 'Escape') document.documentElement.classList.add('quiet');
+});
+for (const term of document.querySelectorAll('.term')) {
+    term.addEventListener('mouseenter', () => document.documentElement.classList.remove('quiet'));
+    let hadFocus = false;
+    term.addEventListener('pointerdown', () => { hadFocus = document.activeElement === term; });
+    term.addEventListener('click', event => {
+        if (event.pointerType !== 'touch' || hadFocus) return;
+        document.documentElement.classList.remove('quiet');
+        event.preventDefault();
+        term.focus();
+    });
+}

@@ -42,6 +42,24 @@ pub fn whole_diff(
     Ok(html)
 }
 
+/// How many lines are added to the sources of a program and removed, by file.
+pub fn sizes(root: &Path, [old, new]: [&Path; 2]) -> Result<[(usize, usize); 2]> {
+    let mut sizes = [(0, 0); 2];
+    for (file, (added, removed)) in FILES.into_iter().zip(&mut sizes) {
+        let read = |place: &Path| {
+            let path = root.join(place).join("src").join(file);
+            fs::read_to_string(&path).with_context(|| path.display().to_string())
+        };
+        let (old, new) = (read(old)?, read(new)?);
+        let diff = TextDiff::configure().algorithm(Algorithm::Patience).diff_lines(&old, &new);
+        for op in diff.ops().iter().filter(|op| op.tag() != DiffTag::Equal) {
+            *added += op.new_range().len();
+            *removed += op.old_range().len();
+        }
+    }
+    Ok(sizes)
+}
+
 /// The rows of a difference. Each line after the change has an id, such as `main.rs-12`.
 fn diff(file: &str, old: &str, new: &str) -> String {
     let diff = TextDiff::configure().algorithm(Algorithm::Patience).diff_lines(old, new);

@@ -13,7 +13,8 @@ const AMBIGUOUS: [&str; 7] = ["page", "task", "issue", "tag", "object", "stack",
 
 /// The words, and what they mean.
 pub struct Glossary {
-    meanings: HashMap<String, String>,
+    /// By word: its meaning, and its anchor on the glossary's page.
+    meanings: HashMap<String, (String, String)>,
     /// Any of the words, the longest first; `None`: there are none.
     words: Regex,
 }
@@ -30,11 +31,12 @@ impl Glossary {
             };
             let Some((aside, meaning)) = rest.split_once(':') else { continue };
             let meaning = format!("{}{}: {}", words, aside, meaning.trim()).replace(['`', '*'], "");
+            let anchor = anchor(&format!("{words}{aside}"));
             let code = words.strip_prefix('`').map(|code| code.split(['`', '(']).next());
             for word in code.map_or(words.split(", ").collect(), Vec::from_iter) {
                 let word = word.trim_end_matches("()");
                 if !AMBIGUOUS.contains(&word) {
-                    meanings.insert(word.to_owned(), meaning.clone());
+                    meanings.insert(word.to_owned(), (meaning.clone(), anchor.clone()));
                 }
             }
         }
@@ -46,7 +48,13 @@ impl Glossary {
     }
 
     /// The words in a text that `seen` does not have, with their HTML.
-    pub fn mark(&self, text: &str, seen: &mut Vec<String>) -> Vec<(Range<usize>, String)> {
+    /// `page` is the address of the glossary's page.
+    pub fn mark(
+        &self,
+        text: &str,
+        page: &str,
+        seen: &mut Vec<String>,
+    ) -> Vec<(Range<usize>, String)> {
         let mut marks = Vec::new();
         for found in self.words.captures_iter(text) {
             let (Some(all), Some(word)) = (found.get(0), found.get(1)) else { continue };
@@ -57,26 +65,62 @@ impl Glossary {
                 continue;
             }
             marks.extend(
-                self.mark_one(word.as_str(), all.as_str(), seen).map(|html| (all.range(), html)),
+                self.mark_one(word.as_str(), all.as_str(), page, seen)
+                    .map(|html| (all.range(), html)),
             );
         }
         marks
     }
 
     /// `text` with the meaning of `word`, if the glossary has it and `seen` does not.
-    pub fn mark_one(&self, word: &str, text: &str, seen: &mut Vec<String>) -> Option<String> {
+    pub fn mark_one(
+        &self,
+        word: &str,
+        text: &str,
+        page: &str,
+        seen: &mut Vec<String>,
+    ) -> Option<String> {
         let lower = lower_first(word);
         let word = if self.meanings.contains_key(word) { word } else { &lower };
-        let meaning = self.meanings.get(word)?;
+        let (meaning, anchor) = self.meanings.get(word)?;
         if seen.contains(meaning) {
             return None;
         }
         seen.push(meaning.clone());
         let meaning = escape(meaning);
+        // No stop of the Tab key: a page has up to a hundred of these words.
         Some(format!(
-            "<span class=\"term\" tabindex=\"0\" data-def=\"{meaning}\" aria-description=\"{meaning}\">{text}</span>"
+            "<a class=\"term\" href=\"{page}#{anchor}\" tabindex=\"-1\" data-def=\"{meaning}\" \
+             aria-description=\"{meaning}\">{text}</a>"
         ))
     }
+}
+
+/// The glossary's page as the book has it: each word is a heading, so that a search finds it first.
+pub fn with_headings(text: &str) -> String {
+    let mut page = String::new();
+    for (number, item) in text.split("\n- **").enumerate() {
+        let parts = item.split_once("**").and_then(|(words, rest)| {
+            let (aside, meaning) = rest.split_once(':')?;
+            Some((words, aside, meaning))
+        });
+        match parts.filter(|_| number > 0) {
+            Some((words, aside, meaning)) => {
+                // The item's end, and what stands between this list and the next one.
+                let (meaning, after) = meaning.split_once("\n\n").unwrap_or((meaning, ""));
+                let meaning = meaning.trim().replace("\n  ", "\n");
+                page += &format!("\n### {words}{aside}\n\n{meaning}\n\n{after}");
+            }
+            None => page += item,
+        }
+    }
+    page
+}
+
+/// mdBook's anchor of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || "_- ".contains(*c));
+    kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
 }
 
 fn lower_first(word: &str) -> String {
@@ -106,14 +150,24 @@ mod tests {
         let glossary = Glossary::read(text).unwrap();
         let mut seen = Vec::new();
         let text = "Two bios, bio_endio, a bio, the tgid, a page of the Page cache.";
-        let marks = glossary.mark(text, &mut seen);
+        let marks = glossary.mark(text, "g.html", &mut seen);
         let found: Vec<&str> = marks.iter().map(|(range, _)| &text[range.clone()]).collect();
         assert_eq!(found, ["bios", "tgid", "Page cache"]);
+        assert!(marks[2].1.contains("href=\"g.html#page-cache-big\""), "{marks:?}");
         assert!(
             marks[0].1.contains("data-def=\"bio: struct bio, one I/O of a file system.\""),
             "{marks:?}"
         );
-        assert!(glossary.mark_one("iov_iter", "x", &mut seen).is_some());
-        assert!(glossary.mark_one("iov_iter", "x", &mut seen).is_none());
+        assert!(glossary.mark_one("iov_iter", "x", "g.html", &mut seen).is_some());
+        assert!(glossary.mark_one("iov_iter", "x", "g.html", &mut seen).is_none());
+    }
+
+    #[test]
+    fn words_are_headings_of_the_page() {
+        let text = "# G\n\n## I/O\n\n- **bio**: one I/O\n  of it.\n- **`O_DIRECT`** (x): past it.\n\n## Pages\n\nEnd: x.\n";
+        assert_eq!(
+            with_headings(text),
+            "# G\n\n## I/O\n\n### bio\n\none I/O\nof it.\n\n\n### `O_DIRECT` (x)\n\npast it.\n\n## Pages\n\nEnd: x.\n"
+        );
     }
 }

@@ -21,6 +21,8 @@ pub trait Links {
 pub struct Extras<'a> {
     /// The words that it explains.
     pub glossary: Option<&'a Glossary>,
+    /// The address of the glossary's page.
+    pub glossary_page: String,
     /// At the end of each *Your turn*.
     pub turns: Vec<String>,
     /// At the end of *The answer*, which is folded.
@@ -139,7 +141,8 @@ impl<L: Links> Editor<'_, L> {
     /// Marks the words of the glossary in a text.
     fn mark(&mut self, range: Range<usize>) {
         let Some(glossary) = self.extras.glossary else { return };
-        for (at, html) in glossary.mark(&self.text[range.clone()], &mut self.seen) {
+        let text = &self.text[range.clone()];
+        for (at, html) in glossary.mark(text, &self.extras.glossary_page, &mut self.seen) {
             self.edits.push((range.start + at.start..range.start + at.end, html));
         }
     }
@@ -151,7 +154,8 @@ impl<L: Links> Editor<'_, L> {
             self.edits.push((range, format!("[{shown}]({link})")));
         } else if let Some(glossary) = self.extras.glossary.filter(|_| !self.table) {
             let word = name.split('(').next().unwrap_or(name);
-            let html = glossary.mark_one(word, shown, &mut self.seen);
+            let page = &self.extras.glossary_page;
+            let html = glossary.mark_one(word, shown, page, &mut self.seen);
             self.edits.extend(html.map(|html| (range, html)));
         }
         Ok(())

@@ -12,6 +12,9 @@ use crate::exercise::Exercise;
 /// The title of the part with the stages.
 pub const STAGES: &str = "The stages";
 
+/// A page that the repository does not have: all differences between stages.
+pub const DIFFERENCES: &str = "docs/differences.md";
+
 /// A page of the book.
 pub struct Chapter {
     /// Its Markdown, relative to the workspace. That of an exercise is made, not read.
@@ -52,6 +55,8 @@ pub fn parts(root: &Path, exercises: &[Exercise]) -> Result<Vec<Part>> {
         let path = stage.join("README.md");
         stages.chapters.push(Chapter { path, label: Some(name), is_nested: false });
     }
+    let label = Some("All differences".to_owned());
+    stages.chapters.push(Chapter { path: DIFFERENCES.into(), label, is_nested: false });
     let mut tasks = Part::new("Exercises", "docs/exercises.md");
     for exercise in exercises.iter().filter(|exercise| exercise.is_own()) {
         let path = exercise.place.join("README.md");

@@ -10,12 +10,13 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use mdbook_driver::{MDBook, config::Config};
+use serde::Deserialize;
 
 use crate::{
     code,
     escape::escape,
     exercise::Exercise,
-    glossary::Glossary,
+    glossary::{self, Glossary},
     markdown::{self, Extras, Links},
     outline::{self, Part},
     slides::{self, Sources},
@@ -24,6 +25,9 @@ use crate::{
 const STYLE: &str = include_str!("../book.css");
 const SCRIPT: &str = include_str!("../source.js");
 const CONFIG: &str = include_str!("../book.toml");
+
+const GLOSSARY: &str = "docs/glossary.md";
+const MESSAGES: &str = "docs/messages.md";
 
 /// What directories contain that is not the workshop's.
 const NOT_OURS: [&str; 2] = ["target", "vendor"];
@@ -56,7 +60,7 @@ impl Book {
     pub fn read(root: &Path) -> Result<Book> {
         let exercises = Exercise::all(root)?;
         let parts = outline::parts(root, &exercises)?;
-        let glossary = Glossary::read(&read(root, Path::new("docs/glossary.md"))?)?;
+        let glossary = Glossary::read(&read(root, Path::new(GLOSSARY))?)?;
         Ok(Book {
             root: root.to_owned(),
             exercises,
@@ -135,13 +139,22 @@ impl Book {
             let diff = code::whole_diff(&self.root, pair, |file| page.address(file))?;
             return markdown::page(&exercise.page(&diff), &page, &Extras::default());
         }
+        if path == Path::new(outline::DIFFERENCES) {
+            return self.differences(&page);
+        }
         let text = read(&self.root, path)?;
         let teaches =
             ["stage", "tools", "appendix"].iter().any(|it| path.to_string_lossy().starts_with(it));
-        let mut extras =
-            Extras { glossary: teaches.then_some(&self.glossary), ..Extras::default() };
+        let text = match path.to_str() {
+            Some(GLOSSARY) => glossary::with_headings(&text),
+            Some(MESSAGES) => text + &self.refusals()?,
+            _ => text,
+        };
+        let glossary_page = page.address(Path::new(GLOSSARY))?;
+        let glossary = teaches.then_some(&self.glossary);
+        let mut extras = Extras { glossary, glossary_page, ..Extras::default() };
         if let Some(exercise) = self.exercises.iter().find(|exercise| exercise.solution == place) {
-            let pair = markdown::compared(&text).unwrap_or([&exercise.start, &exercise.solution]);
+            let pair = compared(&text, exercise);
             let diff = code::whole_diff(&self.root, pair, |file| page.address(file))?;
             extras.turns = exercise.below_turns();
             extras.answer = Some(diff);
@@ -150,6 +163,49 @@ impl Book {
             }
         }
         Ok(markdown::page(&text, &page, &extras)? + &self.sources_of(place, &page)?)
+    }
+
+    /// The page that leads to each stage's difference.
+    fn differences(&self, page: &Page) -> Result<String> {
+        let mut text = "# All differences\n\n\
+            What each stage adds to the one before, or to the program that its task begins with. \
+            Each difference stands at the end of its stage's answer.\n\n\
+            | stage | compared with | BPF C | Rust |\n|---|---|---|---|\n"
+            .to_owned();
+        for exercise in self.exercises.iter().filter(|exercise| !exercise.is_own()) {
+            let readme = exercise.solution.join("README.md");
+            let about = read(&self.root, &readme)?;
+            let pair = compared(&about, exercise);
+            let (address, before) = (page.address(&readme)?, page.address(&pair[0].join("src"))?);
+            let (stage, old) = (exercise.solution.display(), pair[0].display());
+            let _ = write!(text, "| [{stage}]({address}) | [{old}]({before}) |");
+            for (file, (added, removed)) in
+                code::FILES.into_iter().zip(code::sizes(&self.root, pair)?)
+            {
+                let _ = write!(text, " [+{added} −{removed}]({address}#diff-{file}) |");
+            }
+            text += "\n";
+        }
+        Ok(text)
+    }
+
+    /// What the verifier's refusals mean, for the page of messages.
+    fn refusals(&self) -> Result<String> {
+        #[derive(Deserialize)]
+        struct Refusal {
+            says: Vec<String>,
+            means: String,
+        }
+        #[derive(Deserialize)]
+        struct Refusals {
+            refusal: Vec<Refusal>,
+        }
+        let all: Refusals = toml::from_str(&read(&self.root, Path::new("lesson/refusals.toml"))?)?;
+        let mut text = "\n## What the verifier says\n".to_owned();
+        for Refusal { says, means } in all.refusal {
+            let _ = write!(text, "\n### `{}`\n\n{}\n", says.join(" … "), means.trim());
+        }
+        Ok(text)
     }
 
     /// Links to the sources of a program, for the end of its page.
@@ -265,10 +321,15 @@ impl Book {
         let sources = Sources {
             readme: page("README.md")?,
             class: page("docs/class.md")?,
-            glossary: page("docs/glossary.md")?,
+            glossary: page(GLOSSARY)?,
             incidents: page("docs/incidents.md")?,
             highlighter: file_of(book, "highlight-", ".js")?,
-            stages: stages.chapters.iter().map(stage).collect::<Result<_>>()?,
+            stages: stages
+                .chapters
+                .iter()
+                .filter(|chapter| chapter.path != Path::new(outline::DIFFERENCES))
+                .map(stage)
+                .collect::<Result<_>>()?,
         };
         for (name, html) in slides::pages(&sources, STYLE)? {
             write(&book.join(name), &html)?;
@@ -284,6 +345,21 @@ impl Book {
         let file = self.root.join(path);
         if !file.is_dir() {
             let text = read(&self.root, path)?;
+            let of = |exercise: &&Exercise| path.parent() == Some(&exercise.solution.join("src"));
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+            if let Some(exercise) =
+                self.exercises.iter().find(of).filter(|_| code::FILES.contains(&name))
+            {
+                // An exercise of its own has its difference on its page.
+                let of = if exercise.is_own() { &exercise.place } else { &exercise.solution };
+                let address = page.address(of)?;
+                let _ = writeln!(
+                    body,
+                    "<p class=\"sources\"><a href=\"{address}#diff-{name}\">What was changed</a> · \
+                     <a href=\"{address}\">{}</a></p>",
+                    escape(&of.display().to_string())
+                );
+            }
             return Ok(body + &code::numbered(&path.display().to_string(), &text));
         }
         body += "<ul>\n";
@@ -345,6 +421,11 @@ impl Links for Page<'_> {
         let found = places.iter().find(|path| self.book.root.join(path).is_file());
         found.map(|path| self.address(path)).transpose()
     }
+}
+
+/// The programs that a stage's README compares, or else those that its exercise begins and ends with.
+fn compared<'a>(text: &'a str, exercise: &'a Exercise) -> [&'a Path; 2] {
+    markdown::compared(text).unwrap_or([&exercise.start, &exercise.solution])
 }
 
 /// Whether a file is a record that programs write and read.

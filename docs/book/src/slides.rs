@@ -572,7 +572,7 @@ mod tests {
         let parts = halves("cargo x", &long);
         assert!(parts.len() == 2 && parts[1].lines().count() == 4);
         assert_eq!(parts.join("\n") + "\n", long);
-        assert_eq!(halves("cargo x", &counted), [counted.clone()]);
+        assert_eq!(halves("cargo x", &counted), std::slice::from_ref(&counted));
     }
 
     #[test]
