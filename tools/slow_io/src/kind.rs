@@ -56,7 +56,7 @@ impl Kind {
         match (part, self) {
             ("wait", _) => format!(
                 "{cut}before a request: a cgroup's limit (io.max, io.cost), no free request (nr_requests), a queue that \
-                 was frozen (its scheduler was changed)"
+                 was frozen (its scheduler was changed); if p50 is small, a thread that lost its CPU (cpu.max)"
             ),
             ("queue", Kind::Multipath) => "no path took it (multipath -ll), or a scheduler had it".to_owned(),
             ("queue", Kind::Zoned) => {
@@ -93,6 +93,7 @@ mod tests {
                 .starts_with("behind requests of the same I/O, which was cut into 16")
         );
         assert!(Kind::Disk.next("wait", 1).starts_with("before a request"));
+        assert!(Kind::Disk.next("wait", 1).contains("cpu.max"));
         assert_eq!(Kind::of("no such disk"), Kind::Disk);
     }
 }
