@@ -77,8 +77,10 @@ enum Cmd {
     Stop,
     /// Find out what is wrong with a machine: disks, services, and a fault that a number determines
     Incident(incident::IncidentOptions),
-    /// Say what is wrong, and learn whether that is right
+    /// Say what is wrong, all of it or a part, and learn whether that is right
     Answer(incident::AnswerOptions),
+    /// Measure the service of the incident again: have you removed the cause?
+    Cured,
     /// Show on a page where everybody in a class is, until Ctrl-C
     Class {
         /// Where to listen; 0.0.0.0:3001 lets other machines reach it
@@ -138,6 +140,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         },
         Some(Cmd::Incident(options)) => return incident::begin(&mut lesson, &options),
         Some(Cmd::Answer(said)) => return incident::answer(&mut lesson, &said),
+        Some(Cmd::Cured) => return incident::cured(&mut lesson),
         Some(Cmd::Class { listen, host }) => class::serve(&lesson.exercises, listen, &host)?,
         Some(Cmd::Join { address, name }) => class::join(&mut lesson, address, name)?,
         Some(Cmd::Leave) => match class::leave(&mut lesson.state)? {

@@ -2,6 +2,7 @@
 //! Each reads on its standard input what it does: nothing on its command line tells one incident from another.
 
 use std::{
+    fmt::Write as _,
     fs::{self, File, OpenOptions},
     io::Write,
     os::{
@@ -15,7 +16,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use incidents::plan::Numbers;
+use incidents::{
+    measured::{BUCKETS, GET, KINDS, LIST, PAGE, PUT, bucket},
+    plan::Numbers,
+};
 use serde::{Deserialize, Serialize};
 
 /// The sizes of a service's files in bytes: random reads and writes past the cache, reads through it, and a
@@ -31,8 +35,8 @@ pub struct Orders {
     pub place: usize,
     /// What it does more than usual.
     pub extra: Option<ExtraLoad>,
-    /// Whether `indexd` also reads there, a block at a time.
-    pub reads: bool,
+    /// How long a disk may have an I/O by its data sheet, in ms: what is slow depends on it.
+    pub disk_ms: u64,
 }
 
 /// More than usual, each for one of the programs.
@@ -54,11 +58,16 @@ pub enum ExtraLoad {
     ComputeGently,
 }
 
-/// From which time on a request is slow: one of 4 KiB past the page cache, of a page, of a list.
-const SLOW: [Duration; 3] =
-    [Duration::from_millis(250), Duration::from_millis(150), Duration::from_millis(300)];
+/// From which time on a request is slow: one of 4 KiB past the page cache, of a page.
+const SLOW: [Duration; 2] = [Duration::from_millis(250), Duration::from_millis(150)];
+
+/// The same for a list, which consists of many I/Os, one after the other.
+fn slow_list(disk_ms: u64) -> Duration {
+    Duration::from_millis(300 + 30 * disk_ms)
+}
+
 /// Threads of a service: those that read past the page cache, write, read a page through it, read a list.
-const THREADS: [u64; 4] = [20, 4, 2, 4];
+const THREADS: [u64; 4] = [20, 4, 4, 4];
 
 /// After a failure, a request is made again so much later, and this often at most.
 const AGAIN: (Duration, usize) = (Duration::from_millis(300), 10);
@@ -78,6 +87,7 @@ pub fn run(name: &str, orders: &Orders) -> Result<()> {
         "tidyd" => tidy(orders),
         "sensord" => sensor(orders),
         "indexd" => index(orders),
+        "checkd" => check(orders),
         _ => serve(name, orders),
     }
 }
@@ -101,9 +111,10 @@ fn serve(name: &str, orders: &Orders) -> Result<()> {
             let file = File::open(directory.join("pages"))?;
             scope.spawn(move || serve_pages(requests, &file, thread));
         }
+        let slow = slow_list(orders.disk_ms);
         for thread in 0..THREADS[3] {
-            let list = File::open(directory.join("list"))?;
-            scope.spawn(move || serve_list(requests, &list, thread));
+            let list = directory.join("list");
+            scope.spawn(move || serve_list(requests, &list, thread, slow));
         }
         requests.report(name)
     })
@@ -113,6 +124,11 @@ fn serve(name: &str, orders: &Orders) -> Result<()> {
 struct Requests {
     /// All, slow ones, the longest in ms.
     count: [AtomicU64; 3],
+    /// By kind: how many were slow, and how many took so long.
+    slow: [AtomicU64; KINDS.len()],
+    took: [[AtomicU64; BUCKETS]; KINDS.len()],
+    /// How many customers are served at once, at most.
+    customers: AtomicU64,
     log: File,
 }
 
@@ -120,11 +136,24 @@ impl Requests {
     fn new(name: &str) -> Result<Requests> {
         let log = Path::new("/var/log").join(format!("{name}.log"));
         let log = OpenOptions::new().create(true).append(true).open(log)?;
-        Ok(Requests { count: Default::default(), log })
+        Ok(Requests {
+            count: Default::default(),
+            slow: Default::default(),
+            took: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
+            customers: AtomicU64::new(u64::MAX),
+            log,
+        })
+    }
+
+    /// Lets a customer of this number wait while so many are not wanted.
+    fn admit(&self, customer: u64) {
+        while customer >= self.customers.load(Relaxed) {
+            thread::sleep(Duration::from_millis(200));
+        }
     }
 
     /// Takes a request after a pause: that nobody is there to take it is a part of its time.
-    fn take(&self, what: &str, slow: Duration, pause: u64, mut body: impl FnMut() -> Result<()>) {
+    fn take(&self, kind: usize, slow: Duration, pause: u64, mut body: impl FnMut() -> Result<()>) {
         let pause = Duration::from_millis(pause);
         let due = Instant::now() + pause;
         thread::sleep(pause);
@@ -138,8 +167,11 @@ impl Requests {
         let took = due.elapsed();
         self.count[0].fetch_add(1, Relaxed);
         self.count[2].fetch_max(took.as_millis() as u64, Relaxed);
+        self.took[kind][bucket(took)].fetch_add(1, Relaxed);
         if took >= slow || result.is_err() {
             self.count[1].fetch_add(1, Relaxed);
+            self.slow[kind].fetch_add(1, Relaxed);
+            let what = KINDS[kind];
             let how = match result {
                 Err(error) => format!(": {error:#}"),
                 Ok(()) if failed > 0 => format!(", and failed {failed} times before"),
@@ -154,14 +186,39 @@ impl Requests {
     /// Writes the count for others to read, again and again.
     fn report(&self, name: &str) -> Result<()> {
         let status = format!("/run/{name}.status");
+        let latencies = format!("/run/{name}.latencies");
+        let limit = format!("/run/{name}.customers");
         loop {
             thread::sleep(Duration::from_millis(500));
+            let customers = fs::read_to_string(&limit).ok();
+            let customers = customers.and_then(|text| text.trim().parse().ok());
+            self.customers.store(customers.unwrap_or(u64::MAX), Relaxed);
+            fs::write(format!("{latencies}.new"), self.latencies())?;
+            fs::rename(format!("{latencies}.new"), &latencies)?;
             let [all, slow, most] = self.count.each_ref().map(|n| n.load(Relaxed));
             let text = format!("requests {all}\nslow {slow}\nlongest_ms {most}\n");
             // As a whole, for whoever reads it.
             fs::write(format!("{status}.new"), text)?;
             fs::rename(format!("{status}.new"), &status)?;
         }
+    }
+}
+
+impl Requests {
+    /// A line for each kind: its name, how many were slow, and how many took how long, as far as there were any.
+    fn latencies(&self) -> String {
+        let mut text = String::new();
+        for (kind, name) in KINDS.iter().enumerate() {
+            let _ = write!(text, "{name} {}", self.slow[kind].load(Relaxed));
+            for (bucket, count) in self.took[kind].iter().enumerate() {
+                let count = count.load(Relaxed);
+                if count > 0 {
+                    let _ = write!(text, " {bucket}:{count}");
+                }
+            }
+            text.push('\n');
+        }
+        text
     }
 }
 
@@ -179,14 +236,17 @@ fn serve_blocks(requests: &Requests, file: &File, thread: u64, is_reader: bool, 
     let mut numbers = Numbers(thread);
     let mut block = Box::new(Block([thread as u8; 4096]));
     let blocks = FILES[0].1 / 4096;
+    // There are five readers for each writer: of both, the first ones are let in.
+    let customer = if is_reader { thread } else { (thread - THREADS[0] * hurry) * 5 };
     loop {
         let at = numbers.below(blocks) * 4096;
         let pause = (400 + numbers.below(200)) / hurry;
+        requests.admit(customer);
         match is_reader {
             true => {
-                requests.take("get", SLOW[0], pause, || Ok(file.read_exact_at(&mut block.0, at)?))
+                requests.take(GET, SLOW[0], pause, || Ok(file.read_exact_at(&mut block.0, at)?))
             }
-            false => requests.take("put", SLOW[0], pause, || Ok(file.write_all_at(&block.0, at)?)),
+            false => requests.take(PUT, SLOW[0], pause, || Ok(file.write_all_at(&block.0, at)?)),
         }
     }
 }
@@ -198,8 +258,8 @@ fn serve_pages(requests: &Requests, file: &File, thread: u64) {
     let mut numbers = Numbers(100 + thread);
     let mut piece = [0; 4096];
     loop {
-        requests.take("page", SLOW[1], 300 + numbers.below(200), || {
-            for _ in 0..600 {
+        requests.take(PAGE, SLOW[1], 300 + numbers.below(200), || {
+            for _ in 0..200 {
                 let at = numbers.below(FILES[1].1 / 4096) * 4096;
                 file.read_exact_at(&mut piece, at)?;
             }
@@ -209,18 +269,20 @@ fn serve_pages(requests: &Requests, file: &File, thread: u64) {
 }
 
 /// Reads a part of the list from its beginning to its end, and lets the page cache forget it.
-fn serve_list(requests: &Requests, list: &File, thread: u64) {
+fn serve_list(requests: &Requests, path: &Path, thread: u64, slow: Duration) -> Result<()> {
     let length = FILES[2].1 / THREADS[3];
     let mut piece = [0; 16384];
     let from = thread * length;
     loop {
-        requests.take("list", SLOW[2], 1000, || {
+        // Afresh: an open file keeps the readahead that its disk had when it was opened.
+        let list = File::open(path)?;
+        requests.take(LIST, slow, 1000, || {
             for at in (from..from + length).step_by(piece.len()) {
                 list.read_exact_at(&mut piece, at)?;
             }
             Ok(())
         });
-        forget(list, from, length);
+        forget(&list, from, length);
     }
 }
 
@@ -364,16 +426,10 @@ fn sensor(orders: &Orders) -> Result<()> {
 
 /// Computes an index now and then; where that is much, with what CPU is left.
 fn index(orders: &Orders) -> Result<()> {
-    if orders.reads {
-        let list = direct(&orders.directories[orders.place].join("list"), false)?;
-        thread::spawn(move || -> Result<()> {
-            let (mut numbers, mut block) = (Numbers(0), Box::new(Block([0; 4096])));
-            loop {
-                list.read_exact_at(&mut block.0, numbers.below(FILES[2].1 / 4096) * 4096)?;
-                thread::sleep(Duration::from_millis(20));
-            }
-        });
-    }
+    // A scheduler that waits for one process lets others wait; of a service alone, bfq soon joins the queues of all
+    // threads, and none waits for another one.
+    let list = direct(&orders.directories[orders.place].join("list"), false)?;
+    thread::spawn(move || read_blocks(&list, Duration::from_millis(20)));
     let mut rest = Duration::from_secs(2);
     if let Some(ExtraLoad::ComputeGently) = orders.extra {
         // SAFETY: a system call.
@@ -385,6 +441,21 @@ fn index(orders: &Orders) -> Result<()> {
         for _ in 0..50_000 {
             value = std::hint::black_box(value.wrapping_mul(31) + 7);
         }
+        thread::sleep(rest);
+    }
+}
+
+/// Reads a file again, to check it.
+fn check(orders: &Orders) -> Result<()> {
+    let list = direct(&orders.directories[orders.place].join("list"), false)?;
+    read_blocks(&list, Duration::from_millis(200))
+}
+
+/// Reads blocks past the page cache, each after so much time.
+fn read_blocks(file: &File, rest: Duration) -> Result<()> {
+    let (mut numbers, mut block) = (Numbers(0), Box::new(Block([0; 4096])));
+    loop {
+        file.read_exact_at(&mut block.0, numbers.below(FILES[2].1 / 4096) * 4096)?;
         thread::sleep(rest);
     }
 }

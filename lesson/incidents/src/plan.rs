@@ -76,6 +76,8 @@ pub enum Who {
     Sensord,
     /// Computes an index
     Indexd,
+    /// Reads files again, to check them
+    Checkd,
 }
 
 /// Which I/Os of the service are slow.
@@ -130,37 +132,100 @@ pub enum Cure {
     Load,
 }
 
-/// What a learner says it is, and what it is.
-#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
-#[group(id = "said")]
+/// What it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IncidentAnswer {
-    /// Where the time is lost
-    #[arg(long)]
+    /// Where the time is lost.
     pub layer: Layer,
-    /// Whose disk it is: the service's that is slow
-    #[arg(long)]
+    /// Whose disk it is: the service's that is slow.
     pub service: Service,
-    /// The process that has to be stopped or limited
-    #[arg(long)]
+    /// The process that has to be stopped or limited.
     pub who: Who,
-    /// Which of the service's I/Os are slow
-    #[arg(long)]
+    /// Which of the service's I/Os are slow.
     pub which: Which,
-    /// What would remove the cause
-    #[arg(long)]
+    /// What would remove the cause.
     pub cure: Cure,
 }
 
-impl IncidentAnswer {
-    /// Each part: what it is about, what it says, and whether that is right.
-    pub fn judged(&self, right: &IncidentAnswer) -> [(&'static str, String, bool); 5] {
-        [
-            ("layer", name(self.layer), self.layer == right.layer),
-            ("service", name(self.service), self.service == right.service),
-            ("who", name(self.who), self.who == right.who),
-            ("which", name(self.which), self.which == right.which),
-            ("cure", name(self.cure), self.cure == right.cure),
-        ]
+/// How many parts an answer has.
+pub const PARTS: usize = 5;
+
+/// What a learner says it is: all of it, or those parts that they are sure of.
+#[derive(Args, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[group(id = "said", required = true, multiple = true)]
+pub struct SaidAnswer {
+    /// Where the time is lost
+    #[arg(long)]
+    pub layer: Option<Layer>,
+    /// Whose disk it is: the service's that is slow
+    #[arg(long)]
+    pub service: Option<Service>,
+    /// The process that has to be stopped or limited
+    #[arg(long)]
+    pub who: Option<Who>,
+    /// Which of the service's I/Os are slow
+    #[arg(long)]
+    pub which: Option<Which>,
+    /// What would remove the cause
+    #[arg(long)]
+    pub cure: Option<Cure>,
+}
+
+/// A part of an answer that a learner has given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JudgedPart {
+    /// What it is about: `layer`.
+    pub part: &'static str,
+    /// What it says: `wait`.
+    pub said: String,
+    /// Whether that is right.
+    pub is_right: bool,
+}
+
+impl SaidAnswer {
+    /// The parts that were given, each judged by itself.
+    pub fn judged(&self, plan: &IncidentPlan) -> Vec<JudgedPart> {
+        fn part<T: ValueEnum>(
+            part: &'static str,
+            said: Option<T>,
+            is_right: impl Fn(&T) -> bool,
+        ) -> Option<JudgedPart> {
+            let said = said?;
+            Some(JudgedPart { part, is_right: is_right(&said), said: name(said) })
+        }
+        let right = plan.answer();
+        let parts = [
+            part("layer", self.layer, |said| *said == right.layer),
+            part("service", self.service, |said| *said == right.service),
+            part("who", self.who, |said| *said == right.who),
+            part("which", self.which, |said| *said == right.which),
+            part("cure", self.cure, |said| plan.is_cure(*said)),
+        ];
+        parts.into_iter().flatten().collect()
+    }
+
+    /// As the command line writes it, for a program that takes the same options.
+    pub fn options(&self) -> Vec<String> {
+        let options = [
+            self.layer.map(|said| format!("--layer={}", name(said))),
+            self.service.map(|said| format!("--service={}", name(said))),
+            self.who.map(|said| format!("--who={}", name(said))),
+            self.which.map(|said| format!("--which={}", name(said))),
+            self.cure.map(|said| format!("--cure={}", name(said))),
+        ];
+        options.into_iter().flatten().collect()
+    }
+}
+
+impl From<IncidentAnswer> for SaidAnswer {
+    fn from(answer: IncidentAnswer) -> SaidAnswer {
+        SaidAnswer {
+            layer: Some(answer.layer),
+            service: Some(answer.service),
+            who: Some(answer.who),
+            which: Some(answer.which),
+            cure: Some(answer.cure),
+        }
     }
 }
 
@@ -216,8 +281,52 @@ pub struct IncidentPlan {
     pub strength: u64,
     /// Which of its I/Os, where the fault can tell them apart.
     pub which: Which,
+    /// The disk of the slow service as it was bought.
+    pub sheet: Model,
+    /// By service: what its device of device mapper consists of, while all is well.
+    pub layouts: [Layout; 3],
     /// Something odd that makes nothing slow.
     pub distractor: Option<Distractor>,
+}
+
+/// How quick a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// How long it has each I/O.
+    pub ms: u64,
+    /// How many it takes at once.
+    pub tags: u64,
+}
+
+/// The disk below a service's device of device mapper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Below {
+    /// QEMU's virtio disk.
+    Virtio,
+    /// QEMU's NVMe disk.
+    Nvme,
+    /// One in memory, with a timer.
+    Timer(Model),
+}
+
+/// The table of a service's device of device mapper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// One disk.
+    Linear,
+    /// Two disks, of which each gets all writes.
+    Mirror,
+    /// A delay of no time.
+    Delay,
+}
+
+/// What the file system of a service stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The disk.
+    pub below: Below,
+    /// What device mapper makes of it.
+    pub table: Table,
 }
 
 /// What is unusual and harmless.
@@ -250,19 +359,85 @@ impl Numbers {
     }
 }
 
+impl Model {
+    /// Disks on which a service is as quick as it should be.
+    const QUICK: [Model; 4] = [
+        Model { ms: 2, tags: 64 },
+        Model { ms: 5, tags: 16 },
+        Model { ms: 8, tags: 4 },
+        Model { ms: 5, tags: 1 },
+    ];
+
+    /// A disk on which this fault shows. Other faults have it, too: the data sheet tells none.
+    fn of(fault: Fault, numbers: &mut Numbers) -> Model {
+        use Fault::*;
+        // Too slow to take one I/O at a time, but not to take several.
+        let slow = Model { ms: 40 + numbers.below(11), tags: 64 };
+        // The same for four at a time.
+        let slower = Model { ms: 150 + numbers.below(16), tags: 64 };
+        let [quick, medium, few, one] = Model::QUICK;
+        let models: &[Model] = match fault {
+            OneTag => &[slow],
+            FewRequests => &[slower],
+            Writeback => &[one],
+            Flushes | Reading | Overload => &[few],
+            Idling => &[quick, medium, few],
+            // A list without readahead is many I/Os, one after the other.
+            NoReadahead => &[quick, medium],
+            // What is missing has to cost something, and must not wait for a disk that takes too few at once.
+            MemoryMax | EmptiedCache => &[medium],
+            // Who waits for a tag needs a CPU to take it: with few of them, the wait would be for both.
+            CpuMax | RealTime => &[quick, medium, slow],
+            // A slow disk that takes few at once would let the others wait for it.
+            SlowDisk => &[quick, slow, slower],
+            SlowLeg => &[quick, medium, slow],
+            Errors => &[quick, medium, few, one, slow],
+            SlowRange => &[quick, medium, few, one, slow, slow],
+            // Of all I/Os' time, the few that are slow must have most.
+            IoMax | SlowWrites => &[quick, medium, few, one, quick, medium],
+        };
+        numbers.one_of(models)
+    }
+}
+
+impl Layout {
+    /// The slow service is always on a disk with a timer, and each of the others on a disk of another kind. What
+    /// stands in a table where nothing is wrong stands there with faults that it has nothing to do with, too.
+    fn of_services(
+        fault: Fault,
+        service: Service,
+        sheet: Model,
+        numbers: &mut Numbers,
+    ) -> [Layout; 3] {
+        use Fault::*;
+        let mut kinds =
+            vec![Below::Virtio, Below::Nvme, Below::Timer(numbers.one_of(&Model::QUICK))];
+        Service::ALL.map(|one| {
+            if one == service {
+                let table = match fault {
+                    SlowLeg => Table::Mirror,
+                    // Of a mirror's writes, the tools do not know the parts: where a part is to be found, there is none.
+                    MemoryMax | NoReadahead | EmptiedCache => {
+                        numbers.one_of(&[Table::Linear, Table::Mirror])
+                    }
+                    _ => Table::Linear,
+                };
+                return Layout { below: Below::Timer(sheet), table };
+            }
+            let below = kinds.remove(numbers.below(kinds.len() as u64) as usize);
+            let table = numbers.one_of(&[Table::Linear, Table::Mirror, Table::Delay]);
+            Layout { below, table }
+        })
+    }
+}
+
 impl IncidentPlan {
     /// The incident of a seed.
     pub fn from_seed(seed: u64, level: u8) -> IncidentPlan {
-        use {Fault::*, Service::*};
+        use Fault::*;
         let mut numbers = Numbers(seed);
         let fault = numbers.one_of(Fault::value_variants());
-        let service = match fault {
-            SlowRange | SlowWrites | SlowLeg | Errors => Shop,
-            OneTag | FewRequests | Idling | SlowDisk | Writeback | Flushes | Reading | Overload
-            | NoReadahead => Mail,
-            IoMax | MemoryMax | CpuMax | EmptiedCache => numbers.one_of(&Service::ALL),
-            RealTime => Web,
-        };
+        let service = numbers.one_of(&Service::ALL);
         let which = match fault {
             IoMax => numbers.one_of(&[Which::Reads, Which::Writes]),
             SlowLeg | SlowWrites => Which::Writes,
@@ -270,10 +445,12 @@ impl IncidentPlan {
             SlowRange | Errors => Which::Range,
             _ => Which::All,
         };
-        let distractors = [Distractor::Limit, Distractor::Readahead, Distractor::Nice];
         let strength = numbers.below(100);
+        let sheet = Model::of(fault, &mut numbers);
+        let layouts = Layout::of_services(fault, service, sheet, &mut numbers);
+        let distractors = [Distractor::Limit, Distractor::Readahead, Distractor::Nice];
         let distractor = (level == 3).then(|| numbers.one_of(&distractors));
-        IncidentPlan { fault, service, strength, which, distractor }
+        IncidentPlan { fault, service, strength, which, sheet, layouts, distractor }
     }
 
     /// Between two numbers, by how bad it is.
@@ -281,22 +458,23 @@ impl IncidentPlan {
         least + (most - least) * self.strength / 99
     }
 
-    /// The disk of maild: how long it has each I/O in ms, and how many it takes at once.
-    pub fn mail_disk(&self, fault: Option<Fault>) -> (u64, u64) {
+    /// The disk of the slow service, with a fault or without.
+    pub fn disk(&self, fault: Option<Fault>) -> Model {
         match fault {
-            Some(Fault::OneTag) => (self.between(40, 50), 1),
-            Some(Fault::FewRequests) => (self.between(160, 220), 64),
-            Some(Fault::SlowDisk) => (self.between(280, 450), 64),
-            Some(Fault::Writeback) => (self.between(5, 6), 1),
-            Some(Fault::Flushes | Fault::Reading) => (self.between(7, 9), 4),
-            Some(Fault::Overload) => (self.between(20, 30), 4),
-            _ => (2, 64),
+            Some(Fault::OneTag) => Model { tags: 1, ..self.sheet },
+            Some(Fault::SlowDisk) => Model { ms: self.between(380, 500), ..self.sheet },
+            _ => self.sheet,
         }
     }
 
-    /// The disk of maild as it was bought: ms for each I/O, and I/Os at once.
-    pub fn data_sheet(&self) -> (u64, u64) {
-        self.mail_disk(Some(self.fault).filter(|fault| *fault != Fault::SlowDisk))
+    /// A service that is not the slow one, with which the oddity is.
+    pub fn quick_service(&self) -> Service {
+        Service::ALL[(self.service as usize + 1) % 3]
+    }
+
+    /// Whether this removes the cause. A leg that is slow can be replaced, or taken out of the table.
+    pub fn is_cure(&self, cure: Cure) -> bool {
+        cure == self.answer().cure || (self.fault == Fault::SlowLeg && cure == Cure::Table)
     }
 
     /// The right answer.
@@ -337,11 +515,67 @@ mod tests {
         }
     }
 
+    /// How often each of these occurs.
+    fn counts<T: PartialEq>(of: impl Iterator<Item = T>) -> Vec<(T, usize)> {
+        let mut counts: Vec<(T, usize)> = Vec::new();
+        for one in of {
+            match counts.iter_mut().find(|(it, _)| *it == one) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((one, 1)),
+            }
+        }
+        counts
+    }
+
+    fn plans(seeds: u64) -> Vec<IncidentPlan> {
+        (0..seeds).map(|seed| IncidentPlan::from_seed(seed, 2)).collect()
+    }
+
+    #[test]
+    fn the_service_tells_nothing() {
+        let plans = plans(1000);
+        for (service, count) in counts(plans.iter().map(|plan| plan.service)) {
+            assert!((250..=420).contains(&count), "{service:?}: {count} of 1000");
+        }
+        for fault in Fault::value_variants() {
+            let of_fault = plans.iter().filter(|plan| plan.fault == *fault);
+            let services = counts(of_fault.map(|plan| plan.service));
+            assert_eq!(services.len(), 3, "{fault:?}: {services:?}");
+        }
+    }
+
+    #[test]
+    fn neither_the_data_sheet_nor_the_layout_tells_the_layer() {
+        let plans = plans(2000);
+        let model = |plan: &IncidentPlan| (plan.sheet.tags, plan.sheet.ms / 20);
+        let own = |plan: &IncidentPlan| plan.layouts[plan.service as usize].table;
+        for (sheet, _) in counts(plans.iter().map(model)) {
+            let with = plans.iter().filter(|plan| model(plan) == sheet);
+            let layers = counts(with.map(|plan| plan.answer().layer));
+            assert!(layers.len() >= 2, "{sheet:?}: {layers:?}");
+        }
+        for (table, _) in counts(plans.iter().map(own)) {
+            let with = plans.iter().filter(|plan| own(plan) == table);
+            assert!(counts(with.map(|plan| plan.fault)).len() >= 4, "{table:?}");
+        }
+        // Of the other services, nothing depends on the fault.
+        for fault in Fault::value_variants() {
+            let of_fault = plans.iter().filter(|plan| plan.fault == *fault);
+            let others = of_fault.flat_map(|plan| {
+                let own = plan.service as usize;
+                let others = (0..3).filter(move |other| *other != own);
+                others.map(|other| {
+                    (std::mem::discriminant(&plan.layouts[other].below), plan.layouts[other].table)
+                })
+            });
+            assert_eq!(counts(others).len(), 9, "{fault:?}");
+        }
+    }
+
     #[test]
     fn one_answer_to_all_is_rarely_right() {
-        let answers: Vec<IncidentAnswer> =
-            (0..1000).map(|seed| IncidentPlan::from_seed(seed, 2).answer()).collect();
-        let often = answers.iter().map(|one| answers.iter().filter(|it| *it == one).count()).max();
+        let answers = counts(plans(1000).iter().map(IncidentPlan::answer));
+        let often = answers.iter().map(|(_, count)| *count).max();
         assert!(often < Some(100), "{often:?} of 1000");
     }
 
@@ -359,14 +593,35 @@ mod tests {
             (0..10_000).filter(|&seed| IncidentPlan::from_seed(seed, 2).answer() == any()).count();
         assert!(right < 10, "{right} of 10000 random answers are right");
         // Whoever knows how often each part is right, and takes the likeliest of each.
-        let answers: Vec<IncidentAnswer> =
-            (0..300).map(|seed| IncidentPlan::from_seed(seed, 2).answer()).collect();
-        let likely = answers.iter().copied().max_by_key(|one| {
-            let count = |part: usize| answers.iter().filter(|it| one.judged(it)[part].2).count();
-            (0..5).map(count).product::<usize>()
+        let plans = plans(300);
+        let likely = plans.iter().map(IncidentPlan::answer).max_by_key(|one| {
+            let said = SaidAnswer::from(*one);
+            let is_right = |plan: &IncidentPlan, part: usize| said.judged(plan)[part].is_right;
+            let count = |part: usize| plans.iter().filter(|plan| is_right(plan, part)).count();
+            (0..PARTS).map(count).product::<usize>()
         });
-        let right = answers.iter().filter(|it| Some(**it) == likely).count();
+        let right = plans.iter().filter(|plan| Some(plan.answer()) == likely).count();
         assert!(right < 30, "{likely:?} is right {right} times in 300");
+    }
+
+    #[test]
+    fn parts_of_an_answer_are_judged_by_themselves() {
+        let of = |fault| {
+            let plans = plans(200);
+            plans.into_iter().find(|plan| plan.fault == fault).expect("each fault has seeds")
+        };
+        let said = SaidAnswer {
+            layer: Some(Layer::Device),
+            cure: Some(Cure::Table),
+            ..SaidAnswer::default()
+        };
+        let judged =
+            |fault| said.judged(&of(fault)).iter().map(|part| part.is_right).collect::<Vec<_>>();
+        assert_eq!(judged(Fault::SlowLeg), [true, true]);
+        assert_eq!(judged(Fault::SlowDisk), [true, false]);
+        assert_eq!(judged(Fault::SlowRange), [false, true]);
+        assert!(SaidAnswer::default().judged(&of(Fault::IoMax)).is_empty());
+        assert_eq!(said.options(), ["--layer=device", "--cure=table"]);
     }
 
     #[test]
@@ -375,6 +630,7 @@ mod tests {
             let (second, third) =
                 (IncidentPlan::from_seed(seed, 2), IncidentPlan::from_seed(seed, 3));
             assert_eq!(second.answer(), third.answer());
+            assert_eq!((second.sheet, second.layouts), (third.sheet, third.layouts));
             assert!(second.distractor.is_none() && third.distractor.is_some());
         }
     }

@@ -12,15 +12,19 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use incidents::plan::{Distractor, Fault, IncidentPlan, Service, Which};
+use incidents::{
+    RECORD, WAY,
+    measured::Activity,
+    plan::{Below, Distractor, Fault, IncidentPlan, Model, Service, Table, Which},
+};
 
 use crate::{
     app::{ExtraLoad, FILES, Orders},
-    machine::{ServiceStatus, is_verbose, shell, sysfs_name},
+    machine::{ServiceStatus, cpu_ms, group, io_bytes, is_verbose, pid_of, shell, sysfs_name},
 };
 
 /// The programs beside the services.
-const OTHERS: [&str; 5] = ["backupd", "reportd", "tidyd", "sensord", "indexd"];
+pub const OTHERS: [&str; 6] = ["backupd", "reportd", "tidyd", "sensord", "indexd", "checkd"];
 /// Where their executables are.
 const PROGRAMS: &str = "/usr/local/sbin";
 /// In configfs: a directory makes a disk.
@@ -35,33 +39,31 @@ fn set(file: &str, value: impl ToString) -> Result<()> {
     fs::write(file, &value).with_context(|| format!("cannot write {value} to {file}"))
 }
 
+/// What any fault needs, whichever it is: a list of the loaded modules tells nothing.
+const MODULES: &str =
+    "nvme null_blk dm_mod dm_mirror dm_delay dm_flakey ext4 mq-deadline bfq configfs";
+/// Sectors of each service's device of device mapper.
+const SECTORS: u64 = 256 << 11;
+
 /// The disks of an incident.
 pub struct Scene {
-    /// The disk below /dev/mapper/shop.
-    below: String,
-    /// By service: the block device of its file system.
-    disks: [String; 3],
+    /// By service: the disk below its device of device mapper.
+    below: [String; 3],
 }
 
 impl Scene {
     /// Makes what `plan` says, or the same without its fault, and starts the services.
     pub fn make(plan: &IncidentPlan, has_fault: bool) -> Result<Scene> {
         let fault = has_fault.then_some(plan.fault);
-        shell("modprobe -a nvme null_blk dm_mod ext4 mq-deadline && modprobe configfs")?;
+        shell(&format!("for module in {MODULES}; do modprobe $module; done"))?;
         shell("mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config")?;
         shell("echo '+io +memory +cpu' > /sys/fs/cgroup/cgroup.subtree_control")?;
-        let below = shell(
-            "for disk in /sys/block/vd*; do
-                grep -q bpfvm-data $disk/serial || basename $disk; done | head -1",
-        )?;
         // With quick disks first, of which null_blk's keep their data: a slow one would take minutes.
-        let quick = null_blk("mail", plan, None)?;
-        let disks = ["mapper/shop".into(), "nvme0n1".into(), quick];
-        let mut scene = Scene { disks, below };
-        let layout = fault.filter(|fault| *fault == Fault::SlowLeg);
-        scene.map(plan, layout, None)?;
-        for (service, disk) in Service::ALL.into_iter().zip(&scene.disks) {
-            let (disk, directory) = (format!("/dev/{disk}"), service.directory());
+        let scene = Scene::of_disks(plan, None)?;
+        scene.map(plan, None, None)?;
+        for service in Service::ALL {
+            let (name, directory) = (service.name(), service.directory());
+            let disk = format!("/dev/mapper/{name}");
             let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
             shell(&format!(
                 "mkfs.ext4 -q -F -E {options} {disk}; mkdir -p {directory}; mount {disk} {directory}"
@@ -69,14 +71,14 @@ impl Scene {
             for (file, size) in FILES {
                 fs::write(format!("{directory}/{file}"), vec![0xa5; size as usize])?;
             }
-            shell(&format!("umount {directory}"))?;
+            shell(&format!("umount {directory}; DM_DISABLE_UDEV=1 dmsetup remove --retry {name}"))?;
         }
-        shell("DM_DISABLE_UDEV=1 dmsetup remove --retry shop")?;
-        scene.disks[Service::Mail as usize] = null_blk("mail", plan, fault)?;
-        scene.map(plan, fault, fault)?;
-        for (service, disk) in Service::ALL.into_iter().zip(&scene.disks) {
-            let directory = service.directory();
-            shell(&format!("mount -o noatime,nodiscard /dev/{disk} {directory}"))?;
+        let model = plan.disk(fault);
+        let scene = Scene::of_disks(plan, Some(model))?;
+        scene.map(plan, fault, Some(model))?;
+        for service in Service::ALL {
+            let (name, directory) = (service.name(), service.directory());
+            shell(&format!("mount -o noatime,nodiscard /dev/mapper/{name} {directory}"))?;
         }
         // What the services read belongs to the cgroup that reads it first.
         shell("sync; echo 3 > /proc/sys/vm/drop_caches")?;
@@ -87,30 +89,58 @@ impl Scene {
         Ok(scene)
     }
 
-    /// The disk of the shop, through device mapper; a leg of it is as slow as `of_leg` says.
-    fn map(&self, plan: &IncidentPlan, fault: Option<Fault>, of_leg: Option<Fault>) -> Result<()> {
-        let below = format!("/dev/{}", self.below);
-        let size = shell(&format!("blockdev --getsz {below}"))?;
-        let ms = plan.between(350, 800);
-        let table = match fault {
-            Some(Fault::SlowWrites) => {
-                shell("modprobe dm_delay")?;
-                format!("0 {size} delay {below} 0 0 {below} 0 {ms}")
+    /// The disks, of which that of the slow service is as quick as `model` says, or quick.
+    fn of_disks(plan: &IncidentPlan, model: Option<Model>) -> Result<Scene> {
+        let virtio = "for disk in /sys/block/vd*; do
+            grep -q bpfvm-data $disk/serial || basename $disk; done | head -1";
+        let below = Service::ALL.map(|service| match plan.layouts[service as usize].below {
+            Below::Virtio => shell(virtio),
+            Below::Nvme => Ok("nvme0n1".to_owned()),
+            Below::Timer(own) => {
+                let is_slow = service == plan.service;
+                null_blk(service.name(), if is_slow { model.unwrap_or(QUICK) } else { own })
             }
-            Some(Fault::SlowLeg) => {
-                shell("modprobe dm_mirror")?;
-                let leg = null_blk("leg", plan, of_leg)?;
-                format!("0 {size} mirror core 2 1024 nosync 2 {below} 0 /dev/{leg} 0")
-            }
-            _ => format!("0 {size} linear {below} 0"),
-        };
-        table_of("create", &table)
+        });
+        let [shop, web, mail] = below;
+        Ok(Scene { below: [shop?, web?, mail?] })
+    }
+
+    /// The services' devices of device mapper; a slow leg is as slow as it is with `model` only.
+    fn map(&self, plan: &IncidentPlan, fault: Option<Fault>, model: Option<Model>) -> Result<()> {
+        for service in Service::ALL {
+            let lower = format!("/dev/{}", self.lower(service));
+            let (fault, model) = match service == plan.service {
+                true => (fault, model),
+                false => (None, None),
+            };
+            let size = SECTORS;
+            let table = match (fault, plan.layouts[service as usize].table) {
+                (Some(Fault::SlowWrites), _) => {
+                    let ms = plan.between(350, 800);
+                    format!("0 {size} delay {lower} 0 0 {lower} 0 {ms}")
+                }
+                (_, Table::Linear) => format!("0 {size} linear {lower} 0"),
+                (_, Table::Delay) => format!("0 {size} delay {lower} 0 0"),
+                (fault, Table::Mirror) => {
+                    let leg = match (fault, model) {
+                        (Some(Fault::SlowLeg), Some(model)) => {
+                            Model { ms: plan.between(280, 450), ..model }
+                        }
+                        (_, model) => model.unwrap_or(QUICK),
+                    };
+                    let leg = null_blk(&format!("{}-2", service.name()), leg)?;
+                    format!("0 {size} mirror core 2 1024 nosync 2 {lower} 0 /dev/{leg} 0")
+                }
+            };
+            table_of(service, "create", &table)?;
+        }
+        Ok(())
     }
 
     /// What is wrong with disks that are there, and with the services' limits.
     fn inject_fault(&self, plan: &IncidentPlan, fault: Fault) -> Result<()> {
         let service = plan.service;
-        let disk = &self.lower(service);
+        let disk = self.lower(service);
         let group = group(service)?;
         match fault {
             Fault::IoMax => {
@@ -122,7 +152,7 @@ impl Scene {
                 set(&format!("{group}/io.max"), format!("{number} {limit}"))?;
             }
             Fault::MemoryMax => {
-                set(&format!("{group}/memory.max"), (7 << 20) - (plan.between(0, 2) << 20))?
+                set(&format!("{group}/memory.max"), (6 << 20) - (plan.between(0, 1) << 20))?
             }
             Fault::CpuMax => {
                 let quota = 25_000 - plan.between(0, 10_000);
@@ -133,7 +163,6 @@ impl Scene {
                 set(&format!("/sys/block/{disk}/queue/nr_requests"), 4)?;
             }
             Fault::Idling => {
-                shell("modprobe bfq")?;
                 let queue = format!("/sys/block/{disk}/queue");
                 set(&format!("{queue}/scheduler"), "bfq")?;
                 set(&format!("{queue}/iosched/low_latency"), 0)?;
@@ -151,34 +180,32 @@ impl Scene {
             }
             Fault::Flushes => set(&format!("/sys/block/{disk}/queue/wbt_lat_usec"), 0)?,
             Fault::NoReadahead => {
-                set(&format!("/sys/block/{}/queue/read_ahead_kb", self.upper(service)?), 0)?
+                set(&format!("/sys/block/{}/queue/read_ahead_kb", upper(service)?), 0)?
             }
             Fault::SlowRange => {
                 let ms = plan.between(350, 800);
-                self.map_middle(&|below, from| format!("delay {below} {from} {ms}"))?;
+                self.map_middle(service, &|below, from| format!("delay {below} {from} {ms}"))?;
             }
             Fault::Errors => {
-                self.map_middle(&|below, from| format!("flakey {below} {from} 1 1"))?
+                self.map_middle(service, &|below, from| format!("flakey {below} {from} 1 1"))?
             }
             _ => {}
         }
         Ok(())
     }
 
-    /// Another target for the sectors in the middle of the shop's data.
-    fn map_middle(&self, target: &dyn Fn(&str, u64) -> String) -> Result<()> {
-        let (from, length) = middle(&format!("{}/data", Service::Shop.directory()))?;
-        let below = format!("/dev/{}", self.below);
-        let size: u64 = shell(&format!("blockdev --getsz {below}"))?.parse()?;
+    /// Another target for the sectors in the middle of a service's data.
+    fn map_middle(&self, service: Service, target: &dyn Fn(&str, u64) -> String) -> Result<()> {
+        let (from, length) = middle(&format!("{}/data", service.directory()))?;
+        let below = format!("/dev/{}", self.lower(service));
         let to = from + length;
-        shell("modprobe -a dm_delay dm_flakey")?;
         let table = format!(
             "0 {from} linear {below} 0\n{from} {length} {}\n{to} {} linear {below} {to}",
             target(&below, from),
-            size - to
+            SECTORS - to
         );
-        table_of("reload", &table)?;
-        shell("DM_DISABLE_UDEV=1 dmsetup resume shop").map(drop)
+        table_of(service, "reload", &table)?;
+        shell(&format!("DM_DISABLE_UDEV=1 dmsetup resume {}", service.name())).map(drop)
     }
 
     /// Starts all programs.
@@ -187,9 +214,10 @@ impl Scene {
         let place = plan.service as usize;
         for service in Service::ALL {
             let is_overloaded = service == plan.service && fault == Some(Fault::Overload);
-            let extra = is_overloaded.then_some(ExtraLoad::Requests(5));
+            let extra = is_overloaded.then_some(ExtraLoad::Requests(7));
             let directories = vec![service.directory().into()];
-            let orders = Orders { directories, extra, ..Orders::default() };
+            let disk_ms = if service == plan.service { for_lists(plan.sheet) } else { 20 };
+            let orders = Orders { directories, extra, disk_ms, ..Orders::default() };
             program(&service.process(), &orders, &group(service)?)?;
         }
         // All of them serve before anything else begins: what is wrong may keep one from ever getting there.
@@ -206,7 +234,7 @@ impl Scene {
                 ("backupd", Some(Fault::Reading)) => Some(ExtraLoad::Read(plan.between(160, 220))),
                 ("reportd", Some(Fault::Flushes)) => Some(ExtraLoad::Fsync(plan.between(200, 260))),
                 ("tidyd", Some(Fault::EmptiedCache)) => {
-                    Some(ExtraLoad::Forget(plan.between(10, 40)))
+                    Some(ExtraLoad::Forget(35 - plan.between(0, 30)))
                 }
                 ("sensord", Some(Fault::RealTime)) => Some(ExtraLoad::Busy(plan.between(350, 500))),
                 ("indexd", _) if plan.distractor == Some(Distractor::Nice) => {
@@ -214,55 +242,79 @@ impl Scene {
                 }
                 _ => None,
             };
-            // Without the fault, too. A scheduler that waits for one process lets others wait; of the service alone,
-            // bfq soon joins the queues of all threads, and none waits for another one.
-            let reads = plan.fault == Fault::Idling;
-            let orders = Orders { directories: all.clone(), place, extra, reads };
-            program(name, &orders, ROOT)?;
+            let orders = Orders { directories: all.clone(), place, extra, ..Orders::default() };
+            let group = if name == "checkd" { CHECKS.to_owned() } else { ROOT.to_owned() };
+            fs::create_dir_all(&group)?;
+            program(name, &orders, &group)?;
         }
-        match plan.distractor {
-            Some(Distractor::Limit) => {
-                let other = Service::ALL[(plan.service as usize + 1) % 3];
-                let number = shell(&format!("cat /sys/block/{}/dev", self.lower(other)))?;
-                set(&format!("{}/io.max", group(other)?), format!("{number} riops=50000"))?;
+        let Some(distractor) = plan.distractor else { return Ok(()) };
+        let number = |service| shell(&format!("cat /sys/block/{}/dev", self.lower(service)));
+        // Of nobody who asks: whoever checks files may wait.
+        set(&format!("{CHECKS}/io.max"), format!("{} riops=2", number(plan.service)?))?;
+        let other = plan.quick_service();
+        match distractor {
+            Distractor::Limit => {
+                let limit = format!("{} riops=50000", number(other)?);
+                set(&format!("{}/io.max", group(other)?), limit)?;
             }
-            Some(Distractor::Readahead) => {
-                let other = Service::ALL[(plan.service as usize + 1) % 3];
-                set(&format!("/sys/block/{}/queue/read_ahead_kb", self.upper(other)?), 256)?;
+            Distractor::Readahead => {
+                set(&format!("/sys/block/{}/queue/read_ahead_kb", upper(other)?), 256)?;
             }
-            Some(Distractor::Nice) | None => {}
+            Distractor::Nice => {}
         }
         Ok(())
     }
 
     /// The disk that does the I/O of a service: `vdb`.
-    pub fn lower(&self, service: Service) -> String {
-        match service {
-            Service::Shop => self.below.clone(),
-            _ => self.disks[service as usize].clone(),
-        }
+    pub fn lower(&self, service: Service) -> &str {
+        &self.below[service as usize]
     }
+}
 
-    /// The disk of its file system: `dm-0`.
-    fn upper(&self, service: Service) -> Result<String> {
-        sysfs_name(&format!("/dev/{}", self.disks[service as usize]))
-    }
+/// How long an I/O may take for a list not to be slow: where a disk takes one at a time, they wait for each other.
+fn for_lists(sheet: Model) -> u64 {
+    if sheet.tags == 1 { sheet.ms * 4 } else { sheet.ms }
+}
 
-    /// Whether what is wrong shows: the slow requests of the service in a while, of all its requests.
-    pub fn measure(&self, service: Service) -> Result<(u64, u64)> {
-        thread::sleep(PERIOD / 2);
-        let first = ServiceStatus::load(service)?;
-        thread::sleep(PERIOD);
-        let last = ServiceStatus::load(service)?;
-        if is_verbose() {
-            let log = format!(
-                "cut -d' ' -f2 /var/log/{}.log | sort | uniq -c | xargs",
-                service.process()
-            );
-            eprintln!("{}", shell(&log)?);
-        }
-        Ok((last.slow - first.slow, last.requests - first.requests))
+/// The disk of a service's file system: `dm-0`.
+fn upper(service: Service) -> Result<String> {
+    sysfs_name(&format!("/dev/mapper/{}", service.name()))
+}
+
+/// What the services and the others do in a while: by service, and by process.
+pub fn measure() -> Result<Activity> {
+    let all = Service::ALL.map(Service::process);
+    let names = || all.iter().map(String::as_str).chain(OTHERS);
+    let used = |name: &str| {
+        let process = pid_of(name)?;
+        Some((cpu_ms(&process)?, io_bytes(&process).unwrap_or(0)))
+    };
+    let load = || -> Result<Vec<ServiceStatus>> {
+        Service::ALL.into_iter().map(ServiceStatus::load).collect()
+    };
+    let (first, before) = (load()?, names().map(used).collect::<Vec<_>>());
+    let start = Instant::now();
+    thread::sleep(PERIOD);
+    let (last, after) = (load()?, names().map(used).collect::<Vec<_>>());
+    let seconds = start.elapsed().as_secs_f64();
+    let mut activity = Activity { seconds, ..Activity::default() };
+    for (first, last) in first.iter().zip(&last) {
+        activity.services.push(last.since(first));
     }
+    for ((name, before), after) in names().zip(before).zip(after) {
+        let Some(((cpu, io), (cpu_before, io_before))) = after.zip(before) else { continue };
+        let cpu = cpu.saturating_sub(cpu_before) as f64 / seconds / 10.0;
+        let kib = io.saturating_sub(io_before) as f64 / seconds / 1024.0;
+        activity.processes.insert(name.to_owned(), (cpu.round() as u64, kib.round() as u64));
+    }
+    if is_verbose() {
+        let services = activity.services.iter();
+        let counts: Vec<_> = services
+            .map(|of| [0, 1, 2, 3].map(|kind| (of.count(&[kind]), of.percentile(&[kind], 50))))
+            .collect();
+        eprintln!("{counts:?} {:?}", activity.processes);
+    }
+    Ok(activity)
 }
 
 /// Ends all of an incident, or what there is of it.
@@ -282,31 +334,35 @@ pub fn end() {
         }
         let _ = group(service).map(fs::remove_dir);
         let _ = fs::remove_file(format!("/run/{name}.status"));
+        let _ = fs::remove_file(format!("/run/{name}.latencies"));
+        let _ = fs::remove_file(format!("/run/{name}.customers"));
         let _ = fs::remove_file(format!("/var/log/{name}.log"));
     }
-    let _ = shell("DM_DISABLE_UDEV=1 dmsetup remove --retry shop");
-    for disk in ["mail", "leg"] {
-        let _ = fs::remove_dir(format!("{NULL_BLK}/{disk}"));
+    let _ = fs::remove_dir(CHECKS);
+    let _ = fs::remove_file(RECORD);
+    let _ = fs::remove_file(WAY);
+    for service in Service::ALL {
+        let name = service.name();
+        let _ = shell(&format!("DM_DISABLE_UDEV=1 dmsetup remove --retry {name}"));
+        for disk in [name.to_owned(), format!("{name}-2")] {
+            let _ = fs::remove_dir(format!("{NULL_BLK}/{disk}"));
+        }
     }
-    let _ = set("/sys/block/nvme0n1/queue/read_ahead_kb", 128);
+    // The one that a cure has put in the place of another one.
+    let _ = fs::remove_dir(format!("{NULL_BLK}/spare"));
 }
+
+/// The cgroup of `checkd`.
+pub const CHECKS: &str = "/sys/fs/cgroup/checks";
+/// A disk on which it is quick to make files.
+const QUICK: Model = Model { ms: 2, tags: 64 };
 
 /// Where each thread counts as much as the cgroup of a service.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// A service's cgroup.
-fn group(service: Service) -> Result<String> {
-    let group = format!("{ROOT}/{}", service.name());
-    fs::create_dir_all(&group)?;
-    Ok(group)
-}
-
 /// A disk of null_blk's, in memory, or the same with other settings; its name.
-fn null_blk(name: &str, plan: &IncidentPlan, fault: Option<Fault>) -> Result<String> {
-    let (ms, tags) = match fault {
-        Some(Fault::SlowLeg) if name == "leg" => (plan.between(280, 450), 64),
-        _ => plan.mail_disk(fault),
-    };
+fn null_blk(name: &str, model: Model) -> Result<String> {
+    let Model { ms, tags } = model;
     let directory = format!("{NULL_BLK}/{name}");
     fs::create_dir_all(&directory).context("null_blk's directory")?;
     set(&format!("{directory}/power"), 0)?;
@@ -330,9 +386,10 @@ fn null_blk(name: &str, plan: &IncidentPlan, fault: Option<Fault>) -> Result<Str
     Ok(disk)
 }
 
-/// Creates the shop's device of device mapper, or gives it another table.
-fn table_of(what: &str, table: &str) -> Result<()> {
-    shell(&format!("DM_DISABLE_UDEV=1 dmsetup {what} shop <<'END'\n{table}\nEND"))?;
+/// Creates the device of device mapper of a service, or gives it another table.
+fn table_of(service: Service, what: &str, table: &str) -> Result<()> {
+    let name = service.name();
+    shell(&format!("DM_DISABLE_UDEV=1 dmsetup {what} {name} <<'END'\n{table}\nEND"))?;
     Ok(())
 }
 

@@ -1,22 +1,17 @@
 //! Finds what is wrong, as docs/slow-disk.md does: by what the tools and the kernel print.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{collections::BTreeMap, fs, path::PathBuf, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use incidents::plan::{Cure, IncidentAnswer, Layer, Service, Which, Who};
 use serde_json::Value;
 
-use crate::machine::{ServiceStatus, below, disk_of, is_verbose, shell};
+use crate::machine::{ServiceStatus, below, cpu_of, disk_of, is_verbose, shell};
 
 /// How long each tool looks, in seconds.
 const SECONDS: u64 = 8;
-/// From which latency on a bio is slow here.
-const SLOW_NS: u64 = 120_000_000;
+/// From which latency on a bio is slow here, if the disk is quicker by its data sheet.
+const SLOW_MS: u64 = 120;
 const PARTS: [(&str, Layer); 5] = [
     ("wait_ns", Layer::Wait),
     ("queue_ns", Layer::Queue),
@@ -25,17 +20,18 @@ const PARTS: [(&str, Layer); 5] = [
     ("mapper_ns", Layer::Mapper),
 ];
 
-/// What is wrong with this service.
-pub fn solve(service: Service) -> Result<IncidentAnswer> {
+/// What is wrong with this service, whose disk needs so many ms for each I/O by its data sheet.
+pub fn solve(service: Service, sheet_ms: u64) -> Result<IncidentAnswer> {
+    let slow_ns = SLOW_MS.max(sheet_ms * 3 / 2) * 1_000_000;
     let (first, began) = (ServiceStatus::load(service)?, Instant::now());
     let lines = json(&format!("slow_io --json --min 0 --duration {SECONDS}s"))?;
     // slow_io also has to start and to end, which takes long where much else runs.
-    let slow_requests = (ServiceStatus::load(service)?.slow - first.slow) as f64 * SECONDS as f64
+    let slow_requests = ServiceStatus::load(service)?.since(&first).slow() as f64 * SECONDS as f64
         / began.elapsed().as_secs_f64();
     let disk = disk_of(service)?;
     let (mut all, process) = (of_disk(&lines, &disk), service.process());
     all.retain(|bio| bio["process"] == *process);
-    let is_slow = |bio: &&Value| number(bio, "total_ns") >= SLOW_NS;
+    let is_slow = |bio: &&Value| number(bio, "total_ns") >= slow_ns;
     let slow: Vec<&Value> = all.iter().copied().filter(is_slow).collect();
     if is_verbose() {
         eprintln!("{slow_requests:.0} slow requests, {} slow bios of {}", slow.len(), all.len());
@@ -47,11 +43,14 @@ pub fn solve(service: Service) -> Result<IncidentAnswer> {
         let (layer, who, cure) = (Layer::Errors, Who::Nobody, Cure::Table);
         return Ok(IncidentAnswer { layer, service, who, which, cure });
     }
-    // A CPU that is taken makes some bios slow, and more requests than bios. A request may also wait for others' bios:
-    // a journal's.
-    let of_anybody = of_disk(&lines, &disk).iter().filter(|bio| is_slow(bio)).count();
-    match !slow.is_empty() && of_anybody as f64 * 3.0 >= slow_requests {
-        true => of_bios(service, &lines, &all, &slow),
+    // A CPU that is taken makes some bios slow, and more requests than bios. A request may also wait for a journal's.
+    let is_journal = |bio: &&&Value| bio["process"].as_str().unwrap_or("").starts_with("jbd2");
+    let of_journal =
+        of_disk(&lines, &disk).iter().filter(is_journal).filter(|bio| is_slow(bio)).count();
+    // Nor are a few of thousands the reason.
+    let are_some = !slow.is_empty() && slow.len() * 100 >= all.len();
+    match are_some && (slow.len() + of_journal) as f64 * 2.0 >= slow_requests {
+        true => of_bios(service, &lines, &all, &slow, slow_ns),
         false => without_bios(service),
     }
 }
@@ -61,6 +60,7 @@ fn of_bios(
     lines: &[Value],
     all: &[&Value],
     slow: &[&Value],
+    slow_ns: u64,
 ) -> Result<IncidentAnswer> {
     let disk = disk_of(service)?;
     let lower = below(&disk)?;
@@ -69,7 +69,7 @@ fn of_bios(
         // Device mapper has done the I/O itself: what did the disks below do?
         let of_lower = lower.iter().flat_map(|disk| of_disk(lines, disk));
         layer =
-            largest(&of_lower.filter(|bio| number(bio, "total_ns") >= SLOW_NS).collect::<Vec<_>>());
+            largest(&of_lower.filter(|bio| number(bio, "total_ns") >= slow_ns).collect::<Vec<_>>());
     }
     let layer = layer.context("slow_io knows no part of any slow bio")?;
     // In percent: how many of the writes are slow, and how many of the reads.
@@ -233,13 +233,4 @@ fn busiest() -> Result<Option<String>> {
     });
     // In ticks of 10 ms.
     Ok(delta.max().filter(|(ticks, _)| *ticks > SECONDS * 50).map(|(_, name)| name))
-}
-
-/// The name of a process, and what CPU time it has used.
-fn cpu_of(process: &Path) -> Option<(String, u64)> {
-    let text = fs::read_to_string(process.join("stat")).ok()?;
-    let (name, rest) = text.split_once('(')?.1.rsplit_once(')')?;
-    // From the state, the third field of proc(5), on.
-    let mut times = rest.split_whitespace().skip(11).map_while(|field| field.parse::<u64>().ok());
-    Some((name.to_owned(), times.next()? + times.next()?))
 }
