@@ -5,6 +5,7 @@ mod drawing;
 mod escape;
 mod exercise;
 mod glossary;
+mod map;
 mod markdown;
 mod outline;
 mod pages;

@@ -207,7 +207,12 @@ pub fn title(text: &str) -> &str {
 
 /// The two directories that the README of a stage compares: `diff -u OLD/src NEW/src`.
 pub fn compared(text: &str) -> Option<[&Path; 2]> {
-    text.split("diff -u").skip(1).find_map(|rest| {
+    all_compared(text).next()
+}
+
+/// All pairs that it compares, those of folds, too.
+pub fn all_compared(text: &str) -> impl Iterator<Item = [&Path; 2]> {
+    text.split("diff -u").skip(1).filter_map(|rest| {
         let words = rest.trim_start().split([' ', '\n', '`', ')', '<']);
         let mut words = words.map(|word| word.strip_suffix("/src"));
         Some([words.next()??, words.next()??].map(Path::new))

@@ -17,6 +17,7 @@ use crate::{
     escape::escape,
     exercise::Exercise,
     glossary::{self, Glossary},
+    map,
     markdown::{self, Extras, Links},
     outline::{self, Part},
     slides::{self, Sources},
@@ -146,6 +147,7 @@ impl Book {
         let teaches =
             ["stage", "tools", "appendix"].iter().any(|it| path.to_string_lossy().starts_with(it));
         let text = match path.to_str() {
+            Some("README.md") => self.with_map(&text, &page)?,
             Some(GLOSSARY) => glossary::with_headings(&text),
             Some(MESSAGES) => text + &self.refusals()?,
             _ => text,
@@ -163,6 +165,33 @@ impl Book {
             }
         }
         Ok(markdown::page(&text, &page, &extras)? + &self.sources_of(place, &page)?)
+    }
+
+    /// The front page, with the map of the stages before their table.
+    fn with_map(&self, text: &str, page: &Page) -> Result<String> {
+        const HEADING: &str = "\n## The stages\n";
+        let (before, after) = text.split_once(HEADING).context("README.md has no stages")?;
+        let parts = self.parts.borrow();
+        let stages =
+            parts.iter().find(|part| part.title == outline::STAGES).context("no stages")?;
+        let stages: Vec<PathBuf> = stages
+            .chapters
+            .iter()
+            .filter(|chapter| chapter.path != Path::new(outline::DIFFERENCES))
+            .filter_map(|chapter| Some(chapter.path.parent()?.to_owned()))
+            .collect();
+        drop(parts);
+        let mut places = Vec::new();
+        for stage in &stages {
+            let about = read(&self.root, &stage.join("README.md"))?;
+            let exercise = self.exercises.iter().find(|exercise| exercise.solution == *stage);
+            // A task that begins with more than the stage before has that stage in its second difference.
+            let bases = markdown::all_compared(&about).map(|[old, _]| old);
+            let bases = bases.chain(exercise.map(|exercise| exercise.start.as_path()));
+            let base = bases.filter_map(|base| stages.iter().position(|it| it == base)).next();
+            places.push((stage.display().to_string(), page.address(stage)?, base));
+        }
+        Ok(format!("{before}{HEADING}\n{}\n{after}", map::figure(&places)))
     }
 
     /// The page that leads to each stage's difference.
@@ -323,6 +352,7 @@ impl Book {
             class: page("docs/class.md")?,
             glossary: page(GLOSSARY)?,
             incidents: page("docs/incidents.md")?,
+            slow_disk: page("docs/slow-disk.md")?,
             highlighter: file_of(book, "highlight-", ".js")?,
             stages: stages
                 .chapters

@@ -26,6 +26,8 @@ pub struct Sources {
     pub glossary: String,
     /// docs/incidents.md: what a class ends with.
     pub incidents: String,
+    /// docs/slow-disk.md: how to look for it.
+    pub slow_disk: String,
     /// The file of mdBook's highlight.js, beside the slides.
     pub highlighter: String,
     /// Directory and README of each stage, in order.
@@ -148,13 +150,25 @@ fn item(line: &str) -> Option<&str> {
 
 /// What lies beside the keyboard: commands, the storage stack, the words.
 fn handout(sources: &Sources, stack: &str) -> Result<String> {
-    let Sources { readme, glossary, .. } = sources;
+    let Sources { readme, glossary, incidents, slow_disk, .. } = sources;
     let title = html(&format!("# {}", markdown::title(readme)));
     let mut commands = Vec::new();
     for place in ["Start", "The exercises"] {
         commands.extend(blocks(section(readme, place)?).iter().map(|block| block.text));
     }
+    commands.extend(blocks(incidents).iter().map(|block| block.text));
     commands.retain(|text| is_command(text));
+    // The method's steps, and the parts of an I/O's time.
+    let mut method = String::new();
+    for line in slow_disk.lines() {
+        if let Some(step) = line.strip_prefix("## ").filter(|step| step.contains(". ")) {
+            let _ = writeln!(method, "{step}");
+        } else if let Some((part, what)) =
+            line.strip_prefix("### ").and_then(|line| line.split_once(": "))
+        {
+            let _ = writeln!(method, "   - **{part}**: {what}");
+        }
+    }
     let (mut words, mut depth) = (String::new(), 0);
     for (event, range) in Parser::new_ext(glossary, Options::ENABLE_TABLES).into_offset_iter() {
         let text = &glossary[range];
@@ -174,7 +188,8 @@ fn handout(sources: &Sources, stack: &str) -> Result<String> {
         }
     }
     let (commands, stack) = (escape(&commands.join("\n")), drawing::figure(stack, |_| false));
-    let words = html(words.trim_start_matches("# Glossary"));
+    let method = format!("## {}\n\n{method}\n", markdown::title(slow_disk));
+    let words = html(&(method + words.trim_start_matches("# Glossary")));
     Ok(format!(
         "<main class=\"handout\">{title}<div class=\"beside\"><pre>{commands}</pre>{stack}</div>\n\
          <div class=\"words\">{words}</div></main>"
