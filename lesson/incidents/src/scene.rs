@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The programs beside the services.
-pub const OTHERS: [&str; 6] = ["backupd", "reportd", "tidyd", "sensord", "indexd", "checkd"];
+const OTHERS: [&str; 6] = ["backupd", "reportd", "tidyd", "sensord", "indexd", "checkd"];
 /// Where their executables are.
 const PROGRAMS: &str = "/usr/local/sbin";
 /// In configfs: a directory makes a disk.

@@ -557,17 +557,11 @@ fn odd(plan: &IncidentPlan, distractor: Distractor, fault: &Activity) -> Result<
 pub fn settings(plan: &IncidentPlan) -> Result<std::collections::BTreeMap<String, String>> {
     let disk = disk_of(plan.service)?;
     let lower = below(&disk)?.into_iter().next().context("no disk")?;
-    let (queue, group) =
-        (format!("/sys/block/{lower}/queue"), format!("/sys/fs/cgroup/{}", plan.service.name()));
+    let queue = format!("/sys/block/{lower}/queue");
     let files = [
-        format!("{group}/io.max"),
-        format!("{group}/memory.max"),
-        format!("{group}/cpu.max"),
         format!("{queue}/scheduler"),
         format!("{queue}/nr_requests"),
-        format!("{queue}/max_sectors_kb"),
         format!("/sys/block/{disk}/queue/read_ahead_kb"),
-        format!("/sys/block/{lower}/mq/0/nr_tags"),
     ];
     let read = |file: &String| {
         let name = file.rsplit('/').next().unwrap_or_default().to_owned();

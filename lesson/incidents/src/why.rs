@@ -28,11 +28,11 @@ pub fn judged(
         (_, "which") => said.which.map(|which| why.which(which)),
         _ => said.cure.map(|cure| why.cure(cure)),
     };
-    let judged = said.judged(plan).into_iter();
-    judged
-        .map(|judged| (reason(&judged), judged))
-        .map(|(reason, judged)| (judged, reason))
-        .collect()
+    let with_reason = |judged| {
+        let reason = reason(&judged);
+        (judged, reason)
+    };
+    said.judged(plan).into_iter().map(with_reason).collect()
 }
 
 struct Why<'r> {
